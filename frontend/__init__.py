@@ -1,0 +1,1 @@
+"""Rootlace: LLM programs laced over one root."""

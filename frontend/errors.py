@@ -1,0 +1,96 @@
+"""Every error that crosses a border of Rootlace has one of these types.
+
+The `code` of an error is what travels on the wire (`protocol.Failed.code`) and what HTTP maps to a
+status; `from_code` turns a received code back into the same Python type on the client's side.
+"""
+
+from __future__ import annotations
+
+
+class RootlaceError(Exception):
+    """Base of all errors raised by Rootlace."""
+
+    code = "internal"
+    http_status = 500
+
+
+class InvalidRequest(RootlaceError):
+    """The request itself is wrong: a bad parameter, an unknown branch, malformed content."""
+
+    code = "invalid_request"
+    http_status = 400
+
+
+class InvalidConstraint(InvalidRequest):
+    """A regex, JSON schema, grammar or list of choices that cannot be enforced."""
+
+    code = "invalid_constraint"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt leaves no room for even one token in the context window or the KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(RootlaceError):
+    """The API key is missing or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class ProtocolError(RootlaceError):
+    """A message that cannot be decoded, or a peer that speaks another protocol version."""
+
+    code = "protocol"
+    http_status = 400
+
+
+class Overloaded(RootlaceError):
+    """An admission bound is reached; the same request may succeed later."""
+
+    code = "overloaded"
+    http_status = 429
+
+
+class Cancelled(RootlaceError):
+    """The operation was cancelled by its client, or by an earlier operation that failed."""
+
+    code = "cancelled"
+    http_status = 499
+
+
+class ServerUnavailable(RootlaceError):
+    """The runtime is starting, stopping, gone, or does not answer."""
+
+    code = "unavailable"
+    http_status = 503
+
+
+class InternalError(RootlaceError):
+    """A fault of the runtime; other requests are not affected."""
+
+    code = "internal"
+    http_status = 500
+
+
+_BY_CODE: dict[str, type[RootlaceError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequest,
+        InvalidConstraint,
+        ContextLengthExceeded,
+        Unauthorized,
+        ProtocolError,
+        Overloaded,
+        Cancelled,
+        ServerUnavailable,
+        InternalError,
+    )
+}
+
+
+def from_code(code: str, message: str) -> RootlaceError:
+    """The error that `code` stands for; an unknown code gives `InternalError`."""
+    return _BY_CODE.get(code, InternalError)(message)

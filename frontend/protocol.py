@@ -1,0 +1,377 @@
+"""The wire between a program and the gateway.
+
+A client holds *branches*: growing token sequences with a place in the cache's tree. It sends lists
+of operations and receives lists of events; every operation gets exactly one terminal event
+(`Done`, `Generated`, `Selected`, `Status` or `Failed`). Operations are pipelined: the gateway runs
+the operations of one branch in the order they were sent, and a branch starts where its parent stood
+when the parent reached the `Open`.
+
+One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of events
+(gateway to client). The first message of a connection holds exactly one `Hello`; the gateway answers
+with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+FinishReason = Literal["stop", "length", "abort"]
+ChoicesMethod = Literal[
+    "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
+]
+
+
+class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of everything on the wire: immutable, defaults left out, unknown fields refused."""
+
+
+def _in_range(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
+    """Raise ValueError unless low <= value <= high (low < value with `low_open`); NaN fails too."""
+    if not ((value > low if low_open else value >= low) and value <= high):
+        raise ValueError(f"{name} must be in {'(' if low_open else '['}{low}, {high}], not {value}")
+
+
+class SamplingParams(_Wire):
+    """How one `Generate` samples. OpenAI's names where OpenAI has one.
+
+    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling then
+    still depends on (seed, position) alone. `prompt_logprobs_from` asks for the log-probabilities of
+    the prompt's tokens from that index on. `max_tokens=None` means "what is left of the context".
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    prompt_logprobs_from: int | None = None
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+
+    def __post_init__(self) -> None:
+        inf = float("inf")
+        if self.max_tokens is not None:
+            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})")
+        _in_range("n", self.n, 1, 128)
+        _in_range("temperature", self.temperature, 0.0, 1e6)
+        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k must be -1 (off) or at least 1, not {self.top_k}")
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.0, inf, low_open=True)
+        if self.repetition_penalty == inf:
+            raise ValueError("repetition_penalty must be finite")
+        if len(self.stop) > 64:
+            raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
+        if any(not s for s in self.stop):
+            raise ValueError("a stop string must not be empty")
+        if self.seed is not None:
+            _in_range("seed", self.seed, -(2**63), 2**63 - 1)
+        _in_range("top_logprobs", self.top_logprobs, 0, 128)
+        for token, bias in self.logit_bias.items():
+            _in_range(f"logit_bias[{token}]", bias, -1e4, 1e4)
+        if self.prompt_logprobs_from is not None and self.prompt_logprobs_from < 0:
+            raise ValueError(
+                f"prompt_logprobs_from must not be negative, not {self.prompt_logprobs_from}"
+            )
+
+
+class Constraint(_Wire):
+    """What the generated text must look like.
+
+    `source` is the pattern (`regex`), the schema as JSON text (`json_schema`), a JSON array of
+    strings (`choices`) or the grammar (`ebnf`).
+    """
+
+    kind: Literal["regex", "json_schema", "choices", "ebnf"]
+    source: str
+    whitespace: Literal["compact", "flexible"] = "compact"
+
+
+# ---------------------------------------------------------------- what an Append carries
+
+
+class Text(_Wire, tag="text"):
+    """Text. Special tokens in it are recognised only with `special` (template parts, not content)."""
+
+    text: str
+    special: bool = False
+
+
+class Tokens(_Wire, tag="tokens"):
+    """Token ids as they are."""
+
+    ids: tuple[int, ...]
+
+
+class Quote(_Wire, tag="quote"):
+    """The text that another branch of this connection has gained since it was opened (for joins)."""
+
+    branch: int
+
+
+Part = Text | Tokens | Quote
+
+# ---------------------------------------------------------------- operations
+
+
+class _Op(_Wire):
+    op: int
+
+
+class Hello(_Op, tag="hello"):
+    """First message of a connection. `op` is 0."""
+
+    version: int
+    api_key: str = ""
+    client: str = ""
+
+
+class Open(_Op, tag="open"):
+    """A new branch; with a parent it starts at the parent's end as of this operation (fork).
+
+    `program` groups the branches of one program run: it is a hint to the cache (a live program's
+    path is kept, a closed program's private suffix goes first). `namespace` separates tenants:
+    branches of different namespaces never share KV. A child inherits both from its parent.
+    """
+
+    branch: int
+    parent: int | None = None
+    program: str = ""
+    namespace: str = ""
+
+
+class Append(_Op, tag="append"):
+    branch: int
+    parts: tuple[Part, ...]
+
+
+class Prefill(_Op, tag="prefill"):
+    """Compute the KV of what the branch holds so far (all but text that may still merge)."""
+
+    branch: int
+
+
+class Generate(_Op, tag="generate"):
+    """Sample; the text of the first sample becomes part of the branch."""
+
+    branch: int
+    name: str = ""
+    params: SamplingParams = SamplingParams()
+    constraint: Constraint | None = None
+    stream: bool = False
+
+
+class Select(_Op, tag="select"):
+    """Score `choices` as continuations of the branch and append the best one."""
+
+    branch: int
+    choices: tuple[str, ...]
+    name: str = ""
+    method: ChoicesMethod = "token_length_normalized"
+    temperature: float = 0.0
+
+
+class Close(_Op, tag="close"):
+    branch: int
+
+
+class Cancel(_Op, tag="cancel"):
+    """Abort the branch: its running and queued operations fail with `cancelled`."""
+
+    branch: int
+
+
+class FlushCache(_Op, tag="flush"):
+    """Forget every cached prefix that no running request uses."""
+
+
+class GetStatus(_Op, tag="status"):
+    """Ask for the runtime's counters (answered by `Status`)."""
+
+
+class Ping(_Op, tag="ping"):
+    """Keeps the connection alive; answered by `Done`."""
+
+
+class Goodbye(_Op, tag="goodbye"):
+    """The client leaves: every branch of the connection is cancelled and closed."""
+
+
+Op = (
+    Hello
+    | Open
+    | Append
+    | Prefill
+    | Generate
+    | Select
+    | Close
+    | Cancel
+    | FlushCache
+    | GetStatus
+    | Ping
+    | Goodbye
+)
+
+# ---------------------------------------------------------------- events
+
+
+class RoleFormat(_Wire):
+    begin: str
+    end: str
+
+
+class ChatFormat(_Wire):
+    """How the model's chat template writes a conversation, as text with special tokens.
+
+    A conversation is `opening`, then `default_system` unless its first message is a system message,
+    then `roles[role].begin + content + roles[role].end` per message.
+    """
+
+    opening: str = ""
+    default_system: str = ""
+    roles: dict[str, RoleFormat] = msgspec.field(default_factory=dict)
+
+
+class ModelInfo(_Wire):
+    name: str
+    path: str
+    context_length: int
+    vocab_size: int
+    capacity_tokens: int
+    block_size: int
+    chat: ChatFormat = ChatFormat()
+
+
+class TokenLogprob(_Wire):
+    """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first."""
+
+    token_id: int
+    text: str
+    logprob: float | None
+    top: tuple[tuple[int, float, str], ...] = ()
+
+
+class Usage(_Wire):
+    """Tokens of one operation: cached and forced ones are part of prompt and completion."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+
+
+class Timing(_Wire):
+    """Seconds: until admission, until the first token, until the end, all from submission."""
+
+    queued: float = 0.0
+    first_token: float = 0.0
+    total: float = 0.0
+
+
+class Output(_Wire):
+    """One sample. `matched` is the stop string or the stop token's id that ended it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class _Event(_Wire):
+    op: int
+
+
+class Welcome(_Event, tag="welcome"):
+    version: int
+    model: ModelInfo
+
+
+class Chunk(_Event, tag="chunk"):
+    """New text of sample `index` of a streaming `Generate`; texts of all chunks make the output."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Done(_Event, tag="done"):
+    """The operation succeeded and has nothing else to say. For `Prefill`, `usage` is set."""
+
+    usage: Usage | None = None
+
+
+class Generated(_Event, tag="generated"):
+    outputs: tuple[Output, ...]
+    usage: Usage
+    timing: Timing = Timing()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Selected(_Event, tag="selected"):
+    """`scores` are in the order of the choices; `token_logprobs` the scored tokens of each choice."""
+
+    choice: str
+    index: int
+    scores: tuple[float, ...]
+    usage: Usage
+    token_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    timing: Timing = Timing()
+
+
+class Status(_Event, tag="status_reply"):
+    """Counters since start; what they are is listed in docs/architecture.md."""
+
+    values: dict[str, Any]
+
+
+class Failed(_Event, tag="failed"):
+    """Terminal. `op` 0 speaks of the connection or of a message that could not be decoded."""
+
+    code: str
+    message: str
+
+
+Event = Welcome | Chunk | Done | Generated | Selected | Status | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_ops = msgspec.msgpack.Decoder(list[Op])
+_events = msgspec.msgpack.Decoder(list[Event])
+
+
+def encode(messages: list[Op] | list[Event]) -> bytes:
+    """One frame."""
+    return _encoder.encode(messages)
+
+
+def decode_ops(frame: bytes) -> list[Op]:
+    """Raises `msgspec.DecodeError` or `msgspec.ValidationError` (with the offending path)."""
+    return _ops.decode(frame)
+
+
+def decode_events(frame: bytes) -> list[Event]:
+    """Raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
+    return _events.decode(frame)

@@ -1,0 +1,71 @@
+"""Configuration: one frozen dataclass per part, passed in; nothing reads the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Policy = Literal["lpm", "fcfs", "dfs"]
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV pool and its tree. `num_blocks=None` lets the executor size it from free memory."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    enabled: bool = True
+    """False: nothing is matched and nothing kept (for measurements)."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Iteration-level scheduling.
+
+    `max_step_tokens` bounds the tokens computed in one step (decode rows count one each),
+    `max_running` the rows, `max_waiting` the queue (beyond it a request is refused as overloaded).
+    A waiting request is overtaken by at most `max_overtaken` later ones.
+    """
+
+    policy: Policy = "lpm"
+    max_step_tokens: int = 2048
+    max_running: int = 256
+    max_waiting: int = 4096
+    max_overtaken: int = 64
+    check_invariants: bool = False
+
+
+@dataclass(frozen=True)
+class ExecutorConfig:
+    """Model execution. `dtype="auto"` takes the checkpoint's; `context_length` may only shorten."""
+
+    model: str = ""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    context_length: int | None = None
+    kv_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """The gateway. `http_port=None`: no HTTP. `program_address` is where programs connect (ZeroMQ)."""
+
+    model: str
+    program_address: str
+    served_name: str = ""
+    host: str = "127.0.0.1"
+    http_port: int | None = None
+    api_key: str = ""
+    max_connections: int = 1024
+    max_branches: int = 65536
+    max_message_bytes: int = 64 * 2**20
+    client_timeout: float = 30.0
+    """Seconds of silence after which a program's connection counts as dead (it pings)."""

@@ -1,0 +1,117 @@
+"""What crosses the border between the scheduler (numbers only) and an executor (tensors).
+
+A step computes T new tokens of R rows, laid out flat (no padding): row r owns the flat tokens
+`row_start[r] : row_start[r + 1]`, the last tokens of the first `context_len[r]` tokens of its
+sequence. Rows are in depth-first order of the tree, so that rows sharing a node are neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from rootlace.protocol import SamplingParams
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A row whose last new token gets a next token sampled.
+
+    `token_ids` are all tokens of the sequence so far (int32, prompt then output), `prompt_len` says
+    where the output starts: penalties need both. The token to be sampled is number
+    `len(token_ids)` of the sequence; sampling depends on (params.seed, that number) alone.
+    `mask` is a packed bitmask over the vocabulary (int32 words, bit i of word w = token 32w+i
+    allowed), or None where everything is allowed.
+    """
+
+    row: int
+    params: SamplingParams
+    token_ids: np.ndarray
+    prompt_len: int
+    mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PromptScoreRow:
+    """Wanted: log-probabilities of prompt tokens, given by the flat tokens before them.
+
+    The logits of flat token `flat_start + i` score the sequence's token `targets[i]` (int32 ids).
+    """
+
+    row: int
+    flat_start: int
+    targets: np.ndarray
+    top_logprobs: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step. Shapes: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
+
+    Order of effects: first every copy (its rows were computed in earlier steps); then each layer
+    writes the T new keys and values to `slots`, writes those of `duplicate_tokens` a second time to
+    `duplicate_slots` (partial blocks shared within this very step), and only then attends.
+    A slot is `block * block_size + offset`.
+    """
+
+    step: int
+    token_ids: np.ndarray  # [T] int32
+    positions: np.ndarray  # [T] int32, position in the sequence
+    slots: np.ndarray  # [T] int64, where each token's KV goes
+    row_start: np.ndarray  # [R+1] int32
+    context_len: np.ndarray  # [R] int32, tokens with KV once the step is done
+    block_tables: np.ndarray  # [R, W] int32, row r uses its first ceil(context_len/block_size)
+    copies: np.ndarray  # [C, 3] int32: source block, destination block, rows from 0
+    duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
+    duplicate_slots: np.ndarray  # [D] int64
+    samples: list[SampleRow] = field(default_factory=list)
+    prompt_scores: list[PromptScoreRow] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.context_len)
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Log-probabilities of n tokens and, per token, the best k alternatives (ids [n,k], values)."""
+
+    logprobs: np.ndarray  # [n] float32
+    top_ids: np.ndarray  # [n, k] int32
+    top_logprobs: np.ndarray  # [n, k] float32
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the executor found: one token per `plan.samples`, scores where they were asked for.
+
+    `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs; log-probabilities
+    are of the model's own distribution, log-softmax of the raw logits, before penalties,
+    temperature and masks, as OpenAI and sglang report them), `prompt_scores[j]` to
+    `plan.prompt_scores[j]`.
+    """
+
+    token_ids: np.ndarray  # [S] int32
+    scores: list[TokenScores | None]
+    prompt_scores: list[TokenScores]
+
+
+class Executor(Protocol):
+    """Runs plans. Implementations: the model runner, and the simulated executor."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
