@@ -6,9 +6,9 @@ of operations and receives lists of events; every operation gets exactly one ter
 the operations of one branch in the order they were sent, and a branch starts where its parent stood
 when the parent reached the `Open`.
 
-One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of events
-(gateway to client). The first message of a connection holds exactly one `Hello`; the gateway answers
-with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is ever pickled.
+One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of
+events (gateway to client). The first message of a connection holds exactly one `Hello`; the gateway
+answers with `Welcome`, or with `Failed(op=0)` and forgets the peer. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def _in_range(name: str, value: float, low: float, high: float, low_open: bool =
 class SamplingParams(_Wire):
     """How one `Generate` samples. OpenAI's names where OpenAI has one.
 
-    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling then
-    still depends on (seed, position) alone. `prompt_logprobs_from` asks for the log-probabilities of
-    the prompt's tokens from that index on. `max_tokens=None` means "what is left of the context".
+    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling
+    then still depends on (seed, position) alone. `prompt_logprobs_from` asks for the
+    log-probabilities of the prompt's tokens from that index on. `max_tokens=None` means "what is
+    left of the context".
     """
 
     max_tokens: int | None = 128
@@ -70,7 +71,9 @@ class SamplingParams(_Wire):
             _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})")
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
+            )
         _in_range("n", self.n, 1, 128)
         _in_range("temperature", self.temperature, 0.0, 1e6)
         _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
@@ -113,7 +116,7 @@ class Constraint(_Wire):
 
 
 class Text(_Wire, tag="text"):
-    """Text. Special tokens in it are recognised only with `special` (template parts, not content)."""
+    """Text. Special tokens in it are recognised only with `special` (templates, not content)."""
 
     text: str
     special: bool = False
@@ -126,7 +129,7 @@ class Tokens(_Wire, tag="tokens"):
 
 
 class Quote(_Wire, tag="quote"):
-    """The text that another branch of this connection has gained since it was opened (for joins)."""
+    """The text that another branch of this connection gained since it was opened (for joins)."""
 
     branch: int
 
@@ -332,7 +335,7 @@ class Generated(_Event, tag="generated"):
 
 
 class Selected(_Event, tag="selected"):
-    """`scores` are in the order of the choices; `token_logprobs` the scored tokens of each choice."""
+    """`scores` are in the order of the choices; `token_logprobs` holds each one's scored tokens."""
 
     choice: str
     index: int

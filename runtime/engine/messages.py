@@ -26,9 +26,10 @@ class Submit(_Message, tag="submit"):
     """Start a request.
 
     `token_ids` is the prompt; `output_ids` what was already generated for it (resumption).
-    `params.n` is 1 here: the gateway makes n requests. `params.seed` is set, `params.max_tokens` is a
-    number, and `params.stop_token_ids` holds every id that ends the request (EOS included unless
-    ignored); stop strings are the gateway's business. `max_tokens=0` only computes the prompt.
+    `params.n` is 1 here: the gateway makes n requests. `params.seed` is set, `params.max_tokens`
+    is a number, and `params.stop_token_ids` holds every id that ends the request (EOS included
+    unless ignored); stop strings are the gateway's business. `max_tokens=0` only computes the
+    prompt.
     """
 
     rid: int
@@ -97,8 +98,8 @@ class TokenScore(_Message):
 class Update(_Message, tag="update"):
     """News of one request: new tokens, and at the end why it ended.
 
-    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop" by
-    a token, that token is in `token_ids` and `matched` names it. `cached_tokens` and `queued`
+    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
+    by a token, that token is in `token_ids` and `matched` names it. `cached_tokens` and `queued`
     (seconds from arrival to admission) come with the first update, `prompt_scores` with the last
     prompt chunk.
     """

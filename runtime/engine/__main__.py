@@ -1,0 +1,124 @@
+"""The engine process: `python -m rootlace.runtime.engine`, started by `EngineClient` only."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from rootlace.errors import InternalError, RootlaceError
+from rootlace.runtime import processes
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.messages import (
+    FromEngine,
+    Ready,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from rootlace.runtime.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
+        processes.call_when_parent_ends(sys.stdin.buffer, lambda: _abandon(config.socket_folder))
+        serve(config)
+    except RootlaceError as error:
+        _say_error(error)
+        return 1
+    except Exception as error:
+        log.exception("the engine could not go on")
+        _say_error(InternalError(f"the engine failed: {error!r}"))
+        return 1
+    return 0
+
+
+def serve(config: EngineProcessConfig) -> None:
+    """Load the model, connect, say `Ready`, run the loop."""
+    # Only here: importing torch takes seconds, and a bad configuration should fail before.
+    from rootlace.runtime.model.runner import ModelRunner
+
+    engine = config.engine
+    runner = ModelRunner.load(
+        engine.executor,
+        engine.cache,
+        max_step_tokens=engine.scheduler.max_step_tokens,
+        max_running=engine.scheduler.max_running,
+    )
+    cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
+    scheduler = Scheduler(engine.scheduler, cache, runner.context_length)
+    context = zmq.Context()
+    inbox = _connect(context, zmq.PULL, config.inbox)
+    outbox = _connect(context, zmq.PUSH, config.outbox)
+
+    def receive(timeout_ms: int) -> list[ToEngine]:
+        received: list[ToEngine] = []
+        while inbox.poll(0 if received else timeout_ms):
+            try:
+                received.extend(decode_to_engine(inbox.recv()))
+            except msgspec.DecodeError:
+                log.exception("a message from the gateway could not be read")
+        return received
+
+    def send(said: list[FromEngine]) -> None:
+        outbox.send(encode(said))
+
+    def compiler() -> GrammarCompiler:
+        return GrammarCompiler.from_folder(
+            Path(engine.executor.model), runner.vocab_size, list(runner.eos_token_ids)
+        )
+
+    capacity = min(runner.context_length, runner.num_blocks * cache.block_size)
+    ready = Ready(
+        pid=os.getpid(),
+        num_blocks=runner.num_blocks,
+        block_size=cache.block_size,
+        context_length=runner.context_length,
+        capacity_tokens=capacity,
+        vocab_size=runner.vocab_size,
+        device=str(runner.device),
+        dtype=str(runner.dtype).removeprefix("torch."),
+    )
+    send([ready])
+    EngineLoop(scheduler, runner, compiler, receive, send).run()
+    # What was said last must still leave; the gateway may be reading it right now.
+    context.destroy(linger=1000)
+
+
+def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.connect(address)
+    return socket
+
+
+def _abandon(socket_folder: str) -> None:
+    """The gateway is gone: nobody is left to clean up or to answer to."""
+    shutil.rmtree(socket_folder, ignore_errors=True)
+    os._exit(0)
+
+
+def _say_error(error: RootlaceError) -> None:
+    line = {"error": error.code, "message": str(error)}
+    print(msgspec.json.encode(line).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,360 @@
+"""The gateway's end of the engine: starts it, feeds it, hears it, starts it again if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from rootlace.errors import InternalError, ServerUnavailable, from_code
+from rootlace.runtime import processes
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.engine.messages import (
+    Abort,
+    Flush,
+    Flushed,
+    FromEngine,
+    GetStats,
+    Heartbeat,
+    Ready,
+    ReleaseProgram,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    Update,
+    decode_from_engine,
+    encode,
+    pack_ids,
+    unpack_ids,
+)
+
+log = logging.getLogger(__name__)
+
+# A loop that is silent for this long is hung, not busy with a long step.
+STALL_SECONDS = 60.0
+STOP_GRACE_SECONDS = 5.0
+MAX_RESTARTS = 3
+RESTART_WINDOW_SECONDS = 300.0
+
+
+class EngineProcessConfig(msgspec.Struct, frozen=True):
+    """What the engine process reads from its standard input."""
+
+    engine: EngineConfig
+    inbox: str
+    outbox: str
+    socket_folder: str
+
+
+@dataclass
+class _InFlight:
+    """A request the engine has; enough to start it again in another engine."""
+
+    message: Submit
+    on_update: Callable[[Update], None]
+    output_ids: list[int] = field(default_factory=list)
+    replayed: bool = False
+
+
+class EngineClient:
+    """One engine process. All methods belong to the event loop that `start` ran on.
+
+    When the engine dies, it is started again and every request that was running is submitted again
+    with the tokens it had: its client notices a pause. A request is replayed only once, so one that
+    kills engines fails alone; after `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine
+    stays down and `on_exit` is called with the reason.
+    """
+
+    info: Ready
+
+    def __init__(self, config: EngineConfig, on_exit: Callable[[str], None] | None = None) -> None:
+        self._config = config
+        self._on_exit = on_exit
+        self._folder = processes.SocketFolder()
+        self._context = zmq.asyncio.Context()
+        self._process: Process | None = None
+        self._push: zmq.asyncio.Socket | None = None
+        self._pull: zmq.asyncio.Socket | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._in_flight: dict[int, _InFlight] = {}
+        self._tickets: dict[int, asyncio.Future[Any]] = {}
+        self._outgoing: list[ToEngine] = []
+        self._flush_scheduled = False
+        self._next_rid = 0
+        self._next_ticket = 0
+        self._heard = 0.0
+        self._up = False
+        self._stopping = False
+        self._deaths: list[float] = []
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, on_exit: Callable[[str], None] | None = None
+    ) -> EngineClient:
+        """Start the engine process and wait until its model is loaded.
+
+        Raises the typed error the engine gave (a bad model folder, too little memory ...), or
+        ServerUnavailable if it ended without one.
+        """
+        client = cls(config, on_exit)
+        try:
+            await client._launch()
+        except BaseException:
+            await client.stop()
+            raise
+        return client
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the loop was heard of lately."""
+        return self._up and time.monotonic() - self._heard < STALL_SECONDS
+
+    def next_rid(self) -> int:
+        self._next_rid += 1
+        return self._next_rid
+
+    def submit(self, message: Submit, on_update: Callable[[Update], None]) -> None:
+        """Start a request; `on_update` hears of it until an update with `finish` set."""
+        self._in_flight[message.rid] = _InFlight(message, on_update)
+        self._send(message)
+
+    def abort(self, rids: Iterable[int]) -> None:
+        """End requests; those still running get a last update with `finish="abort"`."""
+        running = tuple(rid for rid in rids if rid in self._in_flight)
+        if running:
+            self._send(Abort(running))
+
+    def release_program(self, program: str) -> None:
+        self._send(ReleaseProgram(program))
+
+    async def flush(self) -> None:
+        """Forget what no running request uses."""
+        await self._ask(Flush)
+
+    async def stats(self) -> dict[str, Any]:
+        return await self._ask(GetStats)
+
+    async def stop(self) -> None:
+        """Stop the engine; whatever still runs gets `finish="abort"`."""
+        self._stopping = True
+        for task in (self._watcher, self._receiver):
+            if task is not None:
+                task.cancel()
+        await self._end_process()
+        self._close_sockets()
+        self._context.term()
+        self._folder.remove()
+        self._fail_all(ServerUnavailable("the runtime is stopping"))
+
+    # ------------------------------------------------------------ the process
+
+    async def _launch(self) -> None:
+        self._open_sockets()
+        generation = len(self._deaths)
+        inbox = self._folder.address(f"to-engine-{generation}")
+        outbox = self._folder.address(f"from-engine-{generation}")
+        assert self._push is not None and self._pull is not None
+        self._push.bind(inbox)
+        self._pull.bind(outbox)
+        config = EngineProcessConfig(self._config, inbox, outbox, str(self._folder.path))
+        # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
+        process = await asyncio.create_subprocess_exec(
+            *processes.child_command("rootlace.runtime.engine"),
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdin is not None
+        process.stdin.write(processes.write_config(config))
+        await process.stdin.drain()
+        self.info = await self._wait_ready(process)
+        self._heard = time.monotonic()
+        self._up = True
+        self._receiver = asyncio.create_task(self._receive())
+        self._watcher = asyncio.create_task(self._watch(process))
+
+    async def _wait_ready(self, process: Process) -> Ready:
+        assert self._pull is not None
+        ready = asyncio.ensure_future(self._pull.recv())
+        ended = asyncio.ensure_future(_output_of(process))
+        try:
+            await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                message = decode_from_engine(ready.result())[0]
+                assert isinstance(message, Ready)
+                return message
+            raise _reason(ended.result(), process.returncode)
+        finally:
+            ready.cancel()
+            if ended.done():
+                ended.cancel()
+
+    async def _watch(self, process: Process) -> None:
+        code = await process.wait()
+        if self._stopping:
+            return
+        self._up = False
+        log.error("the engine process ended with code %s", code)
+        if self._receiver is not None:
+            self._receiver.cancel()
+        self._close_sockets()
+        self._drop_tickets(ServerUnavailable("the engine restarted"))
+        now = time.monotonic()
+        self._deaths = [*(t for t in self._deaths), now]
+        recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
+        try:
+            if len(recent) > MAX_RESTARTS:
+                raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
+            self._outgoing.clear()
+            await self._launch()
+        except Exception as error:
+            self._fail_all(ServerUnavailable(str(error)))
+            if self._on_exit is not None:
+                self._on_exit(str(error))
+            return
+        self._replay()
+
+    def _replay(self) -> None:
+        for rid, request in list(self._in_flight.items()):
+            if request.replayed:
+                self._finish(rid, InternalError("the engine died twice while running this request"))
+                continue
+            request.replayed = True
+            before = unpack_ids(request.message.output_ids).tolist()
+            self._send(
+                msgspec.structs.replace(
+                    request.message, output_ids=pack_ids(before + request.output_ids)
+                )
+            )
+
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        if self._push is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                await self._push.send(encode([Stop()]), zmq.DONTWAIT)
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    # ------------------------------------------------------------ the pipes
+
+    def _open_sockets(self) -> None:
+        self._push = self._context.socket(zmq.PUSH)
+        self._pull = self._context.socket(zmq.PULL)
+        for socket in (self._push, self._pull):
+            # Nothing is dropped between the two: admission bounds what can be under way.
+            socket.set_hwm(0)
+            socket.linger = 0
+
+    def _close_sockets(self) -> None:
+        for socket in (self._push, self._pull):
+            if socket is not None:
+                socket.close()
+        self._push = self._pull = None
+
+    def _send(self, message: ToEngine) -> None:
+        """Queue a message; all of one turn of the event loop leave as one frame."""
+        self._outgoing.append(message)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._send_queued)
+
+    def _send_queued(self) -> None:
+        self._flush_scheduled = False
+        if self._push is None or not self._outgoing:
+            return
+        frame = encode(self._outgoing)
+        self._outgoing = []
+        # Without a high-water mark a send never blocks; the future is done at once.
+        self._push.send(frame)
+
+    async def _receive(self) -> None:
+        assert self._pull is not None
+        while True:
+            frame = await self._pull.recv()
+            self._heard = time.monotonic()
+            for message in decode_from_engine(frame):
+                try:
+                    self._handle(message)
+                except Exception:
+                    log.exception("handling %s failed", type(message).__name__)
+
+    def _handle(self, message: FromEngine) -> None:
+        if isinstance(message, Update):
+            request = self._in_flight.get(message.rid)
+            if request is None:
+                return
+            request.output_ids.extend(message.token_ids)
+            if message.finish is not None:
+                del self._in_flight[message.rid]
+            request.on_update(message)
+        elif isinstance(message, Stats):
+            self._answer(message.ticket, message.values)
+        elif isinstance(message, Flushed):
+            self._answer(message.ticket, None)
+        else:
+            assert isinstance(message, Ready | Heartbeat)
+
+    async def _ask(self, kind: type[Flush] | type[GetStats]) -> Any:
+        if not self._up:
+            raise ServerUnavailable("the engine is not running")
+        self._next_ticket += 1
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._tickets[self._next_ticket] = future
+        self._send(kind(self._next_ticket))
+        return await future
+
+    def _answer(self, ticket: int, value: Any) -> None:
+        future = self._tickets.pop(ticket, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def _drop_tickets(self, error: ServerUnavailable) -> None:
+        for future in self._tickets.values():
+            if not future.done():
+                future.set_exception(error)
+        self._tickets.clear()
+
+    def _fail_all(self, error: ServerUnavailable) -> None:
+        self._drop_tickets(error)
+        for rid in list(self._in_flight):
+            self._finish(rid, error)
+
+    def _finish(self, rid: int, error: ServerUnavailable | InternalError) -> None:
+        request = self._in_flight.pop(rid)
+        request.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
+
+
+async def _output_of(process: Process) -> bytes:
+    """All of the child's standard output; complete once the child has ended."""
+    assert process.stdout is not None
+    data = await process.stdout.read()
+    await process.wait()
+    return data
+
+
+def _reason(output: bytes, code: int | None) -> Exception:
+    """The typed error an engine that could not start printed as its last line."""
+    try:
+        said = msgspec.json.decode(output.splitlines()[-1], type=dict[str, str])
+        return from_code(said["error"], said["message"])
+    except (IndexError, KeyError, msgspec.DecodeError):
+        return ServerUnavailable(f"the engine ended with code {code} before it was ready")

@@ -1,0 +1,207 @@
+"""The engine's loop: receive, plan, run, commit, send."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from rootlace.errors import InternalError, InvalidConstraint, RootlaceError
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.engine import messages
+from rootlace.runtime.engine.messages import (
+    Abort,
+    Flush,
+    Flushed,
+    GetStats,
+    Heartbeat,
+    ReleaseProgram,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    TokenScore,
+    unpack_ids,
+)
+from rootlace.runtime.scheduler.plan import Executor, TokenScores
+from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.update import Update
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+
+
+class EngineLoop:
+    """Owns the scheduler and the executor; single-threaded.
+
+    `receive(timeout_ms)` returns the messages that are there (waiting at most that long for a
+    first one), `send` takes what there is to say. `compiler()` gives the grammar compiler; it is
+    asked for only when the first constrained request comes, since it reads the whole vocabulary.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        compiler: Callable[[], GrammarCompiler],
+        receive: Callable[[int], list[ToEngine]],
+        send: Callable[[list[messages.FromEngine]], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._make_compiler = compiler
+        self._compiler: GrammarCompiler | None = None
+        self._receive = receive
+        self._send = send
+        self._outgoing: list[messages.FromEngine] = []
+        self._beat = 0.0
+        self._steps = 0
+        self._busy = 0.0
+        self._model = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until a `Stop` comes."""
+        idle_ms = int(HEARTBEAT_SECONDS * 1000)
+        while not self._stopping:
+            # With work to do, only look; without, sleep until something comes or a beat is due.
+            for message in self._receive(0 if self._scheduler.has_work else idle_ms):
+                self._handle(message)
+            self._step()
+            self._say()
+
+    # ------------------------------------------------------------ one step
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        plan = self._scheduler.plan()
+        if plan is None:
+            self._report(self._scheduler.take_updates())
+            return
+        try:
+            before = time.perf_counter()
+            result = self._executor.run(plan)
+            self._model += time.perf_counter() - before
+        except Exception as error:
+            log.exception("step %d failed", plan.step)
+            reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
+            self._report(self._scheduler.fail(plan, reason))
+        else:
+            self._report(self._scheduler.commit(plan, result))
+        self._steps += 1
+        self._busy += time.perf_counter() - started
+
+    def _report(self, updates: list[Update]) -> None:
+        self._outgoing.extend(_to_wire(update) for update in updates)
+
+    def _say(self) -> None:
+        now = time.monotonic()
+        if now - self._beat >= HEARTBEAT_SECONDS:
+            self._beat = now
+            self._outgoing.append(Heartbeat(self._steps))
+        if self._outgoing:
+            self._send(self._outgoing)
+            self._outgoing = []
+
+    # ------------------------------------------------------------ messages
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Abort):
+            for rid in message.rids:
+                update = self._scheduler.abort(rid)
+                if update is not None:
+                    self._report([update])
+        elif isinstance(message, ReleaseProgram):
+            self._scheduler.release_program(message.program)
+        elif isinstance(message, Flush):
+            self._scheduler.flush()
+            self._outgoing.append(Flushed(message.ticket))
+        elif isinstance(message, GetStats):
+            self._outgoing.append(Stats(message.ticket, self.stats()))
+        else:
+            assert isinstance(message, Stop)
+            self._stopping = True
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self._scheduler.add(self._request(message))
+        except RootlaceError as error:
+            self._refuse(message.rid, error)
+        except Exception as error:
+            log.exception("request %d could not be added", message.rid)
+            self._refuse(message.rid, InternalError(repr(error)))
+
+    def _refuse(self, rid: int, error: RootlaceError) -> None:
+        self._outgoing.append(
+            messages.Update(rid, finish="error", code=error.code, error=str(error))
+        )
+
+    def _request(self, message: Submit) -> Request:
+        output = unpack_ids(message.output_ids) if message.output_ids else None
+        matcher = None
+        if message.constraint is not None:
+            if self._compiler is None:
+                self._compiler = self._make_compiler()
+            matcher = self._compiler.compile(message.constraint).matcher()
+            for token in () if output is None else output.tolist():
+                if not matcher.advance(token):
+                    raise InvalidConstraint("the tokens to resume from violate the constraint")
+        return Request(
+            rid=message.rid,
+            token_ids=unpack_ids(message.token_ids),
+            params=message.params,
+            output_ids=output,
+            namespace=message.namespace,
+            program=message.program,
+            matcher=matcher,
+        )
+
+    def stats(self) -> dict[str, int | float]:
+        """The scheduler's counters and where the loop's seconds went."""
+        return {
+            **self._scheduler.stats(),
+            "engine_busy_seconds": self._busy,
+            "engine_model_seconds": self._model,
+        }
+
+
+def _to_wire(update: Update) -> messages.Update:
+    scores: tuple[TokenScore, ...] = ()
+    if update.scores is not None:
+        scores = _token_scores(update.token_ids, update.scores)
+    prompt: tuple[TokenScore, ...] = ()
+    if update.prompt_scores is not None:
+        prompt = _prompt_scores(update)
+    return messages.Update(
+        rid=update.rid,
+        token_ids=tuple(update.token_ids),
+        scores=scores,
+        prompt_scores=prompt,
+        cached_tokens=update.cached_tokens,
+        forced_tokens=update.forced_tokens,
+        queued=update.queued,
+        finish=update.finish,
+        matched=update.matched,
+        code=update.code,
+        error=update.error,
+    )
+
+
+def _token_scores(token_ids: list[int], scores: TokenScores) -> tuple[TokenScore, ...]:
+    """One TokenScore per id; NaN (a prompt's first token) becomes None."""
+    top_ids = scores.top_ids.tolist()
+    top_logprobs = scores.top_logprobs.tolist()
+    return tuple(
+        TokenScore(
+            token,
+            None if np.isnan(logprob) else logprob,
+            tuple(zip(top_ids[i], top_logprobs[i], strict=True)),
+        )
+        for i, (token, logprob) in enumerate(zip(token_ids, scores.logprobs.tolist(), strict=True))
+    )

@@ -1,0 +1,73 @@
+"""How Rootlace's processes hold on to each other.
+
+A child is started with its configuration as the first line (JSON) of its standard input, and that
+input then stays open for as long as the parent lives. However the parent ends, `kill -9` included,
+the operating system closes the pipe, the child reads end-of-file and exits: nothing is left behind,
+on any platform, without polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def read_config(stream: BinaryIO, config_type: type[T]) -> T:
+    """The configuration a parent wrote as the first line of `stream`.
+
+    Raises msgspec.DecodeError or msgspec.ValidationError where it is not one.
+    """
+    return msgspec.json.decode(stream.readline(), type=config_type)
+
+
+def write_config(config: object) -> bytes:
+    """The line that `read_config` reads."""
+    return msgspec.json.encode(config) + b"\n"
+
+
+def call_when_parent_ends(stream: BinaryIO, callback: Callable[[], None]) -> threading.Thread:
+    """Call `callback` from a daemon thread once `stream` (a child's standard input) is closed.
+
+    Reads the file descriptor directly: a thread blocked inside Python's buffered reader holds that
+    reader's lock, and the interpreter aborts at exit when it cannot get it.
+    """
+    descriptor = stream.fileno()
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 4096):
+                pass
+        callback()
+
+    thread = threading.Thread(target=wait, name="parent-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def child_command(module: str) -> list[str]:
+    """The command line of a child that runs `module`."""
+    return [sys.executable, "-m", module]
+
+
+class SocketFolder:
+    """A private folder (mode 0700) for ipc sockets; removed with `remove`."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="rootlace-"))
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.path / name}"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
