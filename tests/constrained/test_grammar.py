@@ -1,0 +1,145 @@
+"""Grammars: what the mask allows is what `advance` accepts is what independent checkers accept."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rootlace.errors import InvalidConstraint
+from rootlace.protocol import Constraint
+from rootlace.runtime.constrained import GrammarCompiler, GrammarMatcher
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ['{"name":"Mara","age":34,"tags":["a","b"]} yes no maybe 123.45'] * 3, trainer
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    # A model's vocabulary may be padded beyond the tokenizer's.
+    return GrammarCompiler(tokenizer.to_str(), tokenizer.get_vocab_size() + 13, [0])
+
+
+def allowed(matcher: GrammarMatcher, vocab_size: int) -> list[int]:
+    words = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
+    matcher.fill_mask(words)
+    return np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist()
+
+
+def random_text(tokenizer: Tokenizer, matcher: GrammarMatcher, rng: random.Random) -> str:
+    """A random walk through the mask until the grammar is finished or the end is drawn."""
+    vocab_size = tokenizer.get_vocab_size() + 13
+    ids: list[int] = []
+    while not matcher.is_finished():
+        tokens = allowed(matcher, vocab_size)
+        assert tokens, "a dead end"
+        assert max(tokens) < tokenizer.get_vocab_size()
+        assert (0 in tokens) == matcher.is_accepting()
+        token = 0 if 0 in tokens and (rng.random() < 0.2 or len(ids) > 200) else rng.choice(tokens)
+        if token == 0:
+            break
+        assert matcher.advance(token)
+        ids.append(token)
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("pattern", [r"[0-9]{2,3}", r"(a|bb)*c", r"[0-9]+(\.[0-9]+)?", r"é+|ü"])
+def test_regex_outputs_match_re(tokenizer, compiler, pattern) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        matcher = compiler.compile(Constraint("regex", pattern)).matcher()
+        assert re.fullmatch(pattern, random_text(tokenizer, matcher, rng))
+
+
+def test_schema_outputs_validate_and_are_compact(tokenizer, compiler) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": False,
+    }
+    rng = random.Random(1)
+    for _ in range(20):
+        matcher = compiler.compile(Constraint("json_schema", json.dumps(schema))).matcher()
+        value = json.loads(text := random_text(tokenizer, matcher, rng))
+        jsonschema.validate(value, schema)
+        compact = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        # Escapes in the name may be written in more than one way; structure may not.
+        assert len(text) - len(compact) == 0 or "\\" in text
+
+
+def test_choices_end_in_exactly_one_of_them(tokenizer, compiler) -> None:
+    choices = ["yes", "no", 'say "hi"', "yes indeed", "née"]
+    rng = random.Random(2)
+    seen = {
+        random_text(
+            tokenizer,
+            compiler.compile(Constraint("choices", json.dumps(choices))).matcher(),
+            rng,
+        )
+        for _ in range(60)
+    }
+    assert seen <= set(choices)
+    assert len(seen) >= 4
+
+
+def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None:
+    grammar = compiler.compile(Constraint("regex", "ab"))
+    a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
+    first, second = grammar.matcher(), grammar.matcher()
+    assert first.advance(a)
+    assert first.advance(b)
+    assert first.is_finished()
+    assert not second.is_finished()
+    assert second.advance(a)
+    assert not first.advance(b)
+    assert first.error()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        (Constraint("regex", "(a"), "unclosed group"),
+        (Constraint("regex", "(?=a)b"), "look-around"),
+        (Constraint("json_schema", "{"), "not JSON"),
+        (Constraint("json_schema", "[1]"), "object or boolean"),
+        (Constraint("json_schema", "false"), "allows nothing"),
+        (Constraint("json_schema", '{"type": "foo"}'), "foo"),
+        (Constraint("json_schema", '{"uniqueItems": true, "type": "array"}'), "uniqueItems"),
+        (
+            Constraint("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}'),
+            "minimum",
+        ),
+        (Constraint("choices", '"a"'), "JSON array"),
+        (Constraint("choices", "[]"), "JSON array"),
+        (Constraint("choices", '["a", 3]'), r"choices\[1\]"),
+        (Constraint("ebnf", "start: missing"), "missing"),
+        (Constraint("regex", "a" * (2**20 + 1)), "exceed"),
+    ],
+)
+def test_what_cannot_hold_is_refused_with_a_reason(compiler, constraint, said) -> None:
+    with pytest.raises(InvalidConstraint, match=said):
+        compiler.compile(constraint)

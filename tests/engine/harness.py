@@ -1,0 +1,89 @@
+"""Drives a scheduler and an executor without processes, as the engine's loop does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.scheduler.plan import Executor
+from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.update import Update
+
+
+@dataclass
+class Outcome:
+    """What became of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    finish: str | None = None
+    error: str = ""
+
+    def add(self, update: Update) -> None:
+        assert self.finish is None, "an update after the final one"
+        self.token_ids.extend(update.token_ids)
+        if update.scores is not None:
+            self.logprobs.extend(update.scores.logprobs.tolist())
+        if update.cached_tokens is not None:
+            self.cached_tokens = update.cached_tokens
+        self.finish = update.finish
+        self.error = update.error
+
+
+class Harness:
+    """One scheduler over one executor; every invariant is checked after every step."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        block_size: int,
+        num_blocks: int | None = None,
+        max_step_tokens: int = 512,
+        max_running: int = 64,
+        enabled: bool = True,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_step_tokens=max_step_tokens, max_running=max_running, check_invariants=True
+            ),
+            CacheConfig(
+                block_size=block_size,
+                num_blocks=executor.num_blocks if num_blocks is None else num_blocks,
+                enabled=enabled,
+            ),
+            executor.context_length,
+        )
+        self.outcomes: dict[int, Outcome] = {}
+
+    def add(self, prompt: list[int], params: SamplingParams, program: str = "") -> int:
+        rid = len(self.outcomes)
+        self.outcomes[rid] = Outcome()
+        ids = np.asarray(prompt, dtype=np.int32)
+        self.scheduler.add(Request(rid=rid, token_ids=ids, params=params, program=program))
+        return rid
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        updates = self.scheduler.take_updates()
+        if plan is not None:
+            updates += self.scheduler.commit(plan, self.executor.run(plan))
+        for update in updates:
+            self.outcomes[update.rid].add(update)
+
+    def finish(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+
+def greedy(max_tokens: int, **extra: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0, **extra)  # type: ignore[arg-type]

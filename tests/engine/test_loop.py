@@ -1,0 +1,148 @@
+"""The engine's loop, without processes: messages in, messages out."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from rootlace.errors import InvalidConstraint
+from rootlace.protocol import Constraint, SamplingParams
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.messages import (
+    Abort,
+    Flush,
+    Flushed,
+    FromEngine,
+    GetStats,
+    Heartbeat,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    Update,
+    pack_ids,
+    unpack_ids,
+)
+from rootlace.runtime.scheduler.plan import StepPlan, StepResult
+from rootlace.runtime.scheduler.scheduler import Scheduler
+
+VOCAB = 50
+
+
+class CountingExecutor:
+    """Continues every sequence with last token + 1; fails when it sees a poisonous token."""
+
+    num_blocks, context_length, vocab_size = 64, 128, VOCAB
+    poison = 49
+
+    def run(self, plan: StepPlan) -> StepResult:
+        if self.poison in plan.token_ids:
+            raise RuntimeError("poisoned")
+        tokens = [(int(s.token_ids[-1]) + 1) % VOCAB for s in plan.samples]
+        return StepResult(
+            np.asarray(tokens, dtype=np.int32),
+            [None] * len(tokens),
+            [],
+        )
+
+
+class Conversation:
+    """Scripts what the gateway says before each step, and keeps what the engine says."""
+
+    def __init__(self, *turns: list[ToEngine]) -> None:
+        self.turns = deque(turns)
+        self.said: list[FromEngine] = []
+        self.loop = EngineLoop(
+            Scheduler(
+                SchedulerConfig(max_step_tokens=32, check_invariants=True),
+                CacheConfig(block_size=4, num_blocks=64),
+                CountingExecutor.context_length,
+            ),
+            CountingExecutor(),
+            self.no_compiler,
+            self.receive,
+            self.said.extend,
+        )
+        self.loop.run()
+
+    def no_compiler(self) -> GrammarCompiler:
+        raise InvalidConstraint("this model has no tokenizer")
+
+    def receive(self, timeout_ms: int) -> list[ToEngine]:
+        if self.turns:
+            return self.turns.popleft()
+        return [Stop()] if timeout_ms else []  # it would sleep: nothing is left to do
+
+    def tokens(self, rid: int) -> list[int]:
+        return [t for u in self.updates(rid) for t in u.token_ids]
+
+    def updates(self, rid: int) -> list[Update]:
+        return [m for m in self.said if isinstance(m, Update) and m.rid == rid]
+
+    def end(self, rid: int) -> Update:
+        finals = [u for u in self.updates(rid) if u.finish]
+        assert len(finals) == 1
+        return finals[0]
+
+
+def submit(rid: int, *ids: int, **params: object) -> Submit:
+    settings = {"max_tokens": 4, "temperature": 0.0, "seed": 0, **params}
+    return Submit(rid, pack_ids(list(ids)), SamplingParams(**settings))  # type: ignore[arg-type]
+
+
+def test_ids_travel_as_int32() -> None:
+    assert unpack_ids(pack_ids([1, -2, 2**31 - 1])).tolist() == [1, -2, 2**31 - 1]
+
+
+def test_requests_run_to_their_ends() -> None:
+    talk = Conversation([submit(1, 5, 6), submit(2, 10, stop_token_ids=(12,))])
+    assert talk.tokens(1) == [7, 8, 9, 10]
+    assert talk.end(1).finish == "length"
+    assert talk.tokens(2) == [11, 12]
+    assert talk.end(2).finish == "stop"
+    assert talk.end(2).matched == 12
+    assert any(isinstance(m, Heartbeat) for m in talk.said)
+
+
+def test_a_failing_step_ends_its_requests_and_no_others() -> None:
+    talk = Conversation(
+        [submit(1, 5, 6, max_tokens=8)], [], [submit(2, CountingExecutor.poison)], [], []
+    )
+    assert talk.end(2).finish == "error"
+    assert "poisoned" in talk.end(2).error
+    late = Conversation([submit(2, CountingExecutor.poison)], [submit(3, 1)])
+    assert late.end(2).finish == "error"
+    assert late.tokens(3) == [2, 3, 4, 5]
+
+
+def test_refusals_name_the_reason() -> None:
+    constrained = Submit(
+        4, pack_ids([1]), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
+    )
+    talk = Conversation([submit(1), submit(2, *range(129)), constrained, submit(3, 1)])
+    assert talk.end(1).code == "invalid_request"
+    assert talk.end(2).code == "context_length_exceeded"
+    assert talk.end(4).code == "invalid_constraint"
+    assert talk.end(3).finish == "length"
+
+
+def test_abort_flush_and_stats_are_answered() -> None:
+    talk = Conversation(
+        [submit(1, 5, max_tokens=100)], [], [Abort((1, 99))], [Flush(7)], [GetStats(8)]
+    )
+    assert talk.end(1).finish == "abort"
+    assert any(isinstance(m, Flushed) and m.ticket == 7 for m in talk.said)
+    (stats,) = [m for m in talk.said if isinstance(m, Stats)]
+    assert stats.values["running"] == 0
+    assert stats.values["blocks_free"] == 64
+
+
+def test_a_request_resumes_where_another_engine_left_it() -> None:
+    whole = Conversation([submit(1, 5, 6, max_tokens=6)])
+    message = submit(2, 5, 6, max_tokens=6)
+    resumed = Submit(2, message.token_ids, message.params, output_ids=pack_ids([7, 8]))
+    talk = Conversation([resumed])
+    assert [7, 8, *talk.tokens(2)] == whole.tokens(1)

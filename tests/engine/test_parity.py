@@ -1,0 +1,176 @@
+"""Scheduler and model together give transformers' tokens, however the work is cut and shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.runner import ModelRunner
+from tests.engine.harness import Harness, greedy
+
+SHAPE = {
+    "vocab_size": 160,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "mistral": MistralConfig(**SHAPE, sliding_window=24, head_dim=8),
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+}
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(CONFIGS[request.param]).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:  # wide enough that greedy margins are not tiny
+                parameter.normal_(0, 0.25)
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def runner(folder: Path, block_size: int, num_blocks: int = 512) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(model=str(folder), dtype="float32", device="cpu"),
+        CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        max_step_tokens=512,
+        max_running=64,
+    )
+
+
+def expected(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+    """transformers' own greedy tokens and their log-probabilities; EOS ignored."""
+    ids = torch.tensor([prompt])
+    tokens, logprobs = [], []
+    with torch.inference_mode():
+        for _ in range(NEW_TOKENS):
+            scores = model(ids).logits[0, -1].double().log_softmax(-1)
+            token = int(scores.argmax())
+            tokens.append(token)
+            logprobs.append(float(scores[token]))
+            ids = torch.cat([ids, torch.tensor([[token]])], 1)
+    return tokens, logprobs
+
+
+def prompts() -> list[list[int]]:
+    """Seven prompts: two families with a common prefix, one prompt inside another, strangers."""
+    generator = torch.Generator().manual_seed(3)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(3, 160, (n,), generator=generator).tolist()
+
+    first, second = ids(37), ids(50)
+    return [
+        first + ids(5),
+        first + ids(9),
+        first,
+        second + ids(3),
+        second + ids(20),
+        ids(8),
+        ids(1),
+    ]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, block_size) -> None:
+    folder, model = reference
+    model_runner = runner(folder, block_size)
+    wanted = [expected(model, prompt) for prompt in prompts()]
+    settings = {
+        "batched": {},
+        "chunked": {"max_step_tokens": 11},
+        "one at a time": {"max_running": 1},
+        # Room for about three of the seven: evictions and retractions on the way.
+        "starved": {"num_blocks": -(-230 // block_size)},
+        "uncached": {"enabled": False},
+    }
+    for name, setting in settings.items():
+        harness = Harness(model_runner, block_size=block_size, **setting)
+        for round_name in ("cold", "warm"):
+            where = f"{name}, {round_name}"
+            rids = [harness.add(p, greedy(NEW_TOKENS, logprobs=True)) for p in prompts()]
+            harness.finish()
+            for rid, (tokens, logprobs) in zip(rids, wanted, strict=True):
+                outcome = harness.outcomes[rid]
+                assert outcome.finish == "length", where
+                assert outcome.token_ids == tokens, where
+                assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4), where
+        stats = harness.scheduler.stats()
+        if name == "starved":
+            assert stats["evicted_blocks"] > 0
+            assert stats["retractions"] > 0
+        if name == "uncached":
+            assert stats["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_turns_of_a_conversation_reuse_all_but_the_last_token(reference, block_size) -> None:
+    folder, model = reference
+    harness = Harness(runner(folder, block_size), block_size=block_size)
+    history = prompts()[0]
+    for turn in range(3):
+        tokens, _ = expected(model, history)
+        rid = harness.add(history, greedy(NEW_TOKENS))
+        harness.finish()
+        outcome = harness.outcomes[rid]
+        assert outcome.token_ids == tokens
+        if turn:
+            # All but the last sampled token (its KV was never needed) and the new user tokens.
+            assert outcome.cached_tokens == len(history) - 4
+        history = history + tokens + [5, 6, 7]
+
+
+def test_a_shared_prefix_is_computed_once_within_the_step(reference) -> None:
+    folder, model = reference
+    harness = Harness(runner(folder, 16), block_size=16)
+    prefix = prompts()[3]
+    rids = [harness.add([*prefix, 10 + i], greedy(NEW_TOKENS)) for i in range(8)]
+    harness.step()
+    assert harness.scheduler.stats()["computed_tokens"] == len(prefix) + 8
+    harness.finish()
+    for i, rid in enumerate(rids):
+        assert harness.outcomes[rid].token_ids == expected(model, [*prefix, 10 + i])[0]
+
+
+def test_seeded_sampling_does_not_depend_on_company_or_cache(reference) -> None:
+    from rootlace.protocol import SamplingParams
+
+    folder, _ = reference
+    params = [
+        SamplingParams(max_tokens=NEW_TOKENS, temperature=0.9, top_p=0.95, seed=seed)
+        for seed in range(7)
+    ]
+    model_runner = runner(folder, 4)
+    alone = Harness(model_runner, block_size=4, max_running=1, enabled=False)
+    together = Harness(model_runner, block_size=4)
+    for harness in (alone, together):
+        for prompt, param in zip(prompts(), params, strict=True):
+            harness.add(prompt, param)
+        harness.finish()
+    assert [o.token_ids for o in alone.outcomes.values()] == [
+        o.token_ids for o in together.outcomes.values()
+    ]
