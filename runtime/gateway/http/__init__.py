@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's and sglang's interfaces over the gateway's branches."""

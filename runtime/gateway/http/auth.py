@@ -1,0 +1,30 @@
+"""API key check."""
+
+from __future__ import annotations
+
+import hmac
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from rootlace.errors import Unauthorized
+from rootlace.runtime.gateway.http.errors import Handler
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+def api_key_middleware(api_key: str) -> Middleware:
+    """Refuse every request but those to `OPEN_PATHS` that does not carry `api_key` as Bearer."""
+    expected = api_key.encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_PATHS:
+            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+            given = token.strip().encode("utf-8", "surrogateescape")
+            # compare_digest: the time must not tell how much of the key was right.
+            if scheme.lower() != "bearer" or not hmac.compare_digest(given, expected):
+                raise Unauthorized("the API key is missing or wrong (Authorization: Bearer ...)")
+        return await handler(request)
+
+    return check

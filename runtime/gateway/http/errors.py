@@ -1,0 +1,97 @@
+"""Errors of the HTTP interface: one JSON shape (OpenAI's) and one status per kind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from rootlace.errors import InternalError, InvalidRequest, Overloaded, RootlaceError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+RETRY_AFTER_SECONDS = 1
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class InvalidParameter(InvalidRequest):
+    """One field of the body is wrong; `param` is its path, such as `messages[0].content`."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotFound(InvalidRequest):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+    http_status = 404
+    param = "model"
+
+
+def error_body(error: Exception) -> dict[str, object]:
+    """The `{"error": ...}` object for anything a handler may raise."""
+    if isinstance(error, RootlaceError):
+        return _body(error.http_status, str(error), error.code, getattr(error, "param", None))
+    if isinstance(error, web.HTTPException):
+        return _body(error.status, error.text or error.reason, _http_code(error), None)
+    return _body(500, "internal error", InternalError.code, None)
+
+
+def error_response(error: Exception) -> web.Response:
+    """The reply for anything a handler may raise before it began to answer."""
+    headers = {}
+    status = 500
+    if isinstance(error, RootlaceError):
+        status = error.http_status
+    elif isinstance(error, web.HTTPException):
+        status = error.status
+        # "Allow" tells a client which method would have worked.
+        headers = {k: v for k, v in error.headers.items() if k == "Allow"}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(error_body(error)),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every exception into a JSON reply; what we did not foresee is logged with its trace."""
+    try:
+        return await handler(request)
+    except (RootlaceError, web.HTTPException) as error:
+        if isinstance(error, web.HTTPException) and error.status < 400:
+            raise
+        return error_response(error)
+    except ConnectionResetError:
+        raise  # the client is gone: nobody to answer
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        return error_response(error)
+
+
+def _body(status: int, message: str, code: str, param: str | None) -> dict[str, object]:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _http_code(error: web.HTTPException) -> str:
+    return error.reason.lower().replace(" ", "_")

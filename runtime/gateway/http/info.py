@@ -1,0 +1,103 @@
+"""What the server is and how it does: models, health, server information, cache flush."""
+
+from __future__ import annotations
+
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from rootlace.errors import ServerUnavailable
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.errors import ModelNotFound
+from rootlace.runtime.gateway.http.prompts import Prompt
+from rootlace.runtime.gateway.http.replies import json_response
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+
+class Info:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._started = int(time.time())
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 only while the engine answers; it works without an API key."""
+        if not self._gateway.healthy:
+            raise ServerUnavailable("the engine does not answer")
+        return json_response({"status": "ok"})
+
+    async def health_generate(self, request: web.Request) -> web.Response:
+        """200 when one token could be generated just now."""
+        prompt = Prompt(ids=(0,))
+        await one_shot.run(
+            self._gateway,
+            [one_shot.Job(prompt.parts, SamplingParams(max_tokens=1, ignore_eos=True))],
+        )
+        return json_response({"status": "ok"})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return json_response({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name != self._gateway.model_info.name:
+            raise ModelNotFound(
+                f"the model {name!r} does not exist; "
+                f"this server has {self._gateway.model_info.name!r}"
+            )
+        return json_response(self._model())
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        info = self._gateway.model_info
+        return json_response(
+            {
+                "model_path": info.path,
+                "tokenizer_path": info.path,
+                "is_generation": True,
+                "served_model_name": info.name,
+                "context_length": info.context_length,
+                "vocab_size": info.vocab_size,
+                "block_size": info.block_size,
+                "capacity_tokens": info.capacity_tokens,
+                "program_address": self._gateway.program_address,
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        info = self._gateway.model_info
+        return json_response(
+            {
+                "version": metadata.version("rootlace"),
+                "model_path": info.path,
+                "served_model_name": info.name,
+                "context_length": info.context_length,
+                "max_total_num_tokens": info.capacity_tokens,
+                "page_size": info.block_size,
+                "program_address": self._gateway.program_address,
+                "healthy": self._gateway.healthy,
+                "status": await self._gateway.status(),
+            }
+        )
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """Forget every cached prefix that no running request uses."""
+        await request.read()
+        await self._gateway.flush()
+        return web.Response(text="Cache flushed.\n")
+
+    def _model(self) -> dict[str, Any]:
+        info = self._gateway.model_info
+        return {
+            "id": info.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "rootlace",
+            "root": info.path,
+            "max_model_len": info.context_length,
+        }

@@ -1,0 +1,67 @@
+"""Log-probabilities in OpenAI's two shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rootlace.protocol import TokenLogprob
+
+# JSON has no infinity; OpenAI's own convention for "impossible".
+IMPOSSIBLE = -9999.0
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, IMPOSSIBLE)
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+    """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives."""
+    return {
+        "content": [
+            {
+                **_entry(token.text, token.logprob),
+                "top_logprobs": [_entry(text, lp) for _, lp, text in token.top[:top]],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _entry(text: str, logprob: float | None) -> dict[str, Any]:
+    return {
+        "token": text,
+        "logprob": IMPOSSIBLE if logprob is None else finite(logprob),
+        # A part of a character has U+FFFD as its text: its bytes are not known here.
+        "bytes": None if "�" in text else list(text.encode()),
+    }
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], top: int, offset: int) -> dict[str, Any]:
+    """`logprobs` of a completion choice; `offset` is the first token's place in the text.
+
+    A token's own log-probability stands among its top ones even if it is not one of them, and
+    alternatives with equal text keep the more probable one. An `offset` below 0 is a prompt that
+    begins with tokens that are not text (BOS): their place is 0.
+    """
+    offsets = []
+    for token in tokens:
+        offsets.append(max(offset, 0))
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [None if t.logprob is None else finite(t.logprob) for t in tokens],
+        "top_logprobs": [_alternatives(token, top) for token in tokens] if top else None,
+        "text_offset": offsets,
+    }
+
+
+def _alternatives(token: TokenLogprob, top: int) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for _, logprob, text in token.top[:top]:
+        found.setdefault(text, finite(logprob))
+    found.setdefault(token.text, finite(token.logprob))
+    return found

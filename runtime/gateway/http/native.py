@@ -1,0 +1,272 @@
+"""sglang's native `POST /generate`.
+
+One difference is on purpose: sglang gives no log-probability for the first of the reported prompt
+tokens, wherever the report begins. Here only the first token of the prompt has none.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+
+from rootlace.protocol import Chunk, Generated, Output, TokenLogprob
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.body import convert, read_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.logprobs import finite
+from rootlace.runtime.gateway.http.native_types import GenerateBody, SamplingParamsBody
+from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
+from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.sampling import as_tuple, make_params, sglang_constraint
+from rootlace.runtime.gateway.http.sse import stream_events
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+T = TypeVar("T")
+
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "top_logprobs": "top_logprobs_num",
+    "prompt_logprobs_from": "logprob_start_len",
+}
+_UNSUPPORTED = (
+    "input_embeds",
+    "image_data",
+    "audio_data",
+    "video_data",
+    "lora_path",
+    "session_params",
+    "token_ids_logprob",
+    "return_hidden_states",
+)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One prompt of a body, checked and understood."""
+
+    prompt: Prompt
+    job: one_shot.Job
+    rid: str
+    logprobs: bool
+    top: int
+    texts: bool
+
+
+class Generate:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        begun = time.monotonic()
+        body = await read_body(request, GenerateBody)
+        asked = self._understand(body)
+        if body.stream:
+            return await stream_events(request, self._stream(body, asked, begun))
+        results = await one_shot.run(self._gateway, [one.job for one in asked])
+        replies = []
+        for one, result in zip(asked, results, strict=True):
+            for index, output in enumerate(result.outputs):
+                reply = _reply(one, result, output, time.monotonic() - begun)
+                if index:
+                    reply["meta_info"]["id"] = f"{one.rid}-{index}"
+                replies.append(reply)
+        return json_response(replies if _is_batch(body, asked) else replies[0])
+
+    def _understand(self, body: GenerateBody) -> list[_Asked]:
+        check_model(self._gateway, body.model)
+        for name in _UNSUPPORTED:
+            if getattr(body, name):
+                raise InvalidParameter(name, f"{name} is not supported")
+        if (body.text is None) == (body.input_ids is None):
+            raise InvalidParameter("text", "give either text or input_ids")
+        vocab_size = self._gateway.model_info.vocab_size
+        if body.text is not None:
+            prompts = parse_prompts(body.text, "text", vocab_size)
+        else:
+            prompts = parse_prompts(body.input_ids or [], "input_ids", vocab_size)
+        count = len(prompts)
+        sampling = _per_prompt(body.sampling_params, count, "sampling_params", {})
+        rids = _per_prompt(body.rid, count, "rid", "")
+        logprobs = _per_prompt(body.return_logprob, count, "return_logprob", False)
+        starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len", -1)
+        tops = _per_prompt(body.top_logprobs_num, count, "top_logprobs_num", 0)
+        salts = _per_prompt(body.cache_salt, count, "cache_salt", "")
+        keys = _per_prompt(body.extra_key, count, "extra_key", "")
+        shared = isinstance(body.rid, str) and count > 1
+        asked = []
+        for i, prompt in enumerate(prompts):
+            param = f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else ""
+            settings = convert(sampling[i], SamplingParamsBody, param or "sampling_params")
+            fields = _fields(settings)
+            if logprobs[i]:
+                fields["logprobs"] = True
+                fields["top_logprobs"] = tops[i]
+                if starts[i] >= 0:
+                    fields["prompt_logprobs_from"] = starts[i]
+                elif starts[i] != -1:
+                    raise InvalidParameter(
+                        "logprob_start_len", f"logprob_start_len must be >= -1, not {starts[i]}"
+                    )
+            job = one_shot.Job(
+                prompt.parts,
+                make_params(fields, vocab_size, _NAMES),
+                sglang_constraint(settings.regex, settings.json_schema, settings.ebnf),
+                salts[i] or keys[i],
+            )
+            rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
+            texts = bool(body.return_text_in_logprobs)
+            asked.append(_Asked(prompt, job, rid, logprobs[i], tops[i], texts))
+        return asked
+
+    async def _stream(
+        self, body: GenerateBody, asked: list[_Asked], begun: float
+    ) -> AsyncGenerator[object, None]:
+        batch = _is_batch(body, asked)
+        jobs = [one.job for one in asked]
+        # Choices are numbered through the batch; prompts may ask for different n.
+        first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
+        grown: dict[int, _Grown] = {}
+        with one_shot.OneShots(self._gateway, jobs, stream=True) as shots:
+            async for prompt, event in shots:
+                one = asked[prompt]
+                if isinstance(event, Chunk):
+                    choice = first[prompt] + event.index
+                    replies = {choice: grown.setdefault(choice, _Grown()).add(one, event)}
+                else:
+                    elapsed = time.monotonic() - begun
+                    replies = {
+                        first[prompt] + index: _reply(one, event, output, elapsed)
+                        for index, output in enumerate(event.outputs)
+                    }
+                for choice, reply in replies.items():
+                    index = choice - first[prompt]
+                    if index:
+                        reply["meta_info"]["id"] = f"{one.rid}-{index}"
+                    yield {**reply, "index": choice} if batch else reply
+
+
+@dataclass
+class _Grown:
+    """What one sample has said so far: sglang's streams repeat it in every event."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, asked: _Asked, chunk: Chunk) -> dict[str, Any]:
+        self.text += chunk.text
+        self.ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        meta: dict[str, Any] = {
+            "id": asked.rid,
+            "finish_reason": None,
+            "completion_tokens": len(self.ids),
+        }
+        if asked.prompt.ids is not None:
+            meta["prompt_tokens"] = len(asked.prompt.ids)
+        if asked.logprobs:
+            meta |= _logprobs("output", self.logprobs, asked)
+        return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
+
+
+def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> dict[str, Any]:
+    """One finished sample."""
+    meta: dict[str, Any] = {
+        "id": asked.rid,
+        "finish_reason": _finish_reason(output),
+        "prompt_tokens": result.usage.prompt_tokens,
+        "completion_tokens": len(output.token_ids),
+        "cached_tokens": result.usage.cached_tokens,
+        "e2e_latency": elapsed,
+    }
+    if asked.logprobs:
+        meta |= _logprobs("input", result.prompt_logprobs, asked)
+        meta |= _logprobs("output", output.logprobs, asked)
+    return {"text": output.text, "output_ids": list(output.token_ids), "meta_info": meta}
+
+
+def _finish_reason(output: Output) -> dict[str, Any]:
+    if output.finish_reason == "length":
+        return {"type": "length", "length": len(output.token_ids)}
+    if output.finish_reason == "stop":
+        return {"type": "stop", "matched": output.matched}
+    return {"type": output.finish_reason}
+
+
+def _logprobs(
+    side: str, tokens: list[TokenLogprob] | tuple[TokenLogprob, ...], asked: _Asked
+) -> dict[str, Any]:
+    """`{side}_token_logprobs` as [logprob, id, text], and `{side}_top_logprobs` if asked for."""
+    found: dict[str, Any] = {
+        f"{side}_token_logprobs": [
+            [
+                None if token.logprob is None else finite(token.logprob),
+                token.token_id,
+                token.text if asked.texts else None,
+            ]
+            for token in tokens
+        ]
+    }
+    if asked.top:
+        found[f"{side}_top_logprobs"] = [
+            None
+            if token.logprob is None
+            else [[finite(lp), i, text if asked.texts else None] for i, lp, text in token.top]
+            for token in tokens
+        ]
+    return found
+
+
+def _fields(body: SamplingParamsBody) -> dict[str, Any]:
+    for name in ("stop_regex", "structural_tag", "custom_params"):
+        if getattr(body, name):
+            raise InvalidParameter(f"sampling_params.{name}", f"{name} is not supported")
+    return {
+        "max_tokens": body.max_new_tokens,
+        "min_tokens": body.min_new_tokens,
+        "n": body.n,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "frequency_penalty": body.frequency_penalty,
+        "presence_penalty": body.presence_penalty,
+        "repetition_penalty": body.repetition_penalty,
+        "stop": as_tuple(body.stop),
+        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+        "seed": body.sampling_seed if body.sampling_seed is not None else body.seed,
+        "ignore_eos": body.ignore_eos,
+        "logit_bias": body.logit_bias,
+        "skip_special_tokens": body.skip_special_tokens,
+        "no_stop_trim": body.no_stop_trim,
+    }
+
+
+def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:
+    """One entry per prompt of a field that is one value for all or a list of them."""
+    if value is None:
+        return [default] * count
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidParameter(
+            param, f"{param} has {len(value)} entries for {count} prompt{'s' * (count != 1)}"
+        )
+    return value
+
+
+def _is_batch(body: GenerateBody, asked: list[_Asked]) -> bool:
+    """Whether the reply is a list: more than one prompt or sample, or a list of prompts."""
+    if asked[0].job.params.n > 1 or isinstance(body.text, list):
+        return True
+    return body.input_ids is not None and isinstance(body.input_ids[0], list)

@@ -1,0 +1,74 @@
+"""Bodies of sglang's native endpoints, in its names and with its defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class SamplingParamsBody(_Body):
+    """`sampling_params` of `/generate`. Null means the default; for `max_new_tokens`, no limit."""
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    sampling_seed: int | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    regex: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    ebnf: str | None = None
+
+    # sglang's frontend always sends it; it concerns only slow tokenizers
+    spaces_between_special_tokens: bool | None = None
+
+    # refused unless null
+    stop_regex: Any = None
+    structural_tag: Any = None
+    custom_params: Any = None
+
+
+class GenerateBody(_Body):
+    """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+
+    model: str | None = None
+    log_metrics: bool | None = None
+
+    # refused unless they ask for nothing
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    token_ids_logprob: Any = None
+    return_hidden_states: Any = None

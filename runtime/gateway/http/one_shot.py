@@ -1,0 +1,102 @@
+"""One-shot branches: how an HTTP request uses the gateway.
+
+A request is a session of its own that opens one branch per prompt, appends the prompt, generates
+and closes. There is no second path beside the one that programs take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rootlace.errors import from_code
+from rootlace.protocol import (
+    Append,
+    Chunk,
+    Close,
+    Constraint,
+    Event,
+    Failed,
+    Generate,
+    Generated,
+    Op,
+    Open,
+    Part,
+    SamplingParams,
+)
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+_OPS_PER_JOB = 4
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how to continue it."""
+
+    parts: tuple[Part, ...]
+    params: SamplingParams
+    constraint: Constraint | None = None
+    namespace: str = ""
+
+
+class OneShots:
+    """Jobs under way. Leaving the `with` block cancels what still runs.
+
+    Iterating gives `(index of the job, event)` as news comes, a `Generated` being the last event of
+    a job, and raises the error of the first job that fails.
+    """
+
+    def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:
+        self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        self._count = len(jobs)
+        self._session = gateway.open_session(self._events.put_nowait, client="http")
+        ops: list[Op] = []
+        for index, job in enumerate(jobs):
+            op, branch = index * _OPS_PER_JOB + 1, index + 1
+            ops += [
+                Open(op, branch, namespace=job.namespace),
+                Append(op + 1, branch, job.parts),
+                Generate(
+                    op + 2, branch, params=job.params, constraint=job.constraint, stream=stream
+                ),
+                Close(op + 3, branch),
+            ]
+        self._session.handle(ops)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._session.close()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
+        left = self._count
+        while left:
+            for event in await self._events.get():
+                index = (event.op - 1) // _OPS_PER_JOB
+                if isinstance(event, Failed):
+                    where = f"prompt {index}: " if self._count > 1 and event.op > 0 else ""
+                    raise from_code(event.code, where + event.message)
+                if isinstance(event, Chunk | Generated):
+                    left -= isinstance(event, Generated)
+                    yield index, event
+
+
+async def run(gateway: Gateway, jobs: Sequence[Job]) -> list[Generated]:
+    """The results in the order of the jobs. Raises the error of the first job that fails."""
+    results: dict[int, Generated] = {}
+    with OneShots(gateway, jobs) as shots:
+        async for index, event in shots:
+            if isinstance(event, Generated):
+                results[index] = event
+    return [results[index] for index in range(len(jobs))]

@@ -1,0 +1,221 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from rootlace.protocol import Chunk, Generated, Output
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.conversation import template_messages, template_tools
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.logprobs import chat_logprobs
+from rootlace.runtime.gateway.http.openai_types import ChatBody
+from rootlace.runtime.gateway.http.replies import (
+    check_model,
+    envelope,
+    json_response,
+    usage_of,
+    wants_usage,
+)
+from rootlace.runtime.gateway.http.sampling import make_params, openai_constraint, openai_fields
+from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.runtime.gateway.http.tool_calls import ToolCall, ToolCallParser, split_tool_calls
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+MAX_TOP_LOGPROBS = 20
+
+_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `top` is None without logprobs."""
+
+    model: str
+    job: one_shot.Job
+    tools: bool
+    top: int | None
+    usage_chunk: bool
+
+
+class ChatCompletions:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, ChatBody)
+        asked = self._understand(body)
+        if body.stream:
+            return await stream_events(request, self._stream(asked))
+        (result,) = await one_shot.run(self._gateway, [asked.job])
+        choices = [_choice(asked, index, output) for index, output in enumerate(result.outputs)]
+        head = envelope("chatcmpl", "chat.completion", asked.model)
+        return json_response({**head, "choices": choices, "usage": usage_of([result])})
+
+    def _understand(self, body: ChatBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        _refuse_unsupported(body)
+        tools = template_tools(body.tools) if body.tools and body.tool_choice != "none" else None
+        top = _top_logprobs(body)
+        fields = openai_fields(body)
+        limit = body.max_completion_tokens
+        # None, OpenAI's default here, is what is left of the context.
+        fields["max_tokens"] = body.max_tokens if limit is None else limit
+        fields["logprobs"] = top is not None
+        fields["top_logprobs"] = top
+        if tools and body.skip_special_tokens is None:
+            # The tags around a call are special tokens in some vocabularies.
+            fields["skip_special_tokens"] = False
+        names = {} if limit is None else {"max_tokens": "max_completion_tokens"}
+        params = make_params(fields, self._gateway.model_info.vocab_size, names)
+        job = one_shot.Job(
+            self._render(body, tools), params, openai_constraint(body), body.cache_salt or ""
+        )
+        return _Request(model, job, bool(tools), top, wants_usage(body))
+
+    def _render(self, body: ChatBody, tools: list[dict[str, Any]] | None) -> tuple[Any, ...]:
+        more = body.chat_template_kwargs or {}
+        for name in _TEMPLATE_ARGUMENTS & more.keys():
+            raise InvalidParameter(
+                f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
+            )
+        return self._gateway.chat.render(
+            template_messages(body.messages),
+            tools=tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            **more,
+        )
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
+        head = envelope("chatcmpl", "chat.completion.chunk", asked.model)
+        if asked.usage_chunk:
+            head["usage"] = None
+        deltas = [_Deltas(asked, index) for index in range(asked.job.params.n)]
+        result: Generated | None = None
+        with one_shot.OneShots(self._gateway, [asked.job], stream=True) as shots:
+            async for _, event in shots:
+                if isinstance(event, Chunk):
+                    choices = deltas[event.index].feed(event)
+                else:
+                    result = event
+                    choices = [
+                        choice
+                        for index, output in enumerate(event.outputs)
+                        for choice in deltas[index].finish(output)
+                    ]
+                for choice in choices:
+                    yield {**head, "choices": [choice]}
+        if asked.usage_chunk and result is not None:
+            yield {**head, "choices": [], "usage": usage_of([result])}
+
+
+class _Deltas:
+    """The streamed choices (`delta` objects) of one sample."""
+
+    def __init__(self, asked: _Request, index: int) -> None:
+        self._index = index
+        self._top = asked.top
+        self._parser = ToolCallParser() if asked.tools else None
+        self._calls = 0
+        self._begun = False
+
+    def feed(self, chunk: Chunk) -> list[dict[str, Any]]:
+        pieces: list[str | ToolCall] = [chunk.text] if chunk.text else []
+        if self._parser is not None:
+            pieces = self._parser.feed(chunk.text)
+        choices = self._begin() + self._of(pieces)
+        if self._top is not None and chunk.logprobs:
+            if len(choices) == 0 or "role" in choices[-1]["delta"]:
+                choices.append(self._choice({}))
+            choices[-1]["logprobs"] = chat_logprobs(chunk.logprobs, self._top)
+        return choices
+
+    def finish(self, output: Output) -> list[dict[str, Any]]:
+        choices = self._begin()
+        if self._parser is not None:
+            choices += self._of(self._parser.finish())
+        last = self._choice({})
+        last["finish_reason"] = _finish_reason(output, self._calls > 0)
+        last["matched_stop"] = output.matched
+        return [*choices, last]
+
+    def _begin(self) -> list[dict[str, Any]]:
+        if self._begun:
+            return []
+        self._begun = True
+        return [self._choice({"role": "assistant", "content": ""})]
+
+    def _of(self, pieces: list[str | ToolCall]) -> list[dict[str, Any]]:
+        choices = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                call = {"index": self._calls, **piece.as_openai()}
+                choices.append(self._choice({"tool_calls": [call]}))
+                self._calls += 1
+            elif not self._calls or piece.strip():  # white space between calls says nothing
+                choices.append(self._choice({"content": piece}))
+        return choices
+
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _choice(asked: _Request, index: int, output: Output) -> dict[str, Any]:
+    """One sample, complete."""
+    content: str | None = output.text
+    calls: list[ToolCall] = []
+    if asked.tools:
+        content, calls = split_tool_calls(output.text)
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["content"] = content or None
+        message["tool_calls"] = [call.as_openai() for call in calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None if asked.top is None else chat_logprobs(output.logprobs, asked.top),
+        "finish_reason": _finish_reason(output, bool(calls)),
+        "matched_stop": output.matched,
+    }
+
+
+def _finish_reason(output: Output, called: bool) -> str:
+    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives to report per token; None without logprobs."""
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
+        return None
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter(
+            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
+        )
+    return top
+
+
+def _refuse_unsupported(body: ChatBody) -> None:
+    if body.tool_choice not in (None, "none", "auto"):
+        raise InvalidParameter("tool_choice", "tool_choice must be 'none' or 'auto'")
+    if body.modalities not in (None, [], ["text"]):
+        raise InvalidParameter("modalities", "the only modality is 'text'")
+    for name, instead in (
+        ("audio", "only text is produced"),
+        ("functions", "use tools"),
+        ("function_call", "use tool_choice"),
+        ("web_search_options", "there is no web search"),
+    ):
+        if getattr(body, name):
+            raise InvalidParameter(name, f"{name} is not supported: {instead}")

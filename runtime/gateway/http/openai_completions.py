@@ -1,0 +1,169 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from rootlace.protocol import Chunk, Constraint, Generated, Output, SamplingParams
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.logprobs import completion_logprobs
+from rootlace.runtime.gateway.http.openai_types import CompletionBody
+from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
+from rootlace.runtime.gateway.http.replies import (
+    check_model,
+    envelope,
+    json_response,
+    usage_of,
+    wants_usage,
+)
+from rootlace.runtime.gateway.http.sampling import make_params, openai_constraint, openai_fields
+from rootlace.runtime.gateway.http.sse import stream_events
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `top` is None without logprobs."""
+
+    model: str
+    prompts: list[Prompt]
+    params: SamplingParams
+    constraint: Constraint | None
+    namespace: str
+    echo: bool
+    top: int | None
+    usage_chunk: bool
+
+    @property
+    def jobs(self) -> list[one_shot.Job]:
+        return [
+            one_shot.Job(prompt.parts, self.params, self.constraint, self.namespace)
+            for prompt in self.prompts
+        ]
+
+
+class Completions:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, CompletionBody)
+        asked = self._understand(body)
+        if body.stream:
+            return await stream_events(request, self._stream(asked))
+        results = await one_shot.run(self._gateway, asked.jobs)
+        choices = [
+            self._choice(asked, prompt, result, index)
+            for prompt, result in enumerate(results)
+            for index in range(len(result.outputs))
+        ]
+        head = envelope("cmpl", "text_completion", asked.model)
+        return json_response({**head, "choices": choices, "usage": usage_of(results)})
+
+    def _understand(self, body: CompletionBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        vocab_size = self._gateway.model_info.vocab_size
+        if body.suffix:
+            raise InvalidParameter("suffix", "suffix is not supported: the model cannot infill")
+        n = 1 if body.n is None else body.n
+        if body.best_of is not None and body.best_of != n:
+            raise InvalidParameter("best_of", f"best_of is only supported equal to n ({n})")
+        fields = openai_fields(body)
+        fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        if body.logprobs is not None:
+            if body.logprobs < 0:
+                raise InvalidParameter("logprobs", "logprobs must not be negative")
+            fields["logprobs"] = True
+            fields["top_logprobs"] = body.logprobs
+            if body.echo:
+                fields["prompt_logprobs_from"] = 0
+        return _Request(
+            model=model,
+            prompts=parse_prompts(body.prompt, "prompt", vocab_size),
+            params=make_params(fields, vocab_size, {"top_logprobs": "logprobs"}),
+            constraint=openai_constraint(body),
+            namespace=body.cache_salt or "",
+            echo=bool(body.echo),
+            top=body.logprobs,
+            usage_chunk=wants_usage(body),
+        )
+
+    def _choice(
+        self, asked: _Request, prompt: int, result: Generated, index: int
+    ) -> dict[str, Any]:
+        """One sample of one prompt, complete."""
+        output = result.outputs[index]
+        echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
+        logprobs = None
+        if asked.top is not None:
+            tokens = (*result.prompt_logprobs, *output.logprobs) if asked.echo else output.logprobs
+            # Measured from the prompt's end, so that a BOS, which the echo does not show, counts 0.
+            shown = sum(len(token.text) for token in result.prompt_logprobs) if asked.echo else 0
+            logprobs = completion_logprobs(tokens, asked.top, len(echo) - shown)
+        return {
+            "index": prompt * len(result.outputs) + index,
+            "text": echo + output.text,
+            "logprobs": logprobs,
+            **_finish(output),
+        }
+
+    def _echo(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._gateway.tokenizer.decode(list(prompt.ids or ()))
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
+        head = envelope("cmpl", "text_completion", asked.model)
+        if asked.usage_chunk:
+            head["usage"] = None
+        # The prompt's logprobs are known only with the whole result, and come first in the text.
+        whole = asked.echo and asked.top is not None
+        n = asked.params.n
+        lengths: dict[int, int] = {}
+        results = []
+        with one_shot.OneShots(self._gateway, asked.jobs, stream=not whole) as shots:
+            async for prompt, event in shots:
+                if isinstance(event, Chunk):
+                    choice = prompt * n + event.index
+                    text = event.text
+                    if asked.echo and choice not in lengths:
+                        text = self._echo(asked.prompts[prompt]) + text
+                    start = lengths.get(choice, 0) + len(text) - len(event.text)
+                    lengths[choice] = lengths.get(choice, 0) + len(text)
+                    logprobs = None
+                    if asked.top is not None:
+                        logprobs = completion_logprobs(event.logprobs, asked.top, start)
+                    yield {**head, "choices": [_piece(choice, text, logprobs)]}
+                    continue
+                results.append(event)
+                for index, output in enumerate(event.outputs):
+                    choice = prompt * n + index
+                    if whole:
+                        yield {**head, "choices": [self._choice(asked, prompt, event, index)]}
+                        continue
+                    text = ""
+                    if asked.echo and choice not in lengths:  # nothing was generated
+                        text = self._echo(asked.prompts[prompt])
+                    yield {**head, "choices": [{**_piece(choice, text, None), **_finish(output)}]}
+        if asked.usage_chunk:
+            yield {**head, "choices": [], "usage": usage_of(results)}
+
+
+def _piece(choice: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": None}
+
+
+def _finish(output: Output) -> dict[str, Any]:
+    return {"finish_reason": output.finish_reason, "matched_stop": output.matched}

@@ -1,0 +1,72 @@
+"""Prompts as bodies carry them: a text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rootlace.protocol import Part, Text, Tokens
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+
+MAX_PROMPTS = 4096
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt; exactly one of the two is set."""
+
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What to append to a branch.
+
+        Whoever sends a raw prompt wrote its template too, so special tokens in it are recognised.
+        The empty piece of ordinary text makes the branch begin as the tokenizer's post-processor
+        would (BOS), which a branch that begins with special text does not.
+        """
+        if self.ids is not None:
+            return (Tokens(self.ids),)
+        return (Text(""), Text(self.text or "", special=True))
+
+
+def parse_prompts(
+    given: str | Sequence[str | int | Sequence[int]], param: str, vocab_size: int
+) -> list[Prompt]:
+    """The prompts of a field that holds a text, token ids, or a list of texts or of token ids.
+
+    Raises InvalidParameter for an empty list, a mixed one, or an id outside the vocabulary.
+    """
+    if isinstance(given, str):
+        return [Prompt(text=given)]
+    if not given:
+        raise InvalidParameter(param, f"{param} must not be empty")
+    if all(isinstance(item, int) for item in given):
+        return [_of_ids(given, param, vocab_size)]  # type: ignore[arg-type]
+    if len(given) > MAX_PROMPTS:
+        raise InvalidParameter(param, f"{param}: at most {MAX_PROMPTS} prompts, not {len(given)}")
+    prompts = []
+    for index, item in enumerate(given):
+        if isinstance(item, int) or isinstance(item, str) != isinstance(given[0], str):
+            raise InvalidParameter(
+                param,
+                f"{param} must be a text, a list of texts, a list of token ids or a list of lists "
+                f"of token ids; {param}[{index}] does not fit",
+            )
+        if isinstance(item, str):
+            prompts.append(Prompt(text=item))
+        else:
+            prompts.append(_of_ids(item, f"{param}[{index}]", vocab_size))
+    return prompts
+
+
+def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
+    if not ids:
+        raise InvalidParameter(param, f"{param} must not be empty")
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidParameter(
+                param, f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
+            )
+    return Prompt(ids=tuple(ids))

@@ -1,0 +1,62 @@
+"""Pieces that OpenAI's replies share."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from rootlace.protocol import Generated
+from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
+from rootlace.runtime.gateway.http.openai_types import SamplingBody
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+
+def json_response(value: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def envelope(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """What every object of one reply begins with; equal in all chunks of a stream."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def usage_of(results: Iterable[Generated]) -> dict[str, Any]:
+    """OpenAI's `usage`, summed over the prompts of a request."""
+    usages = [result.usage for result in results]
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }
+
+
+def check_model(gateway: Gateway, asked: str | None) -> str:
+    """The served model's name. Raises ModelNotFound when another one is asked for."""
+    info = gateway.model_info
+    if asked and asked not in (info.name, info.path, "default"):
+        raise ModelNotFound(f"the model {asked!r} does not exist; this server has {info.name!r}")
+    return info.name
+
+
+def wants_usage(body: SamplingBody) -> bool:
+    """Whether a stream ends with a chunk that carries the usage."""
+    if body.stream_options is None:
+        return False
+    if not body.stream:
+        raise InvalidParameter("stream_options", "stream_options needs stream=true")
+    return bool(body.stream_options.include_usage)

@@ -1,0 +1,195 @@
+"""A gateway of bytes and scripts: what HTTP needs of the real one, without tokenizer or engine.
+
+Tokens are bytes (0-255), 256 begins a prompt (BOS), 257 ends an output. What is generated is
+decided by `script(prompt text, sample index)`; a script may hold "⏸", where generation stands still
+until the session is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from rootlace.errors import InvalidRequest, RootlaceError
+from rootlace.protocol import (
+    Append,
+    Cancel,
+    Chunk,
+    Close,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Generated,
+    ModelInfo,
+    Op,
+    Open,
+    Output,
+    Text,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from rootlace.runtime.config import GatewayConfig
+
+BOS, EOS, VOCAB = 256, 257, 258
+PAUSE = "⏸"
+
+
+class FakeTokenizer:
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+class FakeChat:
+    """`<role>content` per message; tools are listed first."""
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kw: Any,
+    ) -> tuple[Text, ...]:
+        self.last = {"messages": messages, "tools": tools, "kw": kw}
+        if messages[-1]["content"] == "refuse me":
+            raise InvalidRequest("the template refuses")
+        parts = [Text(f"[{t['function']['name']}]", special=True) for t in tools or ()]
+        for message in messages:
+            parts += [Text(f"<{message['role']}>", special=True), Text(message["content"])]
+        if add_generation_prompt:
+            parts.append(Text("<assistant>", special=True))
+        return tuple(parts)
+
+
+class FakeSession:
+    def __init__(self, gateway: FakeGateway, on_events: Callable[[list[Event]], None]) -> None:
+        self._gateway = gateway
+        self._on_events = on_events
+        self._prompts: dict[int, list[int]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.ops: list[Op] = []
+        self.closed = False
+
+    def handle(self, ops: list[Op]) -> None:
+        self.ops += ops
+        for op in ops:
+            match op:
+                case Open():
+                    self._prompts[op.branch] = []
+                    self._on_events([Done(op.op)])
+                case Append():
+                    ids = self._prompts[op.branch]
+                    for part in op.parts:
+                        if isinstance(part, Tokens):
+                            ids += part.ids
+                        elif isinstance(part, Text):
+                            if not ids and not part.special:
+                                ids.append(BOS)
+                            ids += part.text.encode()
+                    self._on_events([Done(op.op)])
+                case Generate():
+                    ids = self._prompts[op.branch]
+                    self._tasks.append(asyncio.create_task(self._generate(op, ids)))
+                case Close() | Cancel():
+                    self._on_events([Done(op.op)])
+
+    def close(self) -> None:
+        self.closed = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def _generate(self, op: Generate, prompt: list[int]) -> None:
+        if self._gateway.fail is not None:
+            self._on_events([Failed(op.op, self._gateway.fail.code, str(self._gateway.fail))])
+            return
+        text = self._gateway.tokenizer.decode(prompt)
+        if "boom" in text:
+            self._on_events([Failed(op.op, "context_length_exceeded", "the prompt is too long")])
+            return
+        outputs = []
+        for index in range(op.params.n):
+            outputs.append(await self._sample(op, index, text))
+        params = op.params
+        scored: tuple[TokenLogprob, ...] = ()
+        if params.prompt_logprobs_from is not None:
+            scored = tuple(
+                _score(token, params.top_logprobs, first=i == 0) for i, token in enumerate(prompt)
+            )[params.prompt_logprobs_from :]
+        usage = Usage(
+            prompt_tokens=len(prompt),
+            cached_tokens=len(prompt) // 2,
+            completion_tokens=sum(len(output.token_ids) for output in outputs),
+        )
+        self._on_events([Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)])
+
+    async def _sample(self, op: Generate, index: int, prompt: str) -> Output:
+        params = op.params
+        said: list[int] = []
+        finish, matched = "stop", EOS
+        for char in self._gateway.script(prompt, index):
+            if params.max_tokens is not None and len(said) >= params.max_tokens:
+                finish, matched = "length", None
+                break
+            if char == PAUSE:
+                await asyncio.sleep(3600)
+            if char in params.stop:
+                matched = char
+                break
+            ids = list(char.encode())
+            said += ids
+            logprobs = tuple(_score(i, params.top_logprobs) for i in ids) if params.logprobs else ()
+            if op.stream:
+                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs)])
+                await asyncio.sleep(0)
+            self._gateway.generated += 1
+        scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
+        text = self._gateway.tokenizer.decode(said)
+        return Output(text, tuple(said), finish, matched, scores)  # type: ignore[arg-type]
+
+
+def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
+    text = "<s>" if token == BOS else bytes([token]).decode(errors="replace")
+    best = tuple((token + k, -float(k) - 0.5, chr(token + k)) for k in range(top))
+    return TokenLogprob(token, text, None if first else -0.5, () if first else best)
+
+
+class FakeGateway:
+    def __init__(self, **config: Any) -> None:
+        self.config = GatewayConfig(model="/models/fake", program_address="inproc://x", **config)
+        self.model_info = ModelInfo("fake", "/models/fake", 1000, VOCAB, 5000, 16)
+        self.program_address = "tcp://127.0.0.1:1"
+        self.tokenizer = FakeTokenizer()
+        self.chat = FakeChat()
+        self.healthy = True
+        self.fail: RootlaceError | None = None
+        self.sessions: list[FakeSession] = []
+        self.flushed = 0
+        self.generated = 0
+        self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
+
+    def open_session(
+        self, on_events: Callable[[list[Event]], None], client: str = ""
+    ) -> FakeSession:
+        session = FakeSession(self, on_events)
+        self.sessions.append(session)
+        return session
+
+    async def status(self) -> dict[str, Any]:
+        return {"running": 0}
+
+    async def flush(self) -> None:
+        self.flushed += 1
+
+    @property
+    def last_generate(self) -> Generate:
+        ops = self.sessions[-1].ops
+        return next(op for op in ops if isinstance(op, Generate))
+
+    @property
+    def last_parts(self) -> tuple[Any, ...]:
+        return next(op for op in self.sessions[-1].ops if isinstance(op, Append)).parts

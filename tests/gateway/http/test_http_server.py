@@ -1,0 +1,141 @@
+"""What belongs to no single endpoint: keys, health, bounds, disconnects, information."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from conftest import Serve, Served
+from fake_gateway import PAUSE, FakeGateway
+
+
+async def test_health_follows_the_engine(served: Served) -> None:
+    async with served.http.get("/health") as reply:
+        assert reply.status == 200
+    served.gateway.healthy = False
+    async with served.http.get("/health") as reply:
+        assert reply.status == 503
+        assert (await reply.json())["error"]["code"] == "unavailable"
+
+
+async def test_api_key(serve: Serve) -> None:
+    served = await serve(FakeGateway(api_key="secret"))
+    assert len((await served.openai().models.list()).data) == 1
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic secret"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "secret"},
+    ):
+        for path in ("/v1/models", "/get_model_info", "/no/such/path", "/flush_cache"):
+            async with served.http.get(path, headers=headers) as reply:
+                assert reply.status == 401
+                assert (await reply.json())["error"]["code"] == "unauthorized"
+        async with served.http.get("/health", headers=headers) as reply:
+            assert reply.status == 200
+    bad = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="no", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        await bad.completions.create(model="fake", prompt="x")
+    assert not served.gateway.sessions and not served.gateway.flushed
+
+
+async def test_body_bound(serve: Serve) -> None:
+    served = await serve(FakeGateway(max_message_bytes=10_000))
+    async with served.http.post("/generate", json={"text": "x" * 20_000}) as reply:
+        assert reply.status == 413
+        assert "error" in await reply.json()
+    async with served.http.post("/generate", json={"text": "x" * 5_000}) as reply:
+        assert reply.status == 200
+
+
+async def test_unknown_paths_and_methods(served: Served) -> None:
+    async with served.http.get("/v2/nothing") as reply:
+        assert (reply.status, (await reply.json())["error"]["type"]) == (404, "not_found_error")
+    async with served.http.get("/generate") as reply:
+        assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+        assert "error" in await reply.json()
+
+
+async def test_an_unforeseen_fault_is_one_requests_problem(served: Served) -> None:
+    def broken(prompt: str, index: int) -> str:
+        raise ZeroDivisionError
+
+    served.gateway.chat.render = broken  # type: ignore[method-assign, assignment]
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    async with served.http.post("/v1/chat/completions", json=body) as reply:
+        assert (reply.status, (await reply.json())["error"]["message"]) == (500, "internal error")
+    async with served.http.post("/generate", json={"text": "x"}) as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/generate", {"text": ["a", "b"]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_a_disconnect_cancels(
+    served: Served, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    # Not one byte is written after the pause: only the connection itself tells.
+    served.gateway.script = lambda prompt, index: "he" + PAUSE
+    async with aiohttp.ClientSession(served.url) as client:
+        task = asyncio.create_task(_post(client, path, {**body, "stream": stream}))
+        while served.gateway.generated < 2:
+            await asyncio.sleep(0.01)
+        assert not served.gateway.sessions[0].closed
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with asyncio.timeout(10):
+        while not served.gateway.sessions[0].closed:
+            await asyncio.sleep(0.01)
+
+
+async def _post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> None:
+    async with client.post(path, json=body) as reply:
+        await reply.read()
+
+
+async def test_information(served: Served) -> None:
+    async with served.http.get("/get_model_info") as reply:
+        info = await reply.json()
+    assert info["model_path"] == info["tokenizer_path"] == "/models/fake"
+    assert info["is_generation"] is True
+    assert (info["context_length"], info["program_address"]) == (1000, "tcp://127.0.0.1:1")
+    async with served.http.get("/get_server_info") as reply:
+        info = await reply.json()
+    assert info["status"] == {"running": 0} and info["version"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_flush_cache(served: Served, method: str) -> None:
+    async with served.http.request(method, "/flush_cache") as reply:
+        assert reply.status == 200
+    assert served.gateway.flushed == 1
+
+
+async def test_health_generate(served: Served) -> None:
+    async with served.http.get("/health_generate") as reply:
+        assert reply.status == 200
+    assert served.gateway.last_generate.params.max_tokens == 1
+
+
+async def test_tokenize_and_back(served: Served) -> None:
+    async with served.http.post("/tokenize", json={"prompt": "hé"}) as reply:
+        found = await reply.json()
+    assert found["tokens"] == list("hé".encode()) and found["count"] == 3
+    assert (found["max_model_len"], found["token_strs"]) == (1000, None)
+    async with served.http.post("/detokenize", json={"tokens": found["tokens"]}) as reply:
+        assert await reply.json() == {"prompt": "hé"}
+    async with served.http.post("/detokenize", json={"tokens": [70000]}) as reply:
+        assert reply.status == 400
+    async with served.http.post("/tokenize", json={"prompt": 3}) as reply:
+        assert (await reply.json())["error"]["param"] == "prompt"
