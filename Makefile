@@ -1,0 +1,66 @@
+# Two commands: `make demo` and `make test`. Both prepare .venv first, once.
+#
+# A Python of 3.11 or newer is looked for; name another one with `make PYTHON=/path/to/python setup`.
+
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+MYPY_TREE := build/mypy
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint mypy-tree format wheel clean
+
+help:
+	@echo "make demo    set up .venv, run a program on the embedded model"
+	@echo "make test    set up .venv, run the tests"
+	@echo "make setup   set up .venv only"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff format the code"
+	@echo "make wheel   build the wheel, install it into fresh environments and try it there"
+	@echo "make clean   remove .venv and everything built"
+
+setup: $(READY)
+
+# The stamp makes the second run free: pip is asked again only when the requirements change.
+$(READY): pyproject.toml constraints.txt scripts/setup_env.py
+	@for python in $(PYTHON) python3 python3.12 python3.11 python3.13 python3.14 python; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    "$$python" scripts/setup_env.py --venv $(VENV) --editable --extras runtime,test \
+	      && touch $@; exit; \
+	  elif [ -n "$(PYTHON)" ]; then \
+	    echo "PYTHON=$(PYTHON) is not Python 3.11 or newer" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "Python 3.11 or newer is needed and none was found; name one: make PYTHON=... setup" >&2; \
+	exit 1
+
+demo: $(READY)
+	@$(BIN)/python examples/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY) mypy-tree
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=$(MYPY_TREE) $(BIN)/mypy -p rootlace
+	MYPYPATH=$(MYPY_TREE) $(BIN)/mypy benchmarks examples scripts
+
+# Imports say `rootlace.runtime`, the folder is runtime/: links give mypy a tree that agrees.
+mypy-tree:
+	@rm -rf $(MYPY_TREE) && mkdir -p $(MYPY_TREE)/rootlace
+	@for entry in frontend/* runtime kernels; do \
+	  ln -s ../../../$$entry $(MYPY_TREE)/rootlace/$$(basename $$entry); \
+	done
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel: $(READY)
+	$(BIN)/python scripts/check_wheel.py
+
+clean:
+	rm -rf $(VENV) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
