@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rootlace.protocol import Part
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import Message, Tool, ToolCall
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+def render(
+    gateway: Gateway,
+    messages: list[Message],
+    tools: list[Tool] | None,
+    add_generation_prompt: bool | None,
+    template_kwargs: Mapping[str, Any] | None,
+) -> tuple[Part, ...]:
+    """The conversation as the model's template writes it.
+
+    Raises InvalidParameter for content that is not text, InvalidRequest where the template refuses.
+    """
+    more = dict(template_kwargs or {})
+    for name in sorted(_TEMPLATE_ARGUMENTS & more.keys()):
+        raise InvalidParameter(
+            f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
+        )
+    return gateway.chat.render(
+        template_messages(messages),
+        tools=template_tools(tools) if tools else None,
+        add_generation_prompt=add_generation_prompt is not False,
+        **more,
+    )
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:

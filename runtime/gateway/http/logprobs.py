@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rootlace.protocol import TokenLogprob
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.tokenizer import Tokenizer
 
 # JSON has no infinity; OpenAI's own convention for "impossible".
 IMPOSSIBLE = -9999.0
@@ -15,13 +18,16 @@ def finite(logprob: float) -> float:
     return max(logprob, IMPOSSIBLE)
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
     """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives."""
     return {
         "content": [
             {
-                **_entry(token.text, token.logprob),
-                "top_logprobs": [_entry(text, lp) for _, lp, text in token.top[:top]],
+                **_entry(tokenizer, token.token_id, token.text, token.logprob),
+                "top_logprobs": [
+                    _entry(tokenizer, token_id, text, logprob)
+                    for token_id, logprob, text in token.top[:top]
+                ],
             }
             for token in tokens
         ],
@@ -29,12 +35,13 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
     }
 
 
-def _entry(text: str, logprob: float | None) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> dict[str, Any]:
+    # A token may be a part of a character; then its text is U+FFFD, but its bytes are known.
+    raw = tokenizer.token_bytes[token_id] if "\ufffd" in text else text.encode()
     return {
         "token": text,
         "logprob": IMPOSSIBLE if logprob is None else finite(logprob),
-        # A part of a character has U+FFFD as its text: its bytes are not known here.
-        "bytes": None if "�" in text else list(text.encode()),
+        "bytes": list(raw),
     }
 
 

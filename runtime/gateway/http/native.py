@@ -135,13 +135,16 @@ class Generate:
         jobs = [one.job for one in asked]
         # Choices are numbered through the batch; prompts may ask for different n.
         first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
+        counts = [await self._prompt_tokens(one.prompt) for one in asked]
         grown: dict[int, _Grown] = {}
         with one_shot.OneShots(self._gateway, jobs, stream=True) as shots:
             async for prompt, event in shots:
                 one = asked[prompt]
                 if isinstance(event, Chunk):
                     choice = first[prompt] + event.index
-                    replies = {choice: grown.setdefault(choice, _Grown()).add(one, event)}
+                    replies = {
+                        choice: grown.setdefault(choice, _Grown(counts[prompt])).add(one, event)
+                    }
                 else:
                     elapsed = time.monotonic() - begun
                     replies = {
@@ -154,11 +157,19 @@ class Generate:
                         reply["meta_info"]["id"] = f"{one.rid}-{index}"
                     yield {**reply, "index": choice} if batch else reply
 
+    async def _prompt_tokens(self, prompt: Prompt) -> int:
+        """sglang's streams tell it in every event; the gateway says it at the end only."""
+        if prompt.ids is not None:
+            return len(prompt.ids)
+        text, tokenizer = prompt.text or "", self._gateway.tokenizer
+        return len(await self._gateway.tokenize(len(text), tokenizer.encode, text))
+
 
 @dataclass
 class _Grown:
     """What one sample has said so far: sglang's streams repeat it in every event."""
 
+    prompt_tokens: int
     text: str = ""
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -170,10 +181,9 @@ class _Grown:
         meta: dict[str, Any] = {
             "id": asked.rid,
             "finish_reason": None,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.ids),
         }
-        if asked.prompt.ids is not None:
-            meta["prompt_tokens"] = len(asked.prompt.ids)
         if asked.logprobs:
             meta |= _logprobs("output", self.logprobs, asked)
         return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}

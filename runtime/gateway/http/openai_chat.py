@@ -11,7 +11,7 @@ from aiohttp import web
 from rootlace.protocol import Chunk, Generated, Output
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.conversation import template_messages, template_tools
+from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import chat_logprobs
 from rootlace.runtime.gateway.http.openai_types import ChatBody
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
 MAX_TOP_LOGPROBS = 20
-
-_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,16 @@ class ChatCompletions:
         if body.stream:
             return await stream_events(request, self._stream(asked))
         (result,) = await one_shot.run(self._gateway, [asked.job])
-        choices = [_choice(asked, index, output) for index, output in enumerate(result.outputs)]
+        choices = [
+            self._choice(asked, index, output) for index, output in enumerate(result.outputs)
+        ]
         head = envelope("chatcmpl", "chat.completion", asked.model)
         return json_response({**head, "choices": choices, "usage": usage_of([result])})
 
     def _understand(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
         _refuse_unsupported(body)
-        tools = template_tools(body.tools) if body.tools and body.tool_choice != "none" else None
+        tools = body.tools if body.tool_choice != "none" else None
         top = _top_logprobs(body)
         fields = openai_fields(body)
         limit = body.max_completion_tokens
@@ -77,29 +77,42 @@ class ChatCompletions:
             fields["skip_special_tokens"] = False
         names = {} if limit is None else {"max_tokens": "max_completion_tokens"}
         params = make_params(fields, self._gateway.model_info.vocab_size, names)
-        job = one_shot.Job(
-            self._render(body, tools), params, openai_constraint(body), body.cache_salt or ""
+        parts = render(
+            self._gateway,
+            body.messages,
+            tools,
+            body.add_generation_prompt,
+            body.chat_template_kwargs,
         )
+        job = one_shot.Job(parts, params, openai_constraint(body), body.cache_salt or "")
         return _Request(model, job, bool(tools), top, wants_usage(body))
 
-    def _render(self, body: ChatBody, tools: list[dict[str, Any]] | None) -> tuple[Any, ...]:
-        more = body.chat_template_kwargs or {}
-        for name in _TEMPLATE_ARGUMENTS & more.keys():
-            raise InvalidParameter(
-                f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
-            )
-        return self._gateway.chat.render(
-            template_messages(body.messages),
-            tools=tools,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            **more,
-        )
+    def _choice(self, asked: _Request, index: int, output: Output) -> dict[str, Any]:
+        """One sample, complete."""
+        content: str | None = output.text
+        calls: list[ToolCall] = []
+        if asked.tools:
+            content, calls = split_tool_calls(output.text)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [call.as_openai() for call in calls]
+        logprobs = None
+        if asked.top is not None:
+            logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(output, bool(calls)),
+            "matched_stop": output.matched,
+        }
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
         head = envelope("chatcmpl", "chat.completion.chunk", asked.model)
         if asked.usage_chunk:
             head["usage"] = None
-        deltas = [_Deltas(asked, index) for index in range(asked.job.params.n)]
+        deltas = [_Deltas(self._gateway, asked, index) for index in range(asked.job.params.n)]
         result: Generated | None = None
         with one_shot.OneShots(self._gateway, [asked.job], stream=True) as shots:
             async for _, event in shots:
@@ -121,7 +134,8 @@ class ChatCompletions:
 class _Deltas:
     """The streamed choices (`delta` objects) of one sample."""
 
-    def __init__(self, asked: _Request, index: int) -> None:
+    def __init__(self, gateway: Gateway, asked: _Request, index: int) -> None:
+        self._tokenizer = gateway.tokenizer
         self._index = index
         self._top = asked.top
         self._parser = ToolCallParser() if asked.tools else None
@@ -136,7 +150,7 @@ class _Deltas:
         if self._top is not None and chunk.logprobs:
             if len(choices) == 0 or "role" in choices[-1]["delta"]:
                 choices.append(self._choice({}))
-            choices[-1]["logprobs"] = chat_logprobs(chunk.logprobs, self._top)
+            choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, chunk.logprobs, self._top)
         return choices
 
     def finish(self, output: Output) -> list[dict[str, Any]]:
@@ -167,25 +181,6 @@ class _Deltas:
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _choice(asked: _Request, index: int, output: Output) -> dict[str, Any]:
-    """One sample, complete."""
-    content: str | None = output.text
-    calls: list[ToolCall] = []
-    if asked.tools:
-        content, calls = split_tool_calls(output.text)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if calls:
-        message["content"] = content or None
-        message["tool_calls"] = [call.as_openai() for call in calls]
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": None if asked.top is None else chat_logprobs(output.logprobs, asked.top),
-        "finish_reason": _finish_reason(output, bool(calls)),
-        "matched_stop": output.matched,
-    }
 
 
 def _finish_reason(output: Output, called: bool) -> str:

@@ -122,7 +122,7 @@ class Completions:
     def _echo(self, prompt: Prompt) -> str:
         if prompt.text is not None:
             return prompt.text
-        return self._gateway.tokenizer.decode(list(prompt.ids or ()))
+        return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
         head = envelope("cmpl", "text_completion", asked.model)

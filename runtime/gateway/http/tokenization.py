@@ -7,22 +7,33 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from rootlace.protocol import Text
 from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.conversation import render
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.openai_types import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.pieces import Piece
 
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    prompt: str
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A prompt, or a conversation that the chat template writes."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     tokens: list[int]
     model: str | None = None
 
@@ -36,15 +47,40 @@ class Tokenization:
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
         check_model(self._gateway, body.model)
-        tokenizer = self._gateway.tokenizer
-        ids = tokenizer.encode(body.prompt)
-        reply: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": self._gateway.model_info.context_length,
-            "tokens": list(ids),
-            "token_strs": [tokenizer.decode([i]) for i in ids] if body.return_token_strs else None,
-        }
-        return json_response(reply)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameter("prompt", "give either prompt or messages")
+        ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
+        text_of = self._gateway.tokenizer.token_text
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": self._gateway.model_info.context_length,
+                "tokens": ids,
+                "token_strs": [text_of(i) for i in ids] if body.return_token_strs else None,
+            }
+        )
+
+    async def _of_text(self, body: TokenizeBody) -> list[int]:
+        text = body.prompt or ""
+        return await self._gateway.tokenize(
+            len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
+        )
+
+    async def _of_messages(self, body: TokenizeBody) -> list[int]:
+        parts = render(
+            self._gateway,
+            body.messages or [],
+            body.tools,
+            body.add_generation_prompt,
+            body.chat_template_kwargs,
+        )
+        pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
+        return await self._gateway.tokenize(
+            sum(len(piece.text) for piece in pieces),
+            self._gateway.tokenizer.encode_pieces,
+            pieces,
+            begin=bool(pieces) and not pieces[0].special,
+        )
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, DetokenizeBody)
@@ -53,4 +89,5 @@ class Tokenization:
             return json_response({"prompt": ""})
         vocab_size = self._gateway.model_info.vocab_size
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
-        return json_response({"prompt": self._gateway.tokenizer.decode(list(prompt.ids or ()))})
+        text = self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
+        return json_response({"prompt": text})

@@ -9,9 +9,9 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from fake_gateway import FakeGateway
 
 from rootlace.runtime.gateway.http.app import make_runner
+from tests.gateway.http.fake_gateway import FakeGateway
 
 
 @dataclass

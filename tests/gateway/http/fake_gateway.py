@@ -8,7 +8,7 @@ until the session is closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rootlace.errors import InvalidRequest, RootlaceError
@@ -32,17 +32,28 @@ from rootlace.protocol import (
     Usage,
 )
 from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.pieces import Piece
 
 BOS, EOS, VOCAB = 256, 257, 258
 PAUSE = "⏸"
 
 
 class FakeTokenizer:
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return list(text.encode())
+    token_bytes = {i: bytes([i]) for i in range(256)}  # noqa: RUF012
 
-    def decode(self, ids: list[int], **_: Any) -> str:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def encode_pieces(
+        self, pieces: list[Piece], previous: int | None = None, begin: bool = False
+    ) -> list[int]:
+        return self.encode("".join(piece.text for piece in pieces), begin)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        return "<s>" if token_id == BOS else self.decode([token_id])
 
 
 class FakeChat:
@@ -178,6 +189,9 @@ class FakeGateway:
         session = FakeSession(self, on_events)
         self.sessions.append(session)
         return session
+
+    async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
 
     async def status(self) -> dict[str, Any]:
         return {"running": 0}

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Served
 
 from rootlace.protocol import Tokens
+from tests.gateway.http.conftest import Served
 
 
 async def _post(served: Served, **body: Any) -> Any:
@@ -143,6 +143,7 @@ async def test_stream_is_cumulative(served: Served) -> None:
 
 async def test_stream_of_a_batch(served: Served) -> None:
     events = await _events(served, text=["a", "b"], sampling_params={"n": 2})
+    assert all(event["meta_info"]["prompt_tokens"] == 2 for event in events)
     last = {event["index"]: event for event in events}
     assert {i: e["text"] for i, e in last.items()} == {0: "hello", 1: "ello", 2: "hello", 3: "ello"}
     assert all(e["meta_info"]["finish_reason"] for e in last.values())

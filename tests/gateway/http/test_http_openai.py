@@ -8,10 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import Served
 
 from rootlace.errors import InternalError, Overloaded, ServerUnavailable
 from rootlace.protocol import Text, Tokens
+from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
 

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from conftest import Serve, Served
-from fake_gateway import PAUSE, FakeGateway
+
+from tests.gateway.http.conftest import Serve, Served
+from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 
 
 async def test_health_follows_the_engine(served: Served) -> None:
@@ -131,10 +132,17 @@ async def test_health_generate(served: Served) -> None:
 async def test_tokenize_and_back(served: Served) -> None:
     async with served.http.post("/tokenize", json={"prompt": "hé"}) as reply:
         found = await reply.json()
-    assert found["tokens"] == list("hé".encode()) and found["count"] == 3
+    assert found["tokens"] == [256, *"hé".encode()] and found["count"] == 4
     assert (found["max_model_len"], found["token_strs"]) == (1000, None)
     async with served.http.post("/detokenize", json={"tokens": found["tokens"]}) as reply:
         assert await reply.json() == {"prompt": "hé"}
+    plain = {"prompt": "hi", "add_special_tokens": False, "return_token_strs": True}
+    async with served.http.post("/tokenize", json=plain) as reply:
+        found = await reply.json()
+    assert (found["tokens"], found["token_strs"]) == ([104, 105], ["h", "i"])
+    chat = {"messages": [{"role": "user", "content": "x"}], "add_generation_prompt": False}
+    async with served.http.post("/tokenize", json=chat) as reply:
+        assert (await reply.json())["tokens"] == list(b"<user>x")
     async with served.http.post("/detokenize", json={"tokens": [70000]}) as reply:
         assert reply.status == 400
     async with served.http.post("/tokenize", json={"prompt": 3}) as reply:
