@@ -1,0 +1,92 @@
+"""The gateway process: `python -m rootlace.runtime.gateway`, started as somebody's child.
+
+Reads its configuration as one JSON line from standard input, prints one JSON line when it is ready
+(or what it cannot start for), and ends when standard input closes or on SIGINT or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import msgspec
+
+from rootlace.errors import InternalError, InvalidRequest, RootlaceError
+from rootlace.runtime import processes
+from rootlace.runtime.config import EngineConfig, GatewayConfig
+from rootlace.runtime.gateway.app import Listening, serve
+
+# A gateway whose loop hangs while it stops must not outlive its parent.
+LAST_RESORT_SECONDS = 20.0
+
+
+class GatewayProcessConfig(msgspec.Struct, frozen=True):
+    """What the gateway process reads from its standard input."""
+
+    gateway: GatewayConfig
+    engine: EngineConfig
+
+
+def main() -> int:
+    try:
+        config = processes.read_config(sys.stdin.buffer, GatewayProcessConfig)
+    except (msgspec.DecodeError, TypeError, ValueError) as error:
+        return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
+    try:
+        asyncio.run(_run(config))
+    except RootlaceError as error:
+        return _refuse(error)
+    except Exception as error:
+        return _refuse(InternalError(f"{type(error).__name__}: {error}"))
+    return 0
+
+
+async def _run(config: GatewayProcessConfig) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def on_parent_end() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            loop.call_soon_threadsafe(stop.set)
+        _exit_later()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    processes.call_when_parent_ends(sys.stdin.buffer, on_parent_end)
+    ready = asyncio.Event()
+
+    def on_ready(listening: Listening) -> None:
+        ready.set()
+        _say(msgspec.json.encode(listening))
+
+    serving = asyncio.create_task(serve(config.gateway, config.engine, on_ready, stop))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    # Told to stop while still loading: do not wait for the model.
+    if not serving.done() and not ready.is_set():
+        serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+def _exit_later() -> None:
+    signal.setitimer(signal.ITIMER_REAL, LAST_RESORT_SECONDS)
+
+
+def _refuse(error: RootlaceError) -> int:
+    _say(msgspec.json.encode({"error": error.code, "message": str(error)}))
+    return 1
+
+
+def _say(line: bytes) -> None:
+    # The parent may be gone already.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

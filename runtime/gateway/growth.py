@@ -1,0 +1,144 @@
+"""How a branch grows without sampling: appended parts, settled tokens, prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from rootlace.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
+from rootlace.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
+from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from rootlace.runtime.gateway.branch import Branch, BranchState
+from rootlace.runtime.gateway.pieces import Piece
+from rootlace.runtime.gateway.requests import Requests
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.core import Gateway
+
+
+async def append(
+    gateway: Gateway, branch: Branch, op: Append, quotes: list[asyncio.Future[Any]]
+) -> Event:
+    """Add text (it stays pending), ids, or what quoted branches gained.
+
+    Raises InvalidRequest for ids outside the vocabulary, text that is not Unicode or a quote of an
+    unknown branch, ContextLengthExceeded for what can never fit.
+    """
+    state = branch.state
+    waiting = iter(quotes)
+    for part in op.parts:
+        if isinstance(part, Text):
+            _check_unicode(part.text)
+            _add_piece(state, Piece(part.text, part.special))
+        elif isinstance(part, Quote):
+            gained = await branch.wait(next(waiting))
+            if isinstance(gained, RootlaceError):
+                raise type(gained)(f"quoted branch {part.branch}: {gained}")
+            for piece in gained:
+                _add_piece(state, piece)
+        else:
+            await _add_ids(gateway, branch, part.ids)
+    _check_size(gateway, state)
+    return Done(op.op)
+
+
+async def settle(gateway: Gateway, branch: Branch, everything: bool = False) -> None:
+    """Tokenize pending text: what is certain, or all of it (a `Generate` fixes the boundary)."""
+    state = branch.state
+    if not state.pending and not (everything and not state.ids and state.begins):
+        return
+    tokenizer = gateway.tokenizer
+    length = state.pending_length()
+    if everything:
+        ids = await gateway.tokenize(
+            length, tokenizer.encode_pieces, state.pending, state.previous, state.begins
+        )
+        rest: tuple[Piece, ...] = ()
+    else:
+        ids, rest = await gateway.tokenize(
+            length, tokenizer.settle, state.pending, state.previous, state.begins
+        )
+    state.ids.extend(ids)
+    state.pending = rest
+
+
+async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
+    """Compute the KV of the settled tokens."""
+    await settle(gateway, branch)
+    ids = branch.state.ids
+    if not ids:
+        return Done(op.op, Usage())
+    check_fits(gateway, len(ids), room=0)
+    cached = 0
+
+    def note(update: Update) -> None:
+        nonlocal cached
+        cached = update.cached_tokens if update.cached_tokens is not None else cached
+
+    requests = Requests(gateway.engine)
+    params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+    requests.add(
+        lambda rid: Submit(
+            rid, pack_ids(ids), params, namespace=branch.namespace, program=branch.program
+        ),
+        note,
+    )
+    await requests.finish(branch)
+    return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
+
+
+def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
+    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt."""
+    limit = gateway.max_prompt
+    if prompt + room <= limit:
+        return
+    window = gateway.model_info.context_length
+    what = (
+        f"the context window of {limit} tokens"
+        if limit == window
+        else f"the KV cache of {limit} tokens (the context window is {window})"
+    )
+    more = f" and leaves no room for {room} more" if room and prompt <= limit else ""
+    raise ContextLengthExceeded(f"the prompt of {prompt} tokens does not fit {what}{more}")
+
+
+def _add_piece(state: BranchState, piece: Piece) -> None:
+    if state.begin is None and not (piece.special and not piece.text):
+        state.begin = not piece.special
+    if piece.text:
+        state.pending += (piece,)
+        state.gained.append(piece)
+
+
+async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:
+    vocabulary = gateway.model_info.vocab_size
+    for token_id in ids:
+        if not 0 <= token_id < vocabulary:
+            raise InvalidRequest(f"{token_id} is not a token id (the vocabulary has {vocabulary})")
+    state = branch.state
+    if state.begin is None:
+        state.begin = False
+    await settle(gateway, branch, everything=bool(state.pending))
+    text = gateway.tokenizer.decode(ids)
+    state.ids.extend(ids)
+    if text:
+        state.gained.append(Piece(text))
+
+
+def _check_unicode(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+
+
+def _check_size(gateway: Gateway, state: BranchState) -> None:
+    """Refuse what can never fit, before it takes memory and time to tokenize."""
+    limit = gateway.max_prompt
+    at_least = len(state.ids) + state.pending_length() // gateway.tokenizer.longest_token
+    if at_least > limit:
+        raise ContextLengthExceeded(
+            f"the branch has at least {at_least} tokens; at most {limit} fit"
+        )

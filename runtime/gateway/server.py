@@ -1,0 +1,293 @@
+"""The ZeroMQ side of the gateway: connections of programs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import logging
+import time
+from collections import deque
+from functools import partial
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from rootlace.errors import (
+    InvalidRequest,
+    Overloaded,
+    ProtocolError,
+    RootlaceError,
+    Unauthorized,
+)
+from rootlace.protocol import (
+    PROTOCOL_VERSION,
+    Event,
+    Failed,
+    Hello,
+    Op,
+    Welcome,
+    encode,
+)
+from rootlace.runtime.gateway.core import Gateway
+from rootlace.runtime.gateway.session import Session
+
+log = logging.getLogger(__name__)
+
+# What may lie between us and a client that does not read: frames in ZeroMQ's queue, then bytes in
+# ours. Beyond, the client is dropped.
+SEND_HWM = 1000
+MAX_BACKLOG_BYTES = 64 * 2**20
+PING_SECONDS = 1.0
+RETRY_SECONDS = 0.02
+
+_raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_op = msgspec.msgpack.Decoder(Op)
+_anything = msgspec.msgpack.Decoder()
+
+
+class Connection:
+    """A peer that said hello: its session and what could not be sent to it yet."""
+
+    def __init__(self, identity: bytes, now: float) -> None:
+        self.identity = identity
+        self.session: Session
+        self.heard = now
+        self.spoke = now
+        self.backlog: deque[bytes] = deque()
+        self.backlog_bytes = 0
+
+
+class ProgramServer:
+    """Binds a ROUTER socket, turns frames into operations and events into frames.
+
+    A peer is dropped, and everything of it freed, when a send finds it gone, when it is silent for
+    `client_timeout`, or when it does not read what it is sent.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._config = gateway.config
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._connections: dict[bytes, Connection] = {}
+        self._behind: set[Connection] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.address = ""
+
+    def start(self) -> str:
+        """Bind; returns the address that clients connect to (port 0 becomes a real one).
+
+        Raises InvalidRequest where the address cannot be bound.
+        """
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        # Larger ones are cut off by ZeroMQ; up to here they get an answer that says why.
+        socket.setsockopt(zmq.MAXMSGSIZE, 2 * self._config.max_message_bytes)
+        try:
+            socket.bind(self._config.program_address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise InvalidRequest(
+                f"cannot listen on {self._config.program_address}: {error}"
+            ) from error
+        self._socket = socket
+        self.address = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self._tasks = [
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(self._watch()),
+            asyncio.create_task(self._retry()),
+        ]
+        return self.address
+
+    async def stop(self) -> None:
+        """Close every connection and the socket."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for connection in list(self._connections.values()):
+            self._drop(connection, "the server stops")
+        if self._socket is not None:
+            self._socket.close()
+        self._context.term()
+
+    # ------------------------------------------------------------ receiving
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                self._take(frames)
+            except Exception:
+                log.exception("a message could not be handled")
+
+    def _take(self, frames: list[bytes]) -> None:
+        identity, *body = frames
+        connection = self._connections.get(identity)
+        if connection is not None:
+            connection.heard = time.monotonic()
+        try:
+            if len(body) != 1:
+                raise ProtocolError(f"a message is one frame, not {len(body)}")
+            if len(body[0]) > self._config.max_message_bytes:
+                raise InvalidRequest(
+                    f"the message has {len(body[0])} bytes; "
+                    f"at most {self._config.max_message_bytes} are allowed"
+                )
+            if connection is None:
+                self._greet(identity, body[0])
+            else:
+                self._operate(connection, body[0])
+        except RootlaceError as error:
+            self._answer(identity, [Failed(0, error.code, str(error))])
+
+    def _greet(self, identity: bytes, frame: bytes) -> None:
+        """The first message of a peer. Raises what the handshake fails with."""
+        try:
+            ops = [_op.decode(raw) for raw in _raw_ops.decode(frame)]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ProtocolError(f"the first message must be a hello: {error}") from error
+        if len(ops) != 1 or not isinstance(ops[0], Hello):
+            raise ProtocolError("the first message of a connection must be exactly one hello")
+        hello = ops[0]
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the client speaks protocol version {hello.version}, "
+                f"this server version {PROTOCOL_VERSION}"
+            )
+        key = self._config.api_key
+        if key and not hmac.compare_digest(hello.api_key.encode(), key.encode()):
+            raise Unauthorized("the API key is missing or wrong")
+        if len(self._connections) >= self._config.max_connections:
+            raise Overloaded(f"{len(self._connections)} clients are connected already")
+        connection = Connection(identity, time.monotonic())
+        connection.session = self._gateway.open_session(
+            partial(self._deliver, connection), hello.client
+        )
+        self._connections[identity] = connection
+        self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, self._gateway.model_info)])
+
+    def _operate(self, connection: Connection, frame: bytes) -> None:
+        """Hand operations to the session. One that is malformed fails alone."""
+        try:
+            raws = _raw_ops.decode(frame)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ProtocolError(f"not a list of operations: {error}") from error
+        session = connection.session
+        for raw in raws:
+            try:
+                op = _op.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                number, branch = _identify(raw)
+                session.reject(number, branch, _as_typed(error, number))
+            else:
+                session.handle([op])
+        if session.closed:
+            self._forget(connection)
+
+    # ------------------------------------------------------------ sending
+
+    def _deliver(self, connection: Connection, events: list[Event]) -> None:
+        self._send(connection, encode(events))
+
+    def _send(self, connection: Connection, frame: bytes) -> None:
+        if not connection.backlog and self._try(connection, frame):
+            return
+        if connection.identity not in self._connections:
+            return
+        connection.backlog.append(frame)
+        connection.backlog_bytes += len(frame)
+        self._behind.add(connection)
+        if connection.backlog_bytes > MAX_BACKLOG_BYTES:
+            self._drop(connection, f"{connection.backlog_bytes} bytes wait to be read")
+
+    def _try(self, connection: Connection, frame: bytes) -> bool:
+        """Send without waiting; False if the peer's queue is full or the peer is gone."""
+        error = self._send_now(connection.identity, frame)
+        if error is None:
+            connection.spoke = time.monotonic()
+            return True
+        if error.errno != errno.EAGAIN:
+            self._drop(connection, str(error))
+        return False
+
+    def _send_now(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
+        assert self._socket is not None
+        sent = self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        error = sent.exception()
+        return error if isinstance(error, zmq.ZMQError) else None
+
+    def _answer(self, identity: bytes, events: list[Event]) -> None:
+        """Tell a peer, known or not. What cannot be sent to an unknown one is forgotten."""
+        connection = self._connections.get(identity)
+        if connection is not None:
+            self._deliver(connection, events)
+        else:
+            self._send_now(identity, encode(events))
+
+    async def _retry(self) -> None:
+        """Send what waits for clients that were slow."""
+        while True:
+            await asyncio.sleep(RETRY_SECONDS)
+            for connection in list(self._behind):
+                while connection.backlog and self._try(connection, connection.backlog[0]):
+                    connection.backlog_bytes -= len(connection.backlog.popleft())
+                if not connection.backlog:
+                    self._behind.discard(connection)
+
+    # ------------------------------------------------------------ life and death
+
+    async def _watch(self) -> None:
+        """Once a second: forget the silent, and say something to those who wait.
+
+        The empty message tells a waiting client that we live, and tells us whether it does.
+        """
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            now = time.monotonic()
+            for connection in list(self._connections.values()):
+                silent = now - connection.heard
+                if silent > self._config.client_timeout:
+                    self._drop(connection, f"silent for {silent:.0f} s")
+                elif connection.session.busy and now - connection.spoke >= PING_SECONDS:
+                    self._send(connection, encode([]))
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        if connection.identity in self._connections:
+            log.info("client %s dropped: %s", connection.session.client or "?", reason)
+        self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._connections.pop(connection.identity, None)
+        self._behind.discard(connection)
+        connection.backlog.clear()
+        connection.session.close()
+
+
+def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:
+    """Number and branch of an operation that could not be decoded, as far as they can be read."""
+    try:
+        fields: Any = _anything.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0, None
+    if not isinstance(fields, dict):
+        return 0, None
+    number, branch = fields.get("op"), fields.get("branch")
+    return (
+        number if isinstance(number, int) else 0,
+        branch if isinstance(branch, int) else None,
+    )
+
+
+def _as_typed(error: Exception, number: int) -> RootlaceError:
+    if number > 0 and isinstance(error, msgspec.ValidationError):
+        return InvalidRequest(str(error))
+    return ProtocolError(f"not an operation: {error}")

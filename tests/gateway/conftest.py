@@ -1,0 +1,112 @@
+"""Gateways over the fake engine, with the real tokenizers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rootlace.protocol import Chunk, Event, Op, Welcome
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.chat import ChatTemplate
+from rootlace.runtime.gateway.core import Gateway
+from rootlace.runtime.gateway.session import Session
+from rootlace.runtime.gateway.tokenizer import Tokenizer
+from tests.gateway.fake_engine import FakeEngine
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+FOLDERS = {
+    "qwen3": DATA / "tokenizers" / "qwen3",
+    "gpt2": DATA / "tokenizers" / "gpt2",
+    "stories3M": DATA / "models" / "stories3M",
+}
+
+
+def folder_of(name: str) -> Path:
+    folder = FOLDERS[name]
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    return folder
+
+
+@cache
+def load(name: str) -> Tokenizer:
+    return Tokenizer.from_folder(folder_of(name))
+
+
+@pytest.fixture(params=["stories3M", "gpt2", "qwen3"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return load(request.param)
+
+
+@pytest.fixture
+def stories() -> Tokenizer:
+    return load("stories3M")
+
+
+@dataclass
+class Client:
+    """A session and everything it said."""
+
+    gateway: Gateway
+    engine: FakeEngine
+    session: Session = field(init=False)
+    events: list[Event] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = self.gateway.open_session(self.events.extend)
+
+    def send(self, *ops: Op) -> None:
+        self.session.handle(list(ops))
+
+    def of(self, op: int) -> list[Event]:
+        return [event for event in self.events if event.op == op]
+
+    def terminal(self, op: int) -> Event | None:
+        found = [e for e in self.of(op) if not isinstance(e, Chunk | Welcome)]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    async def result(self, op: int) -> Event:
+        for _ in range(100_000):
+            event = self.terminal(op)
+            if event is not None:
+                return event
+            await asyncio.sleep(0)
+        raise AssertionError(f"operation {op} never ended")
+
+    async def settle(self, turns: int = 50) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+
+def make_gateway(
+    tokenizer: Tokenizer,
+    engine: FakeEngine | None = None,
+    eos: Iterable[int] = (),
+    **config: object,
+) -> tuple[Gateway, FakeEngine]:
+    engine = engine or FakeEngine(tokenizer.vocab_size)
+    settings = {"model": "some/model", "program_address": "", **config}
+    gateway_config = GatewayConfig(**settings)  # type: ignore[arg-type]
+    return Gateway(gateway_config, engine, tokenizer, ChatTemplate(None), eos), engine
+
+
+@pytest.fixture
+def client(stories: Tokenizer) -> Callable[..., Client]:
+    """Makes a client of a new gateway (stories3M's tokenizer, `</s>` ends a text)."""
+
+    def make(**options: object) -> Client:
+        gateway, engine = make_gateway(
+            options.pop("tokenizer", stories),  # type: ignore[arg-type]
+            options.pop("engine", None),  # type: ignore[arg-type]
+            eos=(2,),
+            **options,
+        )
+        return Client(gateway, engine)
+
+    return make

@@ -1,0 +1,173 @@
+"""An engine without a model: scripted or pseudo-random tokens, pauses and faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rootlace.runtime.engine.messages import Ready, Submit, TokenScore, Update, unpack_ids
+
+Script = Callable[[Submit], "list[int] | Exception"]
+
+
+def score(context: tuple[int, ...]) -> float:
+    """A log-probability for the last token of `context` that depends on all of it."""
+    digest = hashlib.blake2b(repr(context).encode(), digest_size=4).digest()
+    return -(int.from_bytes(digest, "little") % 100_000) / 10_000 - 0.001
+
+
+@dataclass
+class Running:
+    message: Submit
+    on_update: Callable[[Update], None]
+    tokens: list[int]
+    given: int = 0
+    failure: Exception | None = None
+
+
+@dataclass
+class FakeEngine:
+    """`script` says what a request generates; by default 8 pseudo-random tokens.
+
+    With `paused` nothing happens until `step` is called; otherwise every turn of the event loop
+    gives each request `tokens_per_step` tokens.
+    """
+
+    vocab_size: int
+    context_length: int = 4096
+    capacity_tokens: int = 65536
+    script: Script | None = None
+    paused: bool = False
+    tokens_per_step: int = 1
+    healthy: bool = True
+    submitted: list[Submit] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    running: dict[int, Running] = field(default_factory=dict)
+    flushes: int = 0
+    _rid: int = 0
+    _ticking: bool = False
+
+    @property
+    def info(self) -> Ready:
+        return Ready(
+            pid=0,
+            num_blocks=self.capacity_tokens // 16,
+            block_size=16,
+            context_length=self.context_length,
+            capacity_tokens=self.capacity_tokens,
+            vocab_size=self.vocab_size,
+            device="none",
+            dtype="float32",
+        )
+
+    def next_rid(self) -> int:
+        self._rid += 1
+        return self._rid
+
+    def submit(self, message: Submit, on_update: Callable[[Update], None]) -> None:
+        assert message.rid not in self.running
+        assert message.params.n == 1 and message.params.max_tokens is not None
+        assert message.params.seed is not None and message.params.stop == ()
+        self.submitted.append(message)
+        wanted: list[int] | Exception
+        wanted = self.script(message) if self.script is not None else self._random(message)
+        running = Running(message, on_update, [])
+        if isinstance(wanted, Exception):
+            running.failure = wanted
+        else:
+            running.tokens = wanted[: message.params.max_tokens]
+        self.running[message.rid] = running
+        self._schedule()
+
+    def abort(self, rids: Iterable[int]) -> None:
+        for rid in list(rids):
+            running = self.running.pop(rid, None)
+            if running is not None:
+                self.aborted.append(rid)
+                running.on_update(Update(rid, finish="abort"))
+
+    def release_program(self, program: str) -> None:
+        self.released.append(program)
+
+    async def flush(self) -> None:
+        await asyncio.sleep(0)
+        self.flushes += 1
+
+    async def stats(self) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"submitted": len(self.submitted)}
+
+    def step(self, rid: int | None = None) -> None:
+        """Advance every request (or one)."""
+        for running in [r for i, r in self.running.items() if rid is None or i == rid]:
+            if running.message.rid in self.running:
+                self._advance(running)
+
+    # ------------------------------------------------------------ inside
+
+    def _schedule(self) -> None:
+        if not self.paused and not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self.paused:
+            return
+        self.step()
+        if self.running:
+            self._schedule()
+
+    def _advance(self, running: Running) -> None:
+        message, params = running.message, running.message.params
+        first = running.given == 0
+        if running.failure is not None:
+            del self.running[message.rid]
+            code = getattr(running.failure, "code", "internal")
+            update = Update(message.rid, finish="error", code=code, error=str(running.failure))
+            running.on_update(update)
+            return
+        new = running.tokens[running.given : running.given + self.tokens_per_step]
+        finish, matched = None, None
+        for i, token in enumerate(new):
+            count = running.given + i + 1
+            if token in params.stop_token_ids and count > params.min_tokens:
+                new, finish, matched = new[: i + 1], "stop", token
+                break
+        running.given += len(new)
+        if finish is None and running.given >= len(running.tokens):
+            finish = "length"
+        prompt = tuple(unpack_ids(message.token_ids).tolist())
+        update = Update(
+            message.rid,
+            token_ids=tuple(new),
+            scores=tuple(TokenScore(t, -0.5, ((t, -0.5),)) for t in new) if params.logprobs else (),
+            prompt_scores=self._prompt_scores(message) if first else (),
+            cached_tokens=len(prompt) // 2 if first else None,
+            queued=0.001 if first else None,
+            finish=finish,
+            matched=matched,
+        )
+        if finish is not None:
+            del self.running[message.rid]
+        running.on_update(update)
+
+    def _prompt_scores(self, message: Submit) -> tuple[TokenScore, ...]:
+        start = message.params.prompt_logprobs_from
+        if start is None:
+            return ()
+        ids = tuple(unpack_ids(message.token_ids).tolist())
+        return tuple(
+            TokenScore(ids[i], score(ids[: i + 1]) if i else None) for i in range(start, len(ids))
+        )
+
+    def _random(self, message: Submit) -> list[int]:
+        key = (message.token_ids, message.params.seed)
+        digest = hashlib.blake2b(repr(key).encode()).digest()
+        return [
+            int.from_bytes(digest[i : i + 4], "little") % self.vocab_size for i in range(0, 32, 4)
+        ]
