@@ -63,7 +63,9 @@ def serve(config: EngineProcessConfig) -> None:
         max_running=engine.scheduler.max_running,
     )
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
-    scheduler = Scheduler(engine.scheduler, cache, runner.context_length)
+    scheduler = Scheduler(
+        engine.scheduler, cache, runner.context_length, vocab_size=runner.vocab_size
+    )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
     outbox = _connect(context, zmq.PUSH, config.outbox)

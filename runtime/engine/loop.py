@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from rootlace.errors import InternalError, InvalidConstraint, RootlaceError
+from rootlace.errors import InternalError, RootlaceError
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.engine import messages
 from rootlace.runtime.engine.messages import (
@@ -58,6 +56,8 @@ class EngineLoop:
         self._receive = receive
         self._send = send
         self._outgoing: list[messages.FromEngine] = []
+        self._first_tokens: dict[int, int] = {}
+        """Requests whose prompt is scored from its first token on, which has no log-probability."""
         self._beat = 0.0
         self._steps = 0
         self._busy = 0.0
@@ -96,7 +96,10 @@ class EngineLoop:
         self._busy += time.perf_counter() - started
 
     def _report(self, updates: list[Update]) -> None:
-        self._outgoing.extend(_to_wire(update) for update in updates)
+        for update in updates:
+            # The first update of such a request comes with its last prompt chunk.
+            first = self._first_tokens.pop(update.rid, None)
+            self._outgoing.append(_to_wire(update, first))
 
     def _say(self) -> None:
         now = time.monotonic()
@@ -131,6 +134,8 @@ class EngineLoop:
     def _submit(self, message: Submit) -> None:
         try:
             self._scheduler.add(self._request(message))
+            if message.params.prompt_logprobs_from == 0 and not message.output_ids:
+                self._first_tokens[message.rid] = int(unpack_ids(message.token_ids)[0])
         except RootlaceError as error:
             self._refuse(message.rid, error)
         except Exception as error:
@@ -143,20 +148,16 @@ class EngineLoop:
         )
 
     def _request(self, message: Submit) -> Request:
-        output = unpack_ids(message.output_ids) if message.output_ids else None
         matcher = None
         if message.constraint is not None:
             if self._compiler is None:
                 self._compiler = self._make_compiler()
             matcher = self._compiler.compile(message.constraint).matcher()
-            for token in () if output is None else output.tolist():
-                if not matcher.advance(token):
-                    raise InvalidConstraint("the tokens to resume from violate the constraint")
         return Request(
             rid=message.rid,
             token_ids=unpack_ids(message.token_ids),
             params=message.params,
-            output_ids=output,
+            output_ids=unpack_ids(message.output_ids) if message.output_ids else None,
             namespace=message.namespace,
             program=message.program,
             matcher=matcher,
@@ -171,13 +172,16 @@ class EngineLoop:
         }
 
 
-def _to_wire(update: Update) -> messages.Update:
+def _to_wire(update: Update, first_token: int | None) -> messages.Update:
     scores: tuple[TokenScore, ...] = ()
     if update.scores is not None:
         scores = _token_scores(update.token_ids, update.scores)
     prompt: tuple[TokenScore, ...] = ()
     if update.prompt_scores is not None:
-        prompt = _prompt_scores(update)
+        assert update.prompt_targets is not None
+        prompt = _token_scores(update.prompt_targets.tolist(), update.prompt_scores)
+    if first_token is not None:
+        prompt = (TokenScore(first_token, None), *prompt)
     return messages.Update(
         rid=update.rid,
         token_ids=tuple(update.token_ids),
@@ -193,15 +197,10 @@ def _to_wire(update: Update) -> messages.Update:
     )
 
 
-def _token_scores(token_ids: list[int], scores: TokenScores) -> tuple[TokenScore, ...]:
-    """One TokenScore per id; NaN (a prompt's first token) becomes None."""
+def _token_scores(token_ids: Sequence[int], scores: TokenScores) -> tuple[TokenScore, ...]:
     top_ids = scores.top_ids.tolist()
     top_logprobs = scores.top_logprobs.tolist()
     return tuple(
-        TokenScore(
-            token,
-            None if np.isnan(logprob) else logprob,
-            tuple(zip(top_ids[i], top_logprobs[i], strict=True)),
-        )
+        TokenScore(token, logprob, tuple(zip(top_ids[i], top_logprobs[i], strict=True)))
         for i, (token, logprob) in enumerate(zip(token_ids, scores.logprobs.tolist(), strict=True))
     )

@@ -59,6 +59,7 @@ class Harness:
                 enabled=enabled,
             ),
             executor.context_length,
+            vocab_size=executor.vocab_size,
         )
         self.outcomes: dict[int, Outcome] = {}
 
