@@ -1,0 +1,27 @@
+"""Fixtures for every test: where the shared data and the embedded model are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of checkpoints, tokenizers and evaluation sets that may lie beside the checkout."""
+    path = ROOT.parent / "shared"
+    if not (path / "data" / "README.md").exists():
+        pytest.skip(f"needs the shared data beside the checkout ({path})")
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The folder of the embedded model."""
+    path = ROOT / "runtime" / "assets" / "demo"
+    if not (path / "model.safetensors").exists():
+        pytest.skip(f"needs the embedded model ({path}); examples/demo_model/train.py makes it")
+    return path

@@ -1,0 +1,216 @@
+"""Imports go downwards only: the table of docs/architecture.md, checked on the source and live."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"rootlace": "frontend", "rootlace.runtime": "runtime", "rootlace.kernels": "kernels"}
+
+WIRE = {"rootlace.protocol", "rootlace.errors"}
+HEAVY = {"torch", "transformers", "safetensors", "triton"}
+SERVING = {"aiohttp", "tokenizers", "jinja2"}
+
+# Module prefix -> the prefixes of our own modules it may import (itself and the wire always).
+MAY_IMPORT: dict[str, set[str]] = {
+    "rootlace.protocol": set(),
+    "rootlace.errors": set(),
+    # The client. It starts a runtime as a child process: it may name its configuration, no more.
+    "rootlace": {
+        "rootlace",
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.assets",
+    },
+    # The command line stands above everything: `rootlace serve` is the gateway.
+    "rootlace.cli": {
+        "rootlace",
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.assets",
+        "rootlace.runtime.gateway.app",
+    },
+    "rootlace.runtime.config": set(),
+    "rootlace.runtime.processes": set(),
+    "rootlace.runtime.assets": set(),
+    "rootlace.runtime.gateway": {
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.engine.client",
+        "rootlace.runtime.engine.messages",
+        "rootlace.runtime.constrained",
+    },
+    "rootlace.runtime.engine": {
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.scheduler",
+        "rootlace.runtime.model",
+        "rootlace.runtime.constrained",
+    },
+    "rootlace.runtime.engine.client": {
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.engine.messages",
+    },
+    "rootlace.runtime.engine.messages": set(),
+    "rootlace.runtime.scheduler": {"rootlace.runtime.cache", "rootlace.runtime.config"},
+    "rootlace.runtime.scheduler.plan": set(),
+    "rootlace.runtime.cache": set(),
+    "rootlace.runtime.constrained": set(),
+    "rootlace.runtime.model": {
+        "rootlace.runtime.config",
+        "rootlace.runtime.scheduler.plan",
+        "rootlace.kernels",
+    },
+    "rootlace.kernels": set(),
+}
+
+# Layers that may import the wire's types: all but the tree, which knows tokens and blocks only.
+ON_THE_WIRE = set(MAY_IMPORT) - {"rootlace.runtime.cache"}
+
+# Module prefix -> third-party packages that it must not import.
+MUST_NOT_IMPORT: dict[str, set[str]] = {
+    "rootlace.protocol": HEAVY | SERVING | {"numpy", "zmq"},
+    "rootlace.errors": HEAVY | SERVING | {"numpy", "zmq", "msgspec"},
+    "rootlace": HEAVY | SERVING | {"numpy"},
+    "rootlace.cli": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.processes": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.assets": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.gateway": HEAVY,
+    "rootlace.runtime.engine": {"aiohttp", "transformers", "triton"},
+    "rootlace.runtime.engine.client": HEAVY | SERVING,
+    "rootlace.runtime.engine.messages": HEAVY | SERVING,
+    "rootlace.runtime.scheduler": HEAVY | SERVING | {"zmq"},
+    "rootlace.runtime.scheduler.plan": HEAVY | SERVING | {"zmq"},
+    "rootlace.runtime.cache": HEAVY | SERVING | {"zmq", "msgspec"},
+    "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
+    "rootlace.runtime.model": {"aiohttp", "zmq"},
+    "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the three packages, by dotted name."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
+            if parts[-1] == "__init__":
+                parts.pop()
+            found[".".join(parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def is_within(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def layer_of(name: str) -> str:
+    """The longest prefix of the table that `name` falls under."""
+    return max((prefix for prefix in MAY_IMPORT if is_within(name, prefix)), key=len)
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of each import, those inside functions included."""
+    package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from package import module` means the module, not the package.
+                submodule = f"{base}.{alias.name}"
+                yield node.lineno, submodule if submodule in MODULES else base
+
+
+def violations(name: str, path: Path) -> Iterator[str]:
+    """What module `name`, whose source is at `path`, imports against the tables."""
+    layer = layer_of(name)
+    allowed = {layer} | MAY_IMPORT[layer] | (WIRE if layer in ON_THE_WIRE else set())
+    for line, target in imports(name, path):
+        if is_within(target, "rootlace"):
+            # "rootlace" as a layer is the client's modules, not the packages below it.
+            fine = any(
+                layer_of(target) == "rootlace" if prefix == "rootlace" else is_within(target, prefix)
+                for prefix in allowed
+            )
+        else:
+            fine = target.split(".")[0] not in MUST_NOT_IMPORT[layer]
+        if not fine:
+            yield f"{name}, line {line}, must not import {target}"
+
+
+@pytest.mark.parametrize("package", ["frontend", "runtime", "kernels"])
+def test_imports_go_downwards(package: str) -> None:
+    folder = ROOT / package
+    found = [
+        violation
+        for name, path in sorted(MODULES.items())
+        if path.is_relative_to(folder)
+        for violation in violations(name, path)
+    ]
+    assert not found, "\n".join(found)
+
+
+def loaded_by(module: str) -> set[str]:
+    """The top-level modules in memory after `import module` in a new interpreter."""
+    code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(output.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("rootlace", {"torch", "numpy", "transformers", "tokenizers", "aiohttp", "safetensors"}),
+        ("rootlace.cli", {"torch", "numpy", "transformers", "aiohttp"}),
+        ("rootlace.runtime.cache", {"torch", "transformers"}),
+        ("rootlace.runtime.scheduler.scheduler", {"torch", "transformers"}),
+        ("rootlace.runtime.gateway.app", {"torch", "transformers"}),
+        ("rootlace.runtime.engine.client", {"torch", "transformers"}),
+    ],
+)
+def test_what_an_import_loads(module: str, forbidden: set[str]) -> None:
+    assert not loaded_by(module) & forbidden
+
+
+def test_every_layer_has_both_rules() -> None:
+    assert MAY_IMPORT.keys() == MUST_NOT_IMPORT.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch",
+        "from rootlace.runtime.scheduler import plan",
+        "from ..scheduler.plan import StepPlan",
+        "from rootlace import client",
+    ],
+)
+def test_a_violation_is_seen(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "tree.py"
+    path.write_text(f"import numpy\n\n\ndef late():\n    {line}\n")
+    (found,) = violations("rootlace.runtime.cache.tree", path)
+    assert found.startswith("rootlace.runtime.cache.tree, line 5, must not import")
+
+
+def test_relative_imports_resolve(tmp_path: Path) -> None:
+    path = tmp_path / "tree.py"
+    path.write_text("from ..scheduler import scheduler\nfrom .node import Node\n")
+    found = [target for _, target in imports("rootlace.runtime.cache.tree", path)]
+    assert found == ["rootlace.runtime.scheduler.scheduler", "rootlace.runtime.cache.node"]
