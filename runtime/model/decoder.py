@@ -1,0 +1,87 @@
+"""The decoder: T flat tokens in, hidden states of the wanted tokens out.
+
+Pre-norm transformer layers of Llama and its kin: RMSNorm, attention with rotary positions and
+grouped keys, RMSNorm, gated MLP. Tokens of all rows are laid out flat, without padding; only
+attention knows rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.weights import LayerWeights, ModelWeights
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
+
+    token_ids: torch.Tensor  # [T] int64
+    cos: torch.Tensor  # [T, D/2]
+    sin: torch.Tensor  # [T, D/2]
+    write_slots: torch.Tensor  # [M] int64
+    write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
+    attention: dict[int | None, Any]  # per window: what plan_attention returned
+    wanted: torch.Tensor  # [N] int64, flat tokens whose hidden state is needed
+
+
+class Decoder:
+    """Weights and kernels; the KV cache [layers, 2, B, S, Nk, D] is passed in and written to."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, kernels: KernelSet) -> None:
+        self._config = config
+        self._weights = weights
+        self._kernels = kernels
+
+    def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
+        """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
+        kernels, config, weights = self._kernels, self._config, self._weights
+        eps = config.rms_norm_eps
+        residual = kernels.embedding(weights.embedding, step.token_ids)
+        x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
+        last = len(weights.layers) - 1
+        for index, layer in enumerate(weights.layers):
+            attended = self._attention(index, layer, x, step, cache)
+            if index == last:
+                # Past its keys and values the last layer only matters where logits are wanted.
+                attended = attended.index_select(0, step.wanted)
+                residual = residual.index_select(0, step.wanted)
+            x = linear(attended, layer.output, layer.output_bias)
+            x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = kernels.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = linear(x, layer.down, layer.down_bias)
+            norm = weights.final_norm if index == last else weights.layers[index + 1].input_norm
+            x, residual = kernels.add_rms_norm(x, residual, norm, eps)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V]."""
+        return linear(hidden, self._weights.head).float()
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        x: torch.Tensor,
+        step: StepInput,
+        cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write this layer's keys and values, then attend. x [T, H] -> [T, Nq * D]."""
+        kernels, config = self._kernels, self._config
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        q, k = kernels.rope(
+            q, k, step.cos, step.sin, layer.q_norm, layer.k_norm, config.rms_norm_eps
+        )
+        k_cache, v_cache = cache[index, 0], cache[index, 1]
+        kernels.write_kv(k_cache, v_cache, k, v, step.write_slots, step.write_tokens)
+        plan = step.attention[config.windows[index]]
+        out, _ = kernels.paged_attention(q, k_cache, v_cache, plan)
+        return out.reshape(len(x), heads * config.head_dim)

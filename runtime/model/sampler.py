@@ -1,0 +1,157 @@
+"""From logits to tokens, all rows of a step at once.
+
+A row's distribution, after `logit_edits`: softmax of the logits divided by the temperature, then
+
+1. top-k keeps the k most probable tokens,
+2. top-p (Holtzman et al. 2020, arXiv:1904.09751) keeps the shortest prefix of the rest, most
+   probable first, whose probability among what top-k kept reaches p,
+3. min-p (Nguyen et al. 2024, arXiv:2407.01082) keeps tokens of at least min_p times the highest
+   probability,
+
+which is sglang's order. Equally probable tokens rank by id, so exactly k are kept. The token is
+found by inverting the cumulative distribution over the kept tokens in order of their ids, in float64,
+at one uniform number that depends on (seed, position) alone. Each row takes the path its own
+parameters ask for: who else is in the batch changes nothing.
+
+Temperature 0 is greedy: the largest logit, the smallest id among equals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.model.logit_edits import edit_logits, has_edits
+from rootlace.runtime.model.ranking import best_ids
+from rootlace.runtime.model.uniform import uniforms
+from rootlace.runtime.scheduler.plan import SampleRow
+
+NO_TOKEN = -1
+"""What a row gets whose distribution is empty (everything masked) or not a number."""
+
+FIRST_CANDIDATES = 256
+"""Tokens looked at first when top-p or min-p cut a row; the whole vocabulary where they do not do."""
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> np.ndarray:
+    """Draw one token per row. logits float32 [S, V], not changed -> int32 [S] (`NO_TOKEN`: none)."""
+    edited = [i for i, row in enumerate(rows) if has_edits(row)]
+    if edited:
+        where = torch.tensor(edited, device=logits.device)
+        chosen = logits.index_select(0, where)
+        edit_logits(chosen, [rows[i] for i in edited], kernels)
+        logits = logits.index_copy(0, where, chosen)
+
+    random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    tokens = _greedy(logits)
+    if not random:
+        return tokens
+    plain = [i for i in random if not _is_cut(rows[i])]
+    cut = [i for i in random if _is_cut(rows[i])]
+    if plain:
+        weights = _weights(_select(logits, plain), [rows[i] for i in plain])
+        tokens[plain] = _pick(weights.cumsum(1), _draw(rows, plain))
+    if cut:
+        tokens[cut] = _sample_cut(_select(logits, cut), [rows[i] for i in cut], _draw(rows, cut))
+    return tokens
+
+
+def _is_cut(row: SampleRow) -> bool:
+    params = row.params
+    return params.top_k != -1 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _greedy(logits: torch.Tensor) -> np.ndarray:
+    best, token = logits.max(dim=1)  # max propagates NaN; the first of equals wins
+    found = torch.where(best.isfinite(), token, NO_TOKEN)
+    return found.cpu().numpy().astype(np.int32)
+
+
+def _select(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:
+    if len(chosen) == len(logits):
+        return logits
+    return logits.index_select(0, torch.tensor(chosen, device=logits.device))
+
+
+def _draw(rows: Sequence[SampleRow], chosen: list[int]) -> np.ndarray:
+    return uniforms(
+        [rows[i].params.seed or 0 for i in chosen], [len(rows[i].token_ids) for i in chosen]
+    )
+
+
+def _weights(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """exp((x - max x) / temperature), float64: probabilities up to their common sum.
+
+    The difference comes first, so that no temperature overflows.
+    """
+    temperature = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float64)
+    below = logits.double().sub_(logits.amax(1, keepdim=True))
+    return below.div_(temperature.to(logits.device)).exp_()
+
+
+def _pick(cumulative: torch.Tensor, u: np.ndarray) -> np.ndarray:
+    """The first index whose cumulative weight exceeds u times the total; `NO_TOKEN` where none."""
+    total = cumulative[:, -1:]
+    target = torch.from_numpy(u).to(cumulative.device).unsqueeze(1) * total
+    # u < 1, but u * total may round up to total.
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulative, target, right=True)
+    index = torch.where(total.isfinite() & (total > 0), index, NO_TOKEN).squeeze(1)
+    return index.cpu().numpy().astype(np.int32)
+
+
+def _sample_cut(logits: torch.Tensor, rows: Sequence[SampleRow], u: np.ndarray) -> np.ndarray:
+    """Rows with top-k, top-p or min-p: rank only as many tokens as a row needs."""
+    vocab = logits.shape[1]
+    tokens = np.empty(len(rows), dtype=np.int32)
+    pending = list(range(len(rows)))
+    candidates = min(FIRST_CANDIDATES, vocab)
+    while pending:
+        chosen = [rows[i] for i in pending]
+        found, decided = _among_best(_select(logits, pending), chosen, u[pending], candidates)
+        tokens[np.array(pending)[decided]] = found[decided]
+        pending = [i for i, done in zip(pending, decided, strict=True) if not done]
+        candidates = vocab
+    return tokens
+
+
+def _among_best(
+    logits: torch.Tensor, rows: Sequence[SampleRow], u: np.ndarray, candidates: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sample from each row's `candidates` best tokens; say which rows that decides.
+
+    A row is undecided if the cut might lie beyond its candidates.
+    """
+    vocab, device = logits.shape[1], logits.device
+    top_k = np.array([vocab if row.params.top_k == -1 else row.params.top_k for row in rows])
+    top_k = torch.from_numpy(np.minimum(top_k, vocab)).to(device)
+    top_p = torch.tensor([row.params.top_p for row in rows], dtype=torch.float64, device=device)
+    min_p = torch.tensor([row.params.min_p for row in rows], dtype=torch.float64, device=device)
+
+    ids = best_ids(logits, candidates)  # [S, C], best first
+    everything = _weights(logits, rows)
+    weights = everything.gather(1, ids)
+    rank = torch.arange(ids.shape[1], device=device)
+    in_top_k = rank < top_k.unsqueeze(1)
+    kept = weights * in_top_k
+    before = kept.cumsum(1) - kept
+    # What top-p refers to: the mass of the top k, which without top-k is that of the vocabulary.
+    # Sums run in a fixed order (cumsum), so that they do not depend on the number of rows.
+    mass = torch.where(top_k < vocab, kept.cumsum(1)[:, -1], everything.cumsum(1)[:, -1])
+    in_top_p = (before < (top_p * mass).unsqueeze(1)) | (top_p == 1.0).unsqueeze(1)
+    in_min_p = weights >= min_p.unsqueeze(1) * weights[:, :1]
+    inside = in_top_k & in_top_p & in_min_p
+    # Each condition holds for a prefix of the ranking: if the last candidate is out, all later ones
+    # are; and with fewer than k candidates the mass of the top k is not known yet.
+    complete = ~inside[:, -1] & ((top_k <= candidates) | (top_k == vocab))
+    decided = complete | (candidates == vocab) | (top_k == candidates)
+
+    weights = torch.where(inside, weights, 0.0)
+    by_id, order = ids.sort(dim=1)
+    picked = _pick(weights.gather(1, order).cumsum(1), u)
+    found = by_id.cpu().numpy()[np.arange(len(rows)), np.maximum(picked, 0)]
+    found = np.where(picked == NO_TOKEN, NO_TOKEN, found)
+    return found.astype(np.int32), decided.cpu().numpy()
