@@ -1,0 +1,44 @@
+"""The runtime that `run` and `chat` talk to: a running server's, or one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rootlace.cli.failure import fail, missing_runtime
+from rootlace.cli.model import model_folder
+from rootlace.errors import RootlaceError
+
+
+@contextmanager
+def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]:
+    """The backend at `url`, or a runtime started with `model` (default: the demo model).
+
+    It is closed at the end of the block. Ends the command where there is none.
+    """
+    import rootlace as rl
+
+    if model is not None and url is not None:
+        fail("give --model or --url, not both")
+    if url is not None:
+        try:
+            backend: Any = rl.RuntimeEndpoint(url, api_key=api_key or None)
+        except RootlaceError as error:
+            fail(str(error))
+        try:
+            yield backend
+        finally:
+            backend.close()
+        return
+    folder = model_folder(model)
+    try:
+        runtime: Any = rl.Runtime(model_path=folder)
+    except ImportError as error:
+        fail(missing_runtime(error))
+    except RootlaceError as error:
+        fail(str(error))
+    try:
+        yield runtime
+    finally:
+        runtime.shutdown()
