@@ -23,7 +23,8 @@ class SampleRow:
     where the output starts: penalties need both. The token to be sampled is number
     `len(token_ids)` of the sequence; sampling depends on (params.seed, that number) alone.
     `mask` is a packed bitmask over the vocabulary (int32 words, bit i of word w = token 32w+i
-    allowed), or None where everything is allowed.
+    allowed), or None where everything is allowed. `banned` are token ids that must not be sampled
+    now (the stop tokens, before `min_tokens`).
     """
 
     row: int
@@ -31,6 +32,7 @@ class SampleRow:
     token_ids: np.ndarray
     prompt_len: int
     mask: np.ndarray | None = None
+    banned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class StepPlan:
     Order of effects: first every copy (its rows were computed in earlier steps); then each layer
     writes the T new keys and values to `slots`, writes those of `duplicate_tokens` a second time to
     `duplicate_slots` (partial blocks shared within this very step), and only then attends.
-    A slot is `block * block_size + offset`.
+    A slot is `block * block_size + offset`; a token's slot is the one its row's table says.
     """
 
     step: int

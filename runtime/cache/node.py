@@ -1,0 +1,85 @@
+"""A node of the radix tree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_NO_TOKENS = np.empty(0, np.int32)
+
+MAX_PROGRAMS = 4
+"""How many programs a node remembers; a node used by more is as good as everybody's."""
+
+
+class Node:
+    """An edge of tokens and the blocks with their KV.
+
+    The edge covers positions `start` to `end` of every sequence through it; `blocks` (int32) those
+    of blocks `start // block_size` up to the one of position `end - 1`. `locks` counts the handles
+    that end at this node or below it.
+
+    `programs` and `shared` say who used the node: the last few programs, most recent first, and
+    whether anybody else did too.
+    """
+
+    __slots__ = (
+        "alive",
+        "blocks",
+        "children",
+        "end",
+        "key",
+        "last_use",
+        "locks",
+        "namespace",
+        "parent",
+        "programs",
+        "shared",
+        "start",
+        "tokens",
+        "uid",
+    )
+
+    def __init__(
+        self, uid: int, parent: Node | None, start: int, tokens: np.ndarray, blocks: np.ndarray
+    ) -> None:
+        self.uid = uid
+        self.parent = parent
+        self.start = start
+        self.end = start + len(tokens)
+        self.tokens = tokens
+        self.blocks = blocks
+        self.children: dict[int, Node] = {}
+        self.locks = 0
+        self.last_use = 0
+        self.programs: tuple[str, ...] = ()
+        self.shared = False
+        self.alive = True
+        """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
+        self.key: tuple[int, int, int] | None = None
+        """Key of this node's valid entry in the eviction queue, if it has one."""
+        self.namespace: str | None = None
+        """Set on roots only."""
+
+    @classmethod
+    def root(cls, uid: int, namespace: str) -> Node:
+        node = cls(uid, None, 0, _NO_TOKENS, _NO_TOKENS)
+        node.namespace = namespace
+        return node
+
+    @property
+    def is_root(self) -> bool:
+        return self.namespace is not None
+
+    def used_by(self, program: str, tick: int) -> None:
+        """Note a use at time `tick`; the empty program is "nobody in particular"."""
+        self.last_use = tick
+        if not program:
+            self.shared = True
+        elif program not in self.programs:
+            self.shared = self.shared or bool(self.programs)
+            self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
+
+    def same_users(self, other: Node) -> bool:
+        return self.shared == other.shared and self.programs == other.programs
+
+    def __repr__(self) -> str:
+        return f"<Node {self.uid} [{self.start}:{self.end}) locks={self.locks}>"

@@ -1,0 +1,102 @@
+"""The pool of KV blocks: who refers to which block, and which blocks are free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class PoolExhausted(RuntimeError):
+    """More blocks were asked for than are free; the caller did not make room first."""
+
+
+class BlockPool:
+    """Reference counts over `num_blocks` blocks of `block_size` slots; no block is ever touched.
+
+    Two counts per block, int32 arrays of shape [num_blocks]:
+
+    - `refs`: tree nodes and sequences that refer to the block. It is free when this is 0.
+    - `pins`: those of them that need it now (locked nodes, and all sequences). A block with
+      `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free it.
+
+    `evictable` counts the latter, kept up to date by every operation. All operations take arrays of
+    *distinct* block ids and cost O(len(array)) in NumPy.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(
+                f"a pool needs at least one block of one slot, not {num_blocks} x {block_size}"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every reference: all blocks are free."""
+        self.refs = np.zeros(self.num_blocks, np.int32)
+        self.pins = np.zeros(self.num_blocks, np.int32)
+        # A stack: the block freed last is handed out first. Starts so that block 0 is on top.
+        self._stack = np.arange(self.num_blocks - 1, -1, -1, dtype=np.int32)
+        self.free = self.num_blocks
+        self.evictable = 0
+
+    def allocate(self, count: int) -> np.ndarray:
+        """`count` free blocks (int32), each now referred to and pinned once."""
+        if count > self.free:
+            raise PoolExhausted(f"{count} blocks wanted, {self.free} free")
+        self.free -= count
+        blocks = self._stack[self.free : self.free + count].copy()
+        self.refs[blocks] = 1
+        self.pins[blocks] = 1
+        return blocks
+
+    def retain(self, blocks: np.ndarray, *, pinned: bool) -> None:
+        """One more reference to each of `blocks`, which are not free."""
+        self.refs[blocks] += 1
+        if pinned:
+            self.pin(blocks)
+
+    def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
+        """Take back a reference (and its pin); returns how many blocks became free."""
+        if pinned:
+            self.unpin(blocks)
+        left = self.refs[blocks] - 1
+        self.refs[blocks] = left
+        gone = blocks[left == 0]
+        count = len(gone)
+        if count:
+            self._stack[self.free : self.free + count] = gone
+            self.free += count
+            self.evictable -= count
+        return count
+
+    def pin(self, blocks: np.ndarray) -> None:
+        before = self.pins[blocks]
+        self.pins[blocks] = before + 1
+        self.evictable -= len(before) - int(np.count_nonzero(before))
+
+    def unpin(self, blocks: np.ndarray) -> None:
+        left = self.pins[blocks] - 1
+        self.pins[blocks] = left
+        self.evictable += len(left) - int(np.count_nonzero(left))
+
+    @property
+    def available(self) -> int:
+        """Blocks that are free or can be freed by eviction."""
+        return self.free + self.evictable
+
+    def check(self, refs: np.ndarray, pins: np.ndarray) -> None:
+        """Compare with counts recomputed from the owners; AssertionError names the first fault."""
+        for name, mine, theirs in (("refs", self.refs, refs), ("pins", self.pins, pins)):
+            wrong = np.flatnonzero(mine != theirs)
+            if len(wrong):
+                block = int(wrong[0])
+                raise AssertionError(
+                    f"block {block} has {name} {mine[block]}, its owners add up to {theirs[block]}"
+                )
+        free = self._stack[: self.free]
+        assert len(np.unique(free)) == self.free, "a block is in the free list twice"
+        assert not refs[free].any(), "a block in the free list is referred to"
+        assert self.free == int(np.count_nonzero(refs == 0)), "a block is lost"
+        evictable = int(np.count_nonzero((refs > 0) & (pins == 0)))
+        assert self.evictable == evictable, f"evictable {self.evictable}, should be {evictable}"

@@ -1,0 +1,302 @@
+"""The radix tree over token sequences whose KV is in the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rootlace.runtime.cache.eviction import EvictionQueue
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.pool import BlockPool
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading tokens of two equally long int32 arrays agree."""
+    if not len(a) or a[0] != b[0]:
+        return 0
+    equal = a == b
+    first = int(equal.argmin())
+    return first if not equal[first] else len(a)
+
+
+class RadixTree:
+    """Cached prefixes, exact to the token. See "Tree and pool" in docs/architecture.md.
+
+    A *handle* is a lock that ends at a node: it holds that node and all its ancestors. The holder
+    keeps the `Node`; it stays valid whatever others do, and its `end` does not change, because a
+    split leaves the lower half the old node, a merge leaves the child, and an edge grows in place
+    only for the one handle that locks it.
+
+    Edges are *maximal*: a node with exactly one child exists only if it is a root, a handle ends at
+    it (then it has more locks than its child), or its users are others than its child's (so that
+    eviction can tell a program's private suffix from what it continues).
+
+    Reading costs O(nodes on the path) Python steps and O(tokens) NumPy work.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.block_size = pool.block_size
+        self.queue = EvictionQueue()
+        self.roots: dict[str, Node] = {}
+        self.num_nodes = 0
+        self.num_tokens = 0
+        self.evicted_blocks = 0
+        self._tick = 0
+        self._uids = 0
+
+    # ------------------------------------------------------------ reading
+
+    def descend(self, namespace: str, tokens: np.ndarray, limit: int) -> tuple[list[Node], int]:
+        """Nodes that `tokens[:limit]` (int32) runs through, and how many tokens are cached.
+
+        Changes nothing. The last node may be matched in part only.
+        """
+        path: list[Node] = []
+        node = self.roots.get(namespace)
+        if node is None:
+            return path, 0
+        position = 0
+        while position < limit:
+            child = node.children.get(int(tokens[position]))
+            if child is None:
+                break
+            upto = min(child.end, limit)
+            same = common_prefix(child.tokens[: upto - position], tokens[position:upto])
+            path.append(child)
+            position += same
+            if position < child.end:
+                break
+            node = child
+        return path, position
+
+    def match(self, namespace: str, tokens: np.ndarray) -> int:
+        """How many leading tokens are cached."""
+        return self.descend(namespace, tokens, len(tokens))[1]
+
+    def fill_table(self, node: Node, table: np.ndarray, count: int, position: int = 0) -> None:
+        """Write the blocks of `node`'s path into `table[:count]`, those of the positions from
+        `position` on at least. For each block index the deepest node's block wins."""
+        chain = []
+        while not node.is_root and node.end > position:
+            chain.append(node)
+            assert node.parent is not None
+            node = node.parent
+        for link in reversed(chain):
+            first = link.start // self.block_size
+            stop = min(first + len(link.blocks), count)
+            if first < stop:
+                table[first:stop] = link.blocks[: stop - first]
+
+    # ------------------------------------------------------------ handles
+
+    def enter(self, namespace: str) -> Node:
+        """A handle on the namespace's root."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node.root(self._next_uid(), namespace)
+        root.locks += 1
+        return root
+
+    def advance(self, node: Node, tokens: np.ndarray, limit: int, program: str = "") -> Node:
+        """Move a handle from `node` down along `tokens[node.end:limit]` as far as it is cached."""
+        self._tick += 1
+        passed = [node]
+        current = node
+        while current.end < limit:
+            position = current.end
+            child = current.children.get(int(tokens[position]))
+            if child is None:
+                break
+            upto = min(child.end, limit)
+            same = common_prefix(child.tokens[: upto - position], tokens[position:upto])
+            if position + same < child.end:
+                child = self._split(child, same)
+            child.locks += 1
+            if child.locks == 1:
+                self.pool.pin(child.blocks)
+            child.used_by(program, self._tick)
+            passed.append(child)
+            current = child
+        if current is not node:
+            for link in passed:
+                self._merge_if_possible(link)
+        return current
+
+    def insert(
+        self, node: Node, tokens: np.ndarray, end: int, table: np.ndarray, program: str = ""
+    ) -> Node:
+        """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
+
+        Moves the handle from `node` to the end. What is cached already stays as it is: the caller's
+        blocks for it are not taken, and the handle's path (`fill_table`) shows which count.
+        """
+        node = self.advance(node, tokens, end, program)
+        position = node.end
+        if position == end:
+            return node
+        rest = tokens[position:end].copy()
+        blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
+        self.num_tokens += len(rest)
+        fresh = Node(self._next_uid(), node, position, rest, blocks)
+        fresh.used_by(program, self._tick)
+        if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
+            self._grow(node, rest, blocks)
+            return node
+        fresh.locks = 1
+        self.pool.retain(blocks, pinned=True)
+        node.children[int(rest[0])] = fresh
+        self.num_nodes += 1
+        return fresh
+
+    def leave(self, node: Node, program: str = "") -> None:
+        """Give up a handle."""
+        self._tick += 1
+        link: Node | None = node
+        while link is not None:
+            link.locks -= 1
+            link.last_use = self._tick
+            if not link.locks:
+                self.pool.unpin(link.blocks)
+            link = link.parent
+        self.queue.ended_at(program, node)
+        self._settle(node)
+
+    # ------------------------------------------------------------ forgetting
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` blocks, least recently used first; returns how many were freed.
+
+        A leaf is trimmed from its end, only as far as needed. A leaf that lies whole inside a block
+        of a locked ancestor frees nothing when its turn comes and goes all the same: looking at it
+        again each time would cost more than its few tokens are worth.
+        """
+        freed = 0
+        while freed < count:
+            leaf = self.queue.pop()
+            if leaf is None:
+                break
+            freed += self._trim(leaf, count - freed)
+        self.evicted_blocks += freed
+        self.queue.compact(self.num_nodes)
+        return freed
+
+    def flush(self) -> int:
+        """Forget everything that no handle holds; returns how many blocks were freed."""
+        return self.evict(self.pool.num_blocks + 1)
+
+    def reset(self) -> None:
+        """Forget everything at once, handles too, with the pool: the memory's content is lost."""
+        self.pool.reset()
+        self.queue.reset()
+        self.roots = {}
+        self.num_nodes = 0
+        self.num_tokens = 0
+
+    # ------------------------------------------------------------ structure
+
+    def _next_uid(self) -> int:
+        self._uids += 1
+        return self._uids
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut `node` behind its first `count` tokens; returns the new upper half."""
+        parent = node.parent
+        assert parent is not None
+        cut = node.start + count
+        first = node.start // self.block_size
+        inside = cut // self.block_size - first
+        upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
+        upper = Node(self._next_uid(), parent, node.start, node.tokens[:count], upper_blocks)
+        upper.locks = node.locks
+        upper.last_use = node.last_use
+        upper.programs = node.programs
+        upper.shared = node.shared
+        parent.children[int(upper.tokens[0])] = upper
+        node.parent = upper
+        node.start = cut
+        node.tokens = node.tokens[count:]
+        node.blocks = node.blocks[inside:]
+        upper.children[int(node.tokens[0])] = node
+        if cut % self.block_size:  # both halves hold the block of the cut
+            self.pool.retain(node.blocks[:1], pinned=node.locks > 0)
+        self.num_nodes += 1
+        return upper
+
+    def _merge_if_possible(self, node: Node) -> None:
+        """Let a node's only child take over its edge, unless the node has a reason to exist."""
+        if len(node.children) != 1 or node.is_root or not node.alive:
+            return
+        (child,) = node.children.values()
+        if child.locks != node.locks or not child.same_users(node):
+            return
+        parent = node.parent
+        assert parent is not None
+        blocks = node.blocks
+        if node.end % self.block_size:  # the child's block of this index holds the same rows too
+            self.pool.drop(blocks[-1:], pinned=node.locks > 0)
+            blocks = blocks[:-1]
+        child.tokens = np.concatenate((node.tokens, child.tokens))
+        child.blocks = np.concatenate((blocks, child.blocks))
+        child.start = node.start
+        child.last_use = max(child.last_use, node.last_use)
+        child.parent = parent
+        parent.children[int(child.tokens[0])] = child
+        node.alive = False
+        node.parent = child
+        node.children = {}
+        self.num_nodes -= 1
+        if not child.children and not child.locks:
+            self.queue.push(child)
+
+    def _grow(self, leaf: Node, tokens: np.ndarray, blocks: np.ndarray) -> None:
+        """Append to a leaf that only the caller's handle locks."""
+        kept = leaf.blocks
+        if leaf.end % self.block_size:
+            # The continuation's first block holds the leaf's rows too: it is the leaf's own block,
+            # adopted, or a copy of it.
+            self.pool.retain(blocks, pinned=True)
+            self.pool.drop(kept[-1:], pinned=True)
+            kept = kept[:-1]
+        else:
+            self.pool.retain(blocks, pinned=True)
+        leaf.blocks = np.concatenate((kept, blocks))
+        leaf.tokens = np.concatenate((leaf.tokens, tokens))
+        leaf.end += len(tokens)
+
+    def _trim(self, leaf: Node, count: int) -> int:
+        """Take up to `count` blocks from the end of an unlocked leaf; returns how many got free."""
+        kept = max(len(leaf.blocks) - count, 0)
+        end = (leaf.start // self.block_size + kept) * self.block_size
+        if end <= leaf.start:
+            return self._remove(leaf)
+        freed = self.pool.drop(leaf.blocks[kept:], pinned=False)
+        self.num_tokens -= leaf.end - end
+        leaf.tokens = leaf.tokens[: end - leaf.start]
+        leaf.blocks = leaf.blocks[:kept]
+        leaf.end = end
+        self.queue.push(leaf)
+        return freed
+
+    def _remove(self, leaf: Node) -> int:
+        parent = leaf.parent
+        assert parent is not None
+        freed = self.pool.drop(leaf.blocks, pinned=False)
+        del parent.children[int(leaf.tokens[0])]
+        leaf.alive = False
+        self.num_nodes -= 1
+        self.num_tokens -= len(leaf.tokens)
+        self._settle(parent)
+        return freed
+
+    def _settle(self, node: Node) -> None:
+        """`node` lost a handle or a child: queue it, merge it, or drop an empty root."""
+        if not node.alive:
+            return
+        if node.children:
+            self._merge_if_possible(node)
+        elif not node.locks:
+            if node.namespace is not None:
+                del self.roots[node.namespace]
+                node.alive = False
+            else:
+                self.queue.push(node)

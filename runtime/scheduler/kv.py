@@ -1,0 +1,235 @@
+"""Between sequences and the cache: matching, blocks for new tokens, storing, letting go."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rootlace.runtime.cache import BlockPool, RadixTree, check_cache
+from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.sequence import Sequence
+
+
+class KVStore:
+    """All operations that change who holds which block.
+
+    With `CacheConfig.enabled` false every sequence is detached and nothing enters the tree.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        if config.num_blocks is None:
+            raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
+        self.enabled = config.enabled
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.tree = RadixTree(self.pool)
+        self.block_size = config.block_size
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole pool can hold."""
+        return self.pool.num_blocks * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def make_room(self, blocks: int) -> bool:
+        """Have `blocks` blocks free, evicting if needed; False (and nothing lost) if impossible."""
+        if self.pool.available < blocks:
+            return False
+        if self.pool.free < blocks:
+            self.tree.evict(blocks - self.pool.free)
+        return True
+
+    def estimate(self, sequence: Sequence) -> int:
+        """How many of the sequence's tokens are cached now."""
+        if not self.enabled:
+            return 0
+        request = sequence.request
+        return self.tree.descend(request.namespace, sequence.tokens, sequence.match_limit())[1]
+
+    def cost(self, sequence: Sequence, tokens: int) -> int:
+        """How many available blocks it takes to bring a waiting sequence to `tokens` tokens.
+
+        Matched blocks that are evictable now will not be once the sequence locks them. An upper
+        bound: blocks that two matched nodes share count twice.
+        """
+        needed = self.blocks_for(tokens)
+        if not self.enabled:
+            return needed
+        request = sequence.request
+        path, matched = self.tree.descend(
+            request.namespace, sequence.tokens, sequence.match_limit()
+        )
+        pinned = sum(
+            int(np.count_nonzero(self.pool.pins[node.blocks] == 0))
+            for node in path
+            if not node.locks
+        )
+        return needed - matched // self.block_size + pinned
+
+    # ------------------------------------------------------------ prefill
+
+    def attach(self, sequence: Sequence) -> None:
+        """Give a sequence without KV its handle."""
+        if self.enabled:
+            sequence.node = self.tree.enter(sequence.request.namespace)
+        else:
+            sequence.detached = True
+
+    def rematch(self, sequence: Sequence) -> int:
+        """Take what is cached behind the sequence's computed tokens; returns how many tokens."""
+        node = sequence.node
+        limit = sequence.match_limit()
+        if node is None or limit <= sequence.tree_len:
+            return 0
+        program = sequence.request.program
+        node = self.tree.advance(node, sequence.tokens, limit, program)
+        gained = node.end - sequence.tree_len
+        if not gained:
+            return 0
+        self.pool.drop(self._held(sequence), pinned=True)  # the block it was about to continue
+        whole = node.end // self.block_size
+        sequence.reserve_table(whole)
+        self.tree.fill_table(node, sequence.table, whole, sequence.tree_len)
+        sequence.table_len = whole
+        sequence.node = node
+        sequence.tree_len = sequence.computed = node.end
+        return gained
+
+    def room(self, sequence: Sequence) -> int:
+        """How many more tokens the sequence can have, at most, with all available blocks."""
+        blocks = sequence.table_len + self._can_adopt(sequence) + self.pool.available
+        return blocks * self.block_size - sequence.computed
+
+    def grow(self, sequence: Sequence, count: int, builder: PlanBuilder) -> None:
+        """Blocks for `count` more tokens; `room` said that there are enough.
+
+        A sequence that continues inside a block of the tree adopts it if nobody else holds it, and
+        otherwise gets a copy of its rows so far.
+        """
+        node = sequence.node
+        inside = sequence.computed % self.block_size
+        partial = inside and sequence.table_len * self.block_size < sequence.computed
+        if partial and self._can_adopt(sequence):
+            assert node is not None
+            tail = node.blocks[-1:].copy()
+            self.pool.retain(tail, pinned=True)
+            sequence.extend_table(tail)
+            partial = False
+        needed = self.blocks_for(sequence.computed + count) - sequence.table_len
+        if needed <= 0:
+            return
+        self.make_room(needed)
+        blocks = self.pool.allocate(needed)
+        sequence.extend_table(blocks)
+        if partial:
+            assert node is not None
+            builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)
+
+    def store(self, sequence: Sequence, builder: PlanBuilder | None = None) -> None:
+        """Put the computed tokens into the tree and move the handle there.
+
+        Blocks of tokens that were in the tree already are given up for the tree's; while a plan is
+        made only at its end, since the step under way writes to them.
+        """
+        node, end, size = sequence.node, sequence.computed, self.block_size
+        if node is None or end == sequence.tree_len:
+            return
+        old, new = sequence.tree_len // size, end // size
+        held = sequence.table[old:new].copy()
+        table = sequence.table[: sequence.table_len]
+        node = self.tree.insert(node, sequence.tokens, end, table, sequence.request.program)
+        self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
+        if builder is not None:
+            unwanted = self.pool.refs[held] == 1
+            if unwanted.any():
+                builder.drop_later(held[unwanted])
+                held = held[~unwanted]
+        self.pool.drop(held, pinned=True)
+        sequence.node = node
+        sequence.tree_len = end
+
+    # ------------------------------------------------------------ decode, ending
+
+    def extend(self, sequences: list[Sequence]) -> None:
+        """One more block for each; `make_room` was asked before."""
+        blocks = self.pool.allocate(len(sequences))
+        for index, sequence in enumerate(sequences):
+            sequence.extend_table(blocks[index : index + 1])
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence ends or is retracted: what it computed stays in the tree, unlocked."""
+        if sequence.detached and self.enabled:
+            sequence.node = self.tree.enter(sequence.request.namespace)
+        self.store(sequence)
+        self.pool.drop(self._held(sequence), pinned=True)
+        if sequence.node is not None:
+            self.tree.leave(sequence.node, sequence.request.program)
+        sequence.forget_kv()
+
+    def isolate(self, sequence: Sequence) -> None:
+        """Make everything but the sequence's own blocks evictable.
+
+        Partial blocks of the path are needed by nobody but stay locked with it. When the pool is
+        too small for them, a decoding sequence takes its table for itself; one in prefill starts
+        again from nothing. It then gets as far as it would have with an empty cache.
+        """
+        node = sequence.node
+        if node is None:
+            return
+        if sequence.decoding:
+            shared = sequence.table[: sequence.tree_len // self.block_size]
+            self.pool.retain(shared, pinned=True)
+            self.tree.leave(node, sequence.request.program)
+            sequence.node = None
+            sequence.tree_len = 0
+        else:
+            self.pool.drop(self._held(sequence), pinned=True)
+            self.tree.leave(node, sequence.request.program)
+            sequence.forget_kv()
+        sequence.detached = True
+
+    # ------------------------------------------------------------ inside
+
+    def _held(self, sequence: Sequence) -> np.ndarray:
+        """The blocks that the sequence itself refers to."""
+        return sequence.table[sequence.tree_len // self.block_size : sequence.table_len]
+
+    def _can_adopt(self, sequence: Sequence) -> bool:
+        node = sequence.node
+        return (
+            node is not None
+            and sequence.computed % self.block_size != 0
+            and sequence.table_len * self.block_size < sequence.computed
+            and not node.children
+            and int(self.pool.refs[node.blocks[-1]]) == 1
+        )
+
+    def check(self, sequences: list[Sequence]) -> None:
+        """Raise AssertionError unless tree, pool and `sequences` (all with KV) fit together."""
+        handles = [sequence.node for sequence in sequences if sequence.node is not None]
+        check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])
+        for sequence in sequences:
+            node = sequence.node
+            assert sequence.tree_len <= sequence.computed <= sequence.length, sequence
+            assert (node is None) == sequence.detached, sequence
+            end = 0 if node is None else node.end
+            assert sequence.tree_len == end, f"{sequence}: handle at {end}"
+            held = self._held(sequence)
+            assert len(np.unique(held)) == len(held), f"{sequence} holds a block twice"
+            if sequence.tree_len < sequence.computed or len(held):
+                assert sequence.table_len == self.blocks_for(sequence.computed), sequence
+            if node is None:
+                continue
+            whole = sequence.tree_len // self.block_size
+            assert sequence.table_len >= whole, sequence
+            table = np.full(whole, -1, np.int32)
+            self.tree.fill_table(node, table, whole)
+            assert np.array_equal(table, sequence.table[:whole]), (
+                f"{sequence}: not its path's table"
+            )
+            while not node.is_root:
+                mine = sequence.tokens[node.start : node.end]
+                assert np.array_equal(node.tokens, mine), f"{sequence} is on another's path"
+                assert node.parent is not None
+                node = node.parent

@@ -1,0 +1,153 @@
+"""The sequences that have KV, and what happens when there are not enough blocks for them."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.order import depth_first
+from rootlace.runtime.scheduler.sequence import Sequence
+
+_LEAST_RESERVE = 32.0
+_MOST_RESERVE = 4096.0
+_DECAY = 0.998
+
+
+def by_order(sequence: Sequence) -> int:
+    return sequence.order
+
+
+class RunningSet:
+    """Running and retracted sequences, both in order of first admission.
+
+    *Headroom.* Every running sequence is promised the blocks of its remaining prompt and of its
+    next `reserve` output tokens (fewer if it may not generate as many). A request is admitted if
+    the available blocks cover those promises and the same for itself; with nothing running it
+    always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 32 and
+    4096 tokens: so retractions stay rare without knowing how long outputs get.
+
+    *Retraction.* The victim is the sequence that would have to compute the fewest tokens again if
+    all it does not share with other running ones were evicted; of equals the youngest. Never the
+    oldest.
+    """
+
+    def __init__(self, kv: KVStore) -> None:
+        self._kv = kv
+        self.sequences: list[Sequence] = []
+        self.retracted: list[Sequence] = []
+        self.retractions = 0
+        self.reserve = _LEAST_RESERVE
+        self._ordered: list[Sequence] | None = None
+        self._admissions = 0
+
+    # ------------------------------------------------------------ coming and going
+
+    def admit(self, sequence: Sequence) -> None:
+        """Start `sequence`, or start it again if it was retracted."""
+        if sequence.order < 0:
+            sequence.order = self._admissions
+            self._admissions += 1
+        else:
+            self.retracted.remove(sequence)
+        self._kv.attach(sequence)
+        insort(self.sequences, sequence, key=by_order)
+        self._ordered = None
+
+    def leave(self, sequence: Sequence) -> None:
+        """`sequence` ends; what it computed stays cached."""
+        self.sequences.remove(sequence)
+        self._kv.release(sequence)
+        self._ordered = None
+
+    def retract(self, sequence: Sequence) -> None:
+        """Take the sequence's blocks; it is admitted again before any new request."""
+        self.leave(sequence)
+        insort(self.retracted, sequence, key=by_order)
+        self.retractions += 1
+        self.reserve = min(2 * self.reserve, _MOST_RESERVE)
+
+    def restart(self) -> None:
+        """All KV is lost: every sequence computes again what it had."""
+        for sequence in self.sequences:
+            sequence.forget_kv()
+            insort(self.retracted, sequence, key=by_order)
+        self.sequences = []
+        self._ordered = None
+
+    # ------------------------------------------------------------ order
+
+    def moved(self) -> None:
+        """A handle moved: the order is to be found again."""
+        self._ordered = None
+
+    def depth_first(self) -> list[Sequence]:
+        if self._ordered is None:
+            self._ordered = depth_first(self.sequences)
+        return self._ordered
+
+    # ------------------------------------------------------------ blocks
+
+    def secure(self) -> None:
+        """Give every decoding sequence a slot for its next token; retract where there is none.
+
+        If the oldest sequence is still in prefill, one more block is left for it.
+        """
+        size = self._kv.block_size
+        while self.sequences:
+            growing = [s for s in self.sequences if s.decoding and s.computed == s.table_len * size]
+            oldest = self.sequences[0]
+            stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
+            if self._kv.make_room(len(growing) + stuck):
+                if growing:
+                    self._kv.extend(growing)
+                return
+            victim = self._victim()
+            if victim is not None:
+                self.retract(victim)
+            elif oldest.node is not None:
+                self._kv.isolate(oldest)
+                self._ordered = None
+            else:
+                raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
+
+    def _victim(self) -> Sequence | None:
+        others = self.sequences[1:]
+        return min(
+            others, key=lambda s: (not self._helps(s), self._loss(s), -s.order), default=None
+        )
+
+    def _helps(self, sequence: Sequence) -> bool:
+        """Whether retracting it makes a difference: it holds blocks of its own or wants one."""
+        return self._loss(sequence) > 0 or sequence.decoding
+
+    def _loss(self, sequence: Sequence) -> int:
+        """Computed tokens that no other running sequence shares."""
+        node = sequence.node
+        if node is None:
+            return sequence.computed
+        while node.locks == 1 and node.parent is not None:
+            node = node.parent
+        return sequence.computed - node.end
+
+    # ------------------------------------------------------------ headroom
+
+    def relax(self) -> None:
+        """A step went by."""
+        self.reserve = max(_DECAY * self.reserve, _LEAST_RESERVE)
+
+    def _ahead(self, sequence: Sequence) -> int:
+        """Tokens that `sequence` is promised to reach."""
+        outputs = 0 if sequence.prefill_only else sequence.max_tokens - sequence.outputs
+        return sequence.length + min(outputs, int(self.reserve))
+
+    def promised(self) -> int:
+        """Blocks that running sequences do not have yet and are promised. O(running)."""
+        blocks_for = self._kv.blocks_for
+        return sum(max(blocks_for(self._ahead(s)) - s.table_len, 0) for s in self.sequences)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether `sequence` may be admitted."""
+        if not self.sequences:
+            return True
+        needed = self._kv.cost(sequence, self._ahead(sequence)) + self.promised()
+        return needed <= self._kv.pool.available

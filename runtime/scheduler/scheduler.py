@@ -1,0 +1,359 @@
+"""Iteration-level scheduling over the radix tree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rootlace.errors import ContextLengthExceeded, InvalidRequest, Overloaded, RootlaceError
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.plan import StepPlan, StepResult
+from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.scheduler.running import RunningSet, by_order
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.update import Update
+from rootlace.runtime.scheduler.waiting import WaitingQueue
+
+
+@dataclass
+class _Flight:
+    """The step that was planned and not yet committed."""
+
+    plan: StepPlan
+    rows: list[Sequence]
+    sampled: list[Sequence]
+    scored: list[Sequence]
+
+
+@dataclass
+class _Counters:
+    steps: int = 0
+    requests_added: int = 0
+    requests_refused: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    copies: int = 0
+    by_finish: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    )
+
+
+class Scheduler:
+    """Decides what is computed when. See "Scheduler" in docs/architecture.md.
+
+    The caller alternates `plan` and `commit` (or `fail`); `add` and `abort` may come at any time
+    between. Updates that come about without a step are in `take_updates`, and in what the next
+    `commit` or `fail` returns.
+
+    A step costs O(rows) Python work and memory copies for the block tables; nothing in a decode
+    step grows with the context otherwise.
+
+    *Progress.* Sequences are numbered when first admitted, and the running one with the lowest
+    number is never retracted: it gets its blocks first, in the end all there are (`isolate`), and
+    a token more in every step, so it ends. Retracted sequences come back in order of their numbers
+    and before any other request, so each one is the lowest some day.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        context_length: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        vocab_size: int = 0,
+    ) -> None:
+        """`vocab_size` is needed for constrained requests (the width of their masks)."""
+        for name in ("max_step_tokens", "max_running"):
+            if getattr(config, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
+        self.config = config
+        self.kv = KVStore(cache)
+        self._clock = clock
+        self._vocab_size = vocab_size
+        # The last token of a sequence needs no KV: nothing attends to it.
+        self._max_tokens_cached = min(context_length, self.kv.capacity)
+        self._max_length = min(context_length, self.kv.capacity + 1)
+        # Every running sequence can have one token in every step.
+        self._max_rows = min(config.max_running, config.max_step_tokens)
+        self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
+        self._running = RunningSet(self.kv)
+        self._by_rid: dict[int, Sequence] = {}
+        self._updates: list[Update] = []
+        self._flight: _Flight | None = None
+        self._arrivals = 0
+        self._count = _Counters()
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises InvalidRequest, ContextLengthExceeded if not even one token fits, Overloaded if the
+        queue is full; then nothing has changed.
+        """
+        try:
+            self._validate(request)
+        except RootlaceError:
+            self._count.requests_refused += 1
+            raise
+        sequence = Sequence(request, self._arrivals, self._clock())
+        self._arrivals += 1
+        self._count.requests_added += 1
+        self._count.prompt_tokens += sequence.prompt_len
+        self._by_rid[request.rid] = sequence
+        self.kv.tree.queue.open_program(request.program)
+        self._waiting.add(sequence)
+
+    def abort(self, rid: int) -> Update | None:
+        """End a request now; None if there is none of this id. What it computed stays cached."""
+        sequence = self._by_rid.get(rid)
+        if sequence is None:
+            return None
+        if sequence.order < 0:
+            self._waiting.remove(sequence)
+        elif sequence in self._running.retracted:
+            self._running.retracted.remove(sequence)
+        else:
+            self._running.leave(sequence)
+        update = self._end(sequence, Update(rid, finish="abort"))
+        self._check_if_asked()
+        return update
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._by_rid or self._updates)
+
+    def take_updates(self) -> list[Update]:
+        """Updates that no `commit` has returned yet."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    # ------------------------------------------------------------ the step
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None if there is nothing to compute."""
+        if self._flight is not None:
+            raise RuntimeError("the last plan was neither committed nor failed")
+        # An attempt without rows took something from the cache or took blocks from somebody; the
+        # bound is there so that a mistake shows as an error and not as a hang.
+        for _ in range(3 * len(self._by_rid) + 3):
+            builder = PlanBuilder(self._count.steps, self.kv.pool)
+            self._plan_decode(builder)
+            self._plan_prefill(builder)
+            if builder.rows:
+                return self._launch(builder)
+            if not self._running.sequences:
+                self._check_if_asked()
+                return None
+        raise RuntimeError(f"no progress with {len(self._running.sequences)} running sequences")
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
+        """Take in what the step found."""
+        flight = self._land(plan)
+        for sequence, scores in zip(flight.scored, result.prompt_scores, strict=True):
+            sequence.prompt_scores.append(scores)
+        updates = self.take_updates()
+        tokens = result.token_ids.tolist()
+        for sequence, token, scored in zip(flight.sampled, tokens, result.scores, strict=True):
+            if sequence.finished:
+                continue
+            update = outcome.sampled(sequence, token, scored, self._max_length)
+            self._count.output_tokens += 1
+            if update.finish is not None:
+                self._running.leave(sequence)
+                self._end(sequence, update)
+            updates.append(update)
+        for sequence in flight.rows:
+            if sequence.prefill_only and sequence.decoding and not sequence.finished:
+                self._running.leave(sequence)
+                updates.append(self._end(sequence, outcome.prefilled(sequence)))
+        self._check_if_asked()
+        return updates
+
+    def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
+        """The executor raised: end the requests of this step, forget all KV, keep the others."""
+        flight = self._land(plan)
+        updates = self.take_updates()
+        self.kv.tree.reset()
+        for sequence in flight.rows:
+            if not sequence.finished:
+                self._running.sequences.remove(sequence)
+                update = Update(sequence.rid, finish="error", code=error.code, error=str(error))
+                updates.append(self._end(sequence, update))
+        self._running.restart()
+        self._check_if_asked()
+        return updates
+
+    # ------------------------------------------------------------ the cache
+
+    def flush(self) -> None:
+        """Forget every prefix that no running request uses."""
+        self.kv.tree.flush()
+        self._check_if_asked()
+
+    def release_program(self, program: str) -> None:
+        """The program ended: what only it used goes first when blocks run out."""
+        self.kv.tree.queue.close_program(program)
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
+        count, pool, tree = self._count, self.kv.pool, self.kv.tree
+        return {
+            "steps": count.steps,
+            "requests_added": count.requests_added,
+            "requests_refused": count.requests_refused,
+            **{f"requests_{finish}": number for finish, number in count.by_finish.items()},
+            "prompt_tokens": count.prompt_tokens,
+            "cached_tokens": count.cached_tokens,
+            "computed_tokens": count.computed_tokens,
+            "output_tokens": count.output_tokens,
+            "retractions": self._running.retractions,
+            "copies": count.copies,
+            "evicted_blocks": tree.evicted_blocks,
+            "blocks_total": pool.num_blocks,
+            "blocks_free": pool.free,
+            "blocks_used": pool.num_blocks - pool.available,
+            "blocks_evictable": pool.evictable,
+            "nodes": tree.num_nodes,
+            "tree_tokens": tree.num_tokens,
+            "waiting": len(self._waiting) + len(self._running.retracted),
+            "running": len(self._running.sequences),
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError at the first broken invariant. O(everything); not while planning."""
+        running, retracted = self._running.sequences, self._running.retracted
+        self.kv.check(running)
+        everyone = [*running, *retracted, *self._waiting]
+        assert len(everyone) == len(self._by_rid), "a sequence is in two places or in none"
+        for sequence in everyone:
+            assert self._by_rid[sequence.rid] is sequence and not sequence.finished
+        for queue in (running, retracted):
+            assert queue == sorted(queue, key=by_order), "sequences are out of order"
+        for sequence in (*retracted, *self._waiting):
+            assert not sequence.table_len and sequence.node is None, f"{sequence} has KV"
+        assert len(running) <= self._max_rows
+        assert self.kv.enabled or not self.kv.tree.roots, "the tree is in use"
+
+    # ------------------------------------------------------------ planning
+
+    def _plan_decode(self, builder: PlanBuilder) -> None:
+        self._running.secure()
+        for sequence in self._running.sequences:
+            if sequence.decoding:
+                builder.add_decode(sequence)
+                sequence.computed += 1
+
+    def _plan_prefill(self, builder: PlanBuilder) -> None:
+        """Chunks within what decode left of the budget.
+
+        A chunk that is cut ends the phase, by blocks or by budget: whoever comes next might need
+        the very tokens behind the cut, and would compute them a second time.
+        """
+        budget = self.config.max_step_tokens - len(builder.rows)
+        for sequence in list(self._running.sequences):
+            if budget and not sequence.decoding:
+                budget -= self._chunk(sequence, budget, builder)
+        if budget and len(self._waiting):
+            self._waiting.refresh()
+        while budget and len(self._running.sequences) < self._max_rows:
+            retracted = self._running.retracted
+            following = retracted[0] if retracted else self._waiting.peek()
+            if following is None or not self._running.fits(following):
+                return
+            if not retracted:
+                self._waiting.take(following)
+                following.queued = self._clock() - following.arrived
+            self._running.admit(following)
+            budget -= self._chunk(following, budget, builder)
+
+    def _chunk(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> int:
+        """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
+        if blocks ran out)."""
+        if self.kv.rematch(sequence):
+            self._running.moved()
+        self._count.cached_tokens += sequence.cover(cached=True)
+        wanted = sequence.length - sequence.computed
+        if not wanted:  # only with prefill_only: nothing has to be computed
+            self._running.leave(sequence)
+            self._updates.append(self._end(sequence, outcome.prefilled(sequence)))
+            return 0
+        count = min(wanted, budget, self.kv.room(sequence))
+        if count <= 0:
+            return budget
+        self.kv.grow(sequence, count, builder)
+        end = sequence.computed + count
+        complete = end == sequence.length
+        scores = (
+            max(sequence.score_next, sequence.computed + 1),
+            min(end + 1, sequence.prompt_len),
+        )
+        sample = complete and not sequence.prefill_only
+        builder.add_chunk(sequence, count, sample=sample, scores=scores)
+        sequence.score_next = max(scores)
+        sequence.computed = end
+        sequence.decoding = complete
+        self.kv.store(sequence, builder)
+        self._running.moved()
+        sequence.cover(cached=False)
+        self._count.computed_tokens += count
+        return count if complete else budget
+
+    def _launch(self, builder: PlanBuilder) -> StepPlan:
+        plan = builder.build(self._running.depth_first(), -(-self._vocab_size // 32))
+        rows = [row.sequence for row in builder.rows]
+        self._flight = _Flight(plan, rows, builder.sampled, builder.scored)
+        self._running.relax()
+        self._count.steps += 1
+        self._count.copies += len(plan.copies)
+        self._check_if_asked()
+        return plan
+
+    def _land(self, plan: StepPlan) -> _Flight:
+        flight, self._flight = self._flight, None
+        if flight is None or flight.plan is not plan:
+            raise RuntimeError("this plan is not the one under way")
+        return flight
+
+    # ------------------------------------------------------------ inside
+
+    def _end(self, sequence: Sequence, update: Update) -> Update:
+        """Forget `sequence`; `update` is the last there is of it."""
+        assert update.finish is not None
+        outcome.announce(sequence, update)
+        sequence.finished = True
+        del self._by_rid[sequence.rid]
+        self._count.by_finish[update.finish] += 1
+        return update
+
+    def _validate(self, request: Request) -> None:
+        rid, params = request.rid, request.params
+        if rid in self._by_rid:
+            raise InvalidRequest(f"request id {rid} is in use")
+        if not len(request.token_ids):
+            raise InvalidRequest("the prompt is empty")
+        if params.max_tokens is None:
+            raise InvalidRequest("max_tokens must be a number here")
+        if request.matcher is not None and not self._vocab_size:
+            raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
+        outputs = 0 if request.output_ids is None else len(request.output_ids)
+        length = len(request.token_ids) + outputs
+        room = self._max_length - 1 if outputs < params.max_tokens else self._max_tokens_cached
+        if length > room:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens; at most {room} fit into the context window and "
+                f"the KV cache ({self.kv.capacity} tokens)"
+            )
+        if len(self._waiting) >= self.config.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting already")
+
+    def _check_if_asked(self) -> None:
+        if self.config.check_invariants:
+            self.check()

@@ -1,0 +1,32 @@
+"""News of one request, as the scheduler tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.scheduler.plan import TokenScores
+
+
+@dataclass(slots=True)
+class Update:
+    """New tokens, and at the end why it ended; the fields are those of `engine.messages.Update`.
+
+    `scores` has one row per token of `token_ids`, `prompt_scores` one per token of
+    `prompt_targets` (int32): the last prompt tokens, from index max(prompt_logprobs_from, 1) on
+    (a prompt's first token has no log-probability). They come with the last prompt chunk.
+    """
+
+    rid: int
+    token_ids: tuple[int, ...] = ()
+    scores: TokenScores | None = None
+    prompt_scores: TokenScores | None = None
+    prompt_targets: np.ndarray | None = None
+    cached_tokens: int | None = None
+    forced_tokens: int = 0
+    queued: float | None = None
+    finish: str | None = None
+    matched: int | None = None
+    code: str = ""
+    error: str = ""
