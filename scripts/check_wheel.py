@@ -1,0 +1,135 @@
+"""Build the wheel, install it into fresh environments and use it from an empty directory.
+
+    python scripts/check_wheel.py [--keep FOLDER]
+
+Two installations: the light client (no extras: it must import, without torch being there at all) and
+`[runtime]`, which must answer a program on the embedded model. Nothing of the checkout is reachable
+from either: they run in an empty folder, with Python's isolated mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LIGHT = """
+import sys
+import rootlace
+from importlib.metadata import requires, version
+
+loaded = {name.split(".")[0] for name in sys.modules}
+assert not loaded & {"torch", "numpy", "transformers", "aiohttp"}, loaded
+assert version("rootlace")
+assert rootlace.function and rootlace.gen and rootlace.RuntimeEndpoint
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    raise AssertionError("the light client's environment has torch")
+"""
+
+PROGRAM = """
+import rootlace as rl
+
+@rl.function
+def pick(s):
+    s += "Two and two make " + rl.select("answer", ["four", "nine"])
+    s += rl.gen("more", max_tokens=4, temperature=0)
+
+with rl.Runtime() as runtime:
+    state = pick.run(backend=runtime)
+    assert state["answer"] in ("four", "nine"), state["answer"]
+    assert state["more"], state.text()
+    print(state.text())
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Standard output of a command; its own words are shown when it fails."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, text=True, capture_output=True, timeout=600
+    )
+    if done.returncode != 0:
+        sys.stderr.write(done.stdout + done.stderr)
+        raise SystemExit(f"wheel: {Path(str(command[0])).name} failed ({done.returncode})")
+    return done.stdout
+
+
+def build(folder: Path) -> Path:
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def check_contents(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {"rootlace/__init__.py", "rootlace/py.typed", "rootlace/runtime/config.py"}
+    expected |= {"rootlace/kernels/__init__.py", "rootlace/runtime/assets/demo/model.safetensors"}
+    expected |= {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for package, folder in (
+            ("rootlace", "frontend"),
+            ("rootlace/runtime", "runtime"),
+            ("rootlace/kernels", "kernels"),
+        )
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    missing = sorted(expected - names)
+    if missing:
+        raise SystemExit("wheel: not in the wheel: " + ", ".join(missing))
+    stray = sorted(n for n in names if not n.startswith(("rootlace/", "rootlace-")))
+    if stray:
+        raise SystemExit("wheel: does not belong into the wheel: " + ", ".join(stray))
+
+
+def install(wheel: Path, venv: Path, extras: str = "") -> None:
+    setup = ROOT / "scripts" / "setup_env.py"
+    run(sys.executable, setup, "--venv", venv, "--wheel", wheel, "--extras", extras)
+
+
+def check_light(wheel: Path, work: Path) -> None:
+    venv, empty = work / "light", work / "empty"
+    install(wheel, venv)
+    run(venv / "bin" / "python", "-I", "-c", LIGHT, cwd=empty)
+    version = run(venv / "bin" / "rootlace", "--version", cwd=empty)
+    if wheel.name.split("-")[1] not in version:
+        raise SystemExit(f"wheel: rootlace --version says {version!r}")
+
+
+def check_runtime(wheel: Path, work: Path) -> None:
+    venv, empty = work / "runtime", work / "empty"
+    install(wheel, venv, "runtime")
+    # A file, not -c: a program's source is read to say which of its lines failed.
+    program = work / "program.py"
+    program.write_text(PROGRAM)
+    print(run(venv / "bin" / "python", "-I", program, cwd=empty).strip())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the wheel and try it in fresh environments.")
+    parser.add_argument("--keep", type=Path, help="work in this folder and leave it behind")
+    arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory())
+        work = Path(folder).resolve()
+        (work / "empty").mkdir(parents=True, exist_ok=True)
+        wheel = build(work)
+        check_contents(wheel)
+        print(f"wheel: {wheel.name} ({wheel.stat().st_size / 2**20:.1f} MiB)", flush=True)
+        for name, check in (("light client", check_light), ("runtime", check_runtime)):
+            start = time.monotonic()
+            check(wheel, work)
+            print(f"wheel: {name} works ({time.monotonic() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
