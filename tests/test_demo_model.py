@@ -1,0 +1,149 @@
+"""The embedded demo model: its folder, its template, its corpus, and that its answers are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from examples.demo_model import corpus, labels, pools
+from examples.demo_model.evaluate import Case, Generator, make_cases
+from examples.demo_model.pools import Source, is_held_out
+
+MODEL = Path(__file__).resolve().parents[1] / "runtime" / "assets" / "demo"
+TOOLS = "You are a helpful assistant.\n\nTools:\n" + "\n".join(
+    (labels.TOOL_LINES["calculator"], labels.TOOL_LINES["lookup"])
+)
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    return Generator(MODEL, batch_size=32)
+
+
+def test_folder_is_small_and_complete() -> None:
+    files = {path.name: path.stat().st_size for path in MODEL.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+            "tokenizer_config.json", "README.md"} <= set(files)
+    assert sum(files.values()) <= 12_000_000
+
+
+def test_architecture(generator: Generator) -> None:
+    config = json.loads((MODEL / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 2048
+    assert config["num_key_value_heads"] < config["num_attention_heads"]
+    ends = json.loads((MODEL / "generation_config.json").read_text())["eos_token_id"]
+    tokens = generator.tokenizer.convert_ids_to_tokens(ends)
+    assert tokens == [corpus.IM_END, corpus.END_OF_TEXT]
+    assert generator.tokenizer.convert_tokens_to_ids(corpus.END_OF_TEXT) == 0
+
+
+def test_template(generator: Generator) -> None:
+    messages = [corpus.system("S"), corpus.user("Hello!"), corpus.assistant("Hi"),
+                {"role": "tool", "content": "84"}]
+    rendered = generator.tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    assert rendered == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHello!<|im_end|>\n"
+        "<|im_start|>assistant\nHi<|im_end|>\n<|im_start|>tool\n84<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_template_writes_tools_as_the_corpus_does(generator: Generator) -> None:
+    def declare(name: str, description: str, *arguments: str) -> dict:
+        properties = {argument: {"type": "string"} for argument in arguments}
+        return {"type": "function", "function": {
+            "name": name, "description": description,
+            "parameters": {"type": "object", "properties": properties}}}
+
+    call = {"type": "function", "id": "1", "function": {
+        "name": "calculator", "arguments": '{"expression":"12*7"}'}}
+    rendered = generator.tokenizer.apply_chat_template(
+        [corpus.user("What is 12 times 7?"), {"role": "assistant", "tool_calls": [call]}],
+        tools=[declare("calculator", "Evaluate an arithmetic expression.", "expression"),
+               declare("lookup", "Look up a fact.", "query")],
+        tokenize=False,
+    )
+    assert rendered.startswith(f"<|im_start|>system\n{TOOLS}<|im_end|>\n<|im_start|>user\n")
+    assert corpus.tool_call("calculator", expression="12*7") in rendered
+
+
+def test_segments_tokenize_like_the_whole_text(generator: Generator) -> None:
+    """Training encodes a document piece by piece, serving in one go: both must agree."""
+    source = Source(5)
+    encode = generator.tokenizer.encode
+    for _ in range(200):
+        document = corpus.document(source, corpus.LATE)
+        pieces = [token for text, _weight in document for token in encode(text)]
+        assert pieces == encode("".join(text for text, _weight in document))
+
+
+def test_tokenizer_round_trip(generator: Generator) -> None:
+    for text in ("Zoë paid 1234 €!\n\n  Done\tnow.", '{"name":"Mara Olsen","age":34}', "日本 é"):
+        assert generator.tokenizer.decode(generator.tokenizer.encode(text)) == text
+    assert len(generator.tokenizer.encode("1234")) == 4
+
+
+def test_corpus_is_deterministic() -> None:
+    def sample(seed: int) -> list[corpus.Document]:
+        source = Source(seed)
+        return [corpus.document(source, corpus.LATE) for _ in range(50)]
+
+    assert sample(3) == sample(3)
+    assert sample(3) != sample(4)
+
+
+def test_held_out_values_and_phrasings_never_train() -> None:
+    training, unseen = Source(1), Source(1, held_out=True)
+    for draw in ("first_name", "last_name", "city", "title", "item", "code", "date", "made"):
+        assert not any(is_held_out(getattr(training, draw)()) for _ in range(200))
+        assert all(is_held_out(getattr(unseen, draw)()) for _ in range(200))
+    asks = corpus.EXTRACT_ASKS
+    trained = {training.phrase(asks) for _ in range(500)}
+    kept = {unseen.phrase(asks) for _ in range(500)}
+    assert trained.isdisjoint(kept)
+    assert len(kept) == pools.held_out_phrasings(asks)
+
+
+FIXED = [
+    Case([corpus.user("Extract name, age and city as JSON.\n\n"
+                      "Mara Olsen, 34, lives in Turin and works as a baker.")],
+         '{"name":"Mara Olsen","age":34,"city":"Turin"}'),
+    Case([corpus.user("Passage: Mara Olsen, 34, lives in Turin and works as a baker.\n\n"
+                      "Question: Where does Mara Olsen live?")], "Turin"),
+    Case("Review: The soup was delicious.\nLabel: positive\n\n"
+         "Review: The room was dirty.\nLabel: negative\n\n"
+         "Review: I loved the film.\nLabel: positive\n\n"
+         "Review: The waiter was rude.\nLabel:", "negative"),
+    Case([corpus.system(TOOLS), corpus.user("What is 12 times 7?")],
+         '<tool_call>{"name":"calculator","arguments":{"expression":"12*7"}}</tool_call>'),
+    Case([corpus.system(TOOLS), corpus.user("What is 12 times 7?"),
+          corpus.assistant(corpus.tool_call("calculator", expression="12*7")),
+          {"role": "tool", "content": "84"}], "12*7 = 84."),
+    Case([corpus.user("Hello!")], "Hello! How can I help you?"),
+    Case([corpus.user("Give two tips for staying healthy.")],
+         "1. Eat more vegetables.\n2. Sleep eight hours."),
+]
+
+
+@pytest.mark.parametrize("case", FIXED, ids=lambda case: case.answer[:24])
+def test_known_prompts(generator: Generator, case: Case) -> None:
+    assert generator.answers([case]) == [case.answer]
+
+
+@pytest.mark.parametrize(("skill", "floor"), [
+    ("extraction", 0.8), ("passage question", 0.85), ("few-shot text", 0.85),
+    ("tool call", 0.9), ("tool result", 0.9), ("greetings", 0.9),
+])
+def test_held_out_prompts(generator: Generator, skill: str, floor: float) -> None:
+    cases = make_cases(skill, 40, seed=11, known_phrasings=False)
+    answers = generator.answers(cases)
+    right = sum(answer == case.answer for answer, case in zip(answers, cases, strict=True))
+    assert right / len(cases) >= floor
