@@ -21,8 +21,10 @@ class EvictionQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Node]] = []
-        self._live: dict[str, set[Node]] = {}
-        self._tidy_at: dict[str, int] = {}
+        self._open: dict[str, int] = {}
+        self._live: dict[int, set[Node]] = {}
+        self._tidy_at: dict[int, int] = {}
+        self._opened = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -62,11 +64,21 @@ class EvictionQueue:
             ]
             heapq.heapify(self._heap)
 
-    def open_program(self, program: str) -> None:
-        if program:
-            self._live.setdefault(program, set())
+    def open_program(self, name: str) -> int:
+        """The id by which nodes know the program `name`; 0 for the empty name: nobody.
 
-    def ended_at(self, program: str, node: Node) -> None:
+        A program that was closed gets a new id: what it left behind stays left behind.
+        """
+        if not name:
+            return 0
+        program = self._open.get(name)
+        if program is None:
+            self._opened += 1
+            program = self._open[name] = self._opened
+            self._live[program] = set()
+        return program
+
+    def ended_at(self, program: int, node: Node) -> None:
         """A request of `program` ended at `node`."""
         nodes = self._live.get(program)
         if nodes is None or node.is_root:
@@ -77,8 +89,9 @@ class EvictionQueue:
             self._live[program] = nodes
             self._tidy_at[program] = max(64, 2 * len(nodes))
 
-    def close_program(self, program: str) -> None:
-        """What only `program` used may go first from now on."""
+    def close_program(self, name: str) -> None:
+        """What only this program used may go first from now on."""
+        program = self._open.pop(name, 0)
         self._tidy_at.pop(program, None)
         for node in self._live.pop(program, ()):
             standing = _standing(node)

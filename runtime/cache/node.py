@@ -50,7 +50,7 @@ class Node:
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
-        self.programs: tuple[str, ...] = ()
+        self.programs: tuple[int, ...] = ()
         self.shared = False
         self.alive = True
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
@@ -69,8 +69,8 @@ class Node:
     def is_root(self) -> bool:
         return self.namespace is not None
 
-    def used_by(self, program: str, tick: int) -> None:
-        """Note a use at time `tick`; the empty program is "nobody in particular"."""
+    def used_by(self, program: int, tick: int) -> None:
+        """Note a use at time `tick`; program 0 is "nobody in particular"."""
         self.last_use = tick
         if not program:
             self.shared = True

@@ -97,7 +97,7 @@ class RadixTree:
         root.locks += 1
         return root
 
-    def advance(self, node: Node, tokens: np.ndarray, limit: int, program: str = "") -> Node:
+    def advance(self, node: Node, tokens: np.ndarray, limit: int, program: int = 0) -> Node:
         """Move a handle from `node` down along `tokens[node.end:limit]` as far as it is cached."""
         self._tick += 1
         passed = [node]
@@ -123,7 +123,7 @@ class RadixTree:
         return current
 
     def insert(
-        self, node: Node, tokens: np.ndarray, end: int, table: np.ndarray, program: str = ""
+        self, node: Node, tokens: np.ndarray, end: int, table: np.ndarray, program: int = 0
     ) -> Node:
         """Put `tokens[node.end:end]`, whose KV is in `table`'s blocks, into the tree.
 
@@ -148,7 +148,7 @@ class RadixTree:
         self.num_nodes += 1
         return fresh
 
-    def leave(self, node: Node, program: str = "") -> None:
+    def leave(self, node: Node, program: int = 0) -> None:
         """Give up a handle."""
         self._tick += 1
         link: Node | None = node

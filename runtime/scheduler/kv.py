@@ -82,8 +82,7 @@ class KVStore:
         limit = sequence.match_limit()
         if node is None or limit <= sequence.tree_len:
             return 0
-        program = sequence.request.program
-        node = self.tree.advance(node, sequence.tokens, limit, program)
+        node = self.tree.advance(node, sequence.tokens, limit, sequence.program)
         gained = node.end - sequence.tree_len
         if not gained:
             return 0
@@ -138,7 +137,7 @@ class KVStore:
         old, new = sequence.tree_len // size, end // size
         held = sequence.table[old:new].copy()
         table = sequence.table[: sequence.table_len]
-        node = self.tree.insert(node, sequence.tokens, end, table, sequence.request.program)
+        node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
         self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
         if builder is not None:
             unwanted = self.pool.refs[held] == 1
@@ -164,7 +163,7 @@ class KVStore:
         self.store(sequence)
         self.pool.drop(self._held(sequence), pinned=True)
         if sequence.node is not None:
-            self.tree.leave(sequence.node, sequence.request.program)
+            self.tree.leave(sequence.node, sequence.program)
         sequence.forget_kv()
 
     def isolate(self, sequence: Sequence) -> None:
@@ -180,12 +179,12 @@ class KVStore:
         if sequence.decoding:
             shared = sequence.table[: sequence.tree_len // self.block_size]
             self.pool.retain(shared, pinned=True)
-            self.tree.leave(node, sequence.request.program)
+            self.tree.leave(node, sequence.program)
             sequence.node = None
             sequence.tree_len = 0
         else:
             self.pool.drop(self._held(sequence), pinned=True)
-            self.tree.leave(node, sequence.request.program)
+            self.tree.leave(node, sequence.program)
             sequence.forget_kv()
         sequence.detached = True
 

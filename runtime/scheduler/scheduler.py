@@ -103,12 +103,12 @@ class Scheduler:
         except RootlaceError:
             self._count.requests_refused += 1
             raise
-        sequence = Sequence(request, self._arrivals, self._clock())
+        program = self.kv.tree.queue.open_program(request.program)
+        sequence = Sequence(request, program, self._arrivals, self._clock())
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
         self._by_rid[request.rid] = sequence
-        self.kv.tree.queue.open_program(request.program)
         self._waiting.add(sequence)
 
     def abort(self, rid: int) -> Update | None:

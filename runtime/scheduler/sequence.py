@@ -34,6 +34,7 @@ class Sequence:
         "order",
         "outputs",
         "prefill_only",
+        "program",
         "prompt_len",
         "prompt_scores",
         "queued",
@@ -48,11 +49,13 @@ class Sequence:
         "tree_len",
     )
 
-    def __init__(self, request: Request, number: int, arrived: float) -> None:
+    def __init__(self, request: Request, program: int, number: int, arrived: float) -> None:
         params = request.params
         outputs = 0 if request.output_ids is None else len(request.output_ids)
         self.request = request
         self.rid = request.rid
+        self.program = program
+        """The cache's id of the request's program."""
         self.number = number
         """Counts requests in order of arrival."""
         self.arrived = arrived
