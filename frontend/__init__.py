@@ -1,1 +1,116 @@
-"""Rootlace: LLM programs laced over one root."""
+"""Rootlace: LLM programs laced over one root.
+
+    import rootlace as rl
+
+    @rl.function
+    def qa(s, question):
+        s += "Q: " + question + "\\nA:" + rl.gen("answer", stop="\\n")
+
+    with rl.Runtime(model="path/to/model") as runtime:
+        print(qa.run("Who are you?", backend=runtime)["answer"])
+
+Importing it is cheap: sockets, event loops and backends come with their first use, and the
+runtime's heavy packages stay in the runtime's own processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rootlace.choices import (
+    ChoicesMethod,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from rootlace.errors import RootlaceError
+from rootlace.expressions import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    select,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from rootlace.failures import ProgramError
+from rootlace.program import Function, function
+from rootlace.state import AsyncProgramState, ProgramState
+
+if TYPE_CHECKING:
+    from rootlace.backends.default import flush_cache, get_server_info, set_default_backend
+    from rootlace.backends.endpoint import RuntimeEndpoint
+    from rootlace.backends.engine import Engine
+    from rootlace.backends.runtime import Runtime
+    from rootlace.fork import Forks
+    from rootlace.trace import Trace
+
+    __version__: str
+
+_LAZY = {
+    "Engine": "rootlace.backends.engine",
+    "Forks": "rootlace.fork",
+    "Runtime": "rootlace.backends.runtime",
+    "RuntimeEndpoint": "rootlace.backends.endpoint",
+    "Trace": "rootlace.trace",
+    "flush_cache": "rootlace.backends.default",
+    "get_server_info": "rootlace.backends.default",
+    "set_default_backend": "rootlace.backends.default",
+}
+
+__all__ = [
+    "AsyncProgramState",
+    "ChoicesMethod",
+    "Engine",
+    "Forks",
+    "Function",
+    "ProgramError",
+    "ProgramState",
+    "RootlaceError",
+    "Runtime",
+    "RuntimeEndpoint",
+    "Trace",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("rootlace")
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,90 @@
+"""Something that will be over, and how threads and coroutines wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Completion:
+    """A one-shot event. Finished by the I/O thread; waited for by any thread or event loop.
+
+    There is no lock: a callback is run by whoever pops it from the list, and popping is atomic, so
+    it runs exactly once whether it was added before, after or while `finish` was called.
+    """
+
+    __slots__ = ("_callbacks", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    def finish(self) -> None:
+        self.done = True
+        self._run_callbacks()
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once it is over (at once if it is), from whatever thread ends it."""
+        self._callbacks.append(callback)
+        if self.done:
+            self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:
+                return
+            callback()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it is over; interruptible by Ctrl-C. False when the time ran out."""
+        if self.done:
+            return True
+        event = threading.Event()
+        self.add_callback(event.set)
+        return event.wait(timeout)
+
+    async def wait_async(self) -> None:
+        if self.done:
+            return
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def resolve() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.add_callback(lambda: call_in_loop(loop, resolve))
+        await future
+
+
+class Signal:
+    """Wakes whoever subscribed, any number of times (news of a streaming program)."""
+
+    __slots__ = ("_subscribers",)
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Callable[[], object], ...] = ()
+
+    def subscribe(self, callback: Callable[[], object]) -> None:
+        self._subscribers = (*self._subscribers, callback)
+
+    def unsubscribe(self, callback: Callable[[], object]) -> None:
+        self._subscribers = tuple(c for c in self._subscribers if c is not callback)
+
+    def fire(self) -> None:
+        for callback in self._subscribers:
+            callback()
+
+
+def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
+    """Have `loop` call `callback`; a loop that was closed meanwhile has nobody waiting in it."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

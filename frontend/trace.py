@@ -1,0 +1,460 @@
+"""A program as a graph, found by running its Python with symbols in place of values.
+
+Nothing is generated: arguments that were not given and everything a program reads are *references*,
+which can be joined with text and appended. Where the program's Python needs an actual value (to
+compare, convert or format it), what follows cannot be known: tracing stops there and says so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from rootlace import chat_format, protocol
+from rootlace.chat_format import PLAIN
+from rootlace.expressions import (
+    Appendable,
+    Expression,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    items,
+)
+from rootlace.failures import Site, call_site
+from rootlace.state import ProgramState, State
+
+if TYPE_CHECKING:
+    from rootlace.program import Function
+
+Kind = Literal["text", "role", "value", "gen", "select", "fork", "join", "call"]
+
+
+@dataclass(eq=False)
+class Node:
+    """One thing a program does. `uses` are the nodes whose values it needs, besides the one before.
+
+    `detail` describes it; `branches` are the forks of a fork and the program of a call.
+    """
+
+    id: int
+    kind: Kind
+    detail: str
+    site: Site
+    name: str | None = None
+    uses: tuple[Node, ...] = ()
+    branches: tuple[TracedBranch, ...] = ()
+
+
+@dataclass(eq=False)
+class Trace:
+    """What `Function.trace` gives; `str()` draws it as a tree.
+
+    `prefix` is the text every run of the program starts with. `stopped` says where and why the
+    trace had to end early, or is "".
+    """
+
+    name: str
+    root: TracedBranch
+    prefix: str = ""
+    stopped: str = ""
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, forks' included, in the order in which the program made them."""
+        return sorted(_walk(self.root), key=lambda node: node.id)
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """(id of a node, id of a node that needs it)."""
+        return sorted(_edges(self.root, None))
+
+    @property
+    def variables(self) -> list[str]:
+        """The names the program gives to values, in order."""
+        return list(self.root.variables)
+
+    def __str__(self) -> str:
+        lines = [self.name, *_draw(self.root)]
+        if self.stopped:
+            lines.append(f"(the rest is unknown: {self.stopped})")
+        return "\n".join(lines)
+
+
+class StopTracing(BaseException):
+    """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
+
+
+class Reference(Expression):
+    """A value that a traced program does not have: an argument, or what was generated.
+
+    It can be joined with text, appended, indexed and passed on. Whatever else Python wants of it
+    stops the trace.
+    """
+
+    __slots__ = ("label", "node", "site")
+
+    def __init__(self, label: str, node: Node | None = None) -> None:
+        self.label = label
+        self.node = node
+        self.site = call_site()
+
+    def __getitem__(self, key: object) -> Reference:
+        return Reference(f"{self.label}[{key!r}]", self.node)
+
+    def __repr__(self) -> str:
+        return f"<{self.label}>"
+
+    def _needed(self, *_: object, **__: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} needs the value of {self.label}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._needed()
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed  # type: ignore[assignment]
+    __len__ = __iter__ = __contains__ = __call__ = __str__ = __format__ = _needed  # type: ignore[assignment]
+    __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed  # type: ignore[assignment]
+    __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
+
+
+class TracedBranch:
+    """Stands for a `Branch` while tracing: it records instead of sending."""
+
+    def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
+        self.tracer = tracer
+        self.nodes: list[Node] = []
+        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
+        self.role = parent.role if parent else None
+        self.opened = parent.opened if parent else False
+
+    def append(self, expression: Appendable) -> None:
+        for item in items(expression):
+            self._append_one(item)
+
+    def _append_one(self, item: Appendable) -> None:
+        if isinstance(item, str):
+            self._text([protocol.Text(item)])
+        elif isinstance(item, RoleBegin):
+            self._text(chat_format.begin(self.tracer.chat, item.role, self.opened))
+            self.opened = True
+            self._add("role", f"{item.role} {{", item.site)
+        elif isinstance(item, RoleEnd):
+            self._add("role", f"}} {item.role}", item.site)
+            self._text(chat_format.end(self.tracer.chat, item.role))
+        else:
+            self.tracer.leave_prefix()
+            if isinstance(item, Gen):
+                options = ", ".join(f"{key}={value!r}" for key, value in item.options.items())
+                self._named("gen", item.name, options, item.site)
+            elif isinstance(item, Select):
+                options = f"{list(item.choices)!r}, {item.method}"
+                self._named("select", item.name, options, item.site)
+            elif isinstance(item, Reference):
+                uses = (item.node,) if item.node else ()
+                self._add("value", item.label, item.site, uses=uses)
+            else:
+                raise TypeError(f"{item!r} cannot be traced")
+
+    def _text(self, texts: list[protocol.Text]) -> None:
+        for text in texts:
+            if not text.text:
+                continue
+            if self.tracer.in_prefix:
+                self.tracer.prefix.append(text)
+            if not text.special:
+                self._add("text", text.text, call_site())
+
+    def _named(self, kind: Kind, name: str | None, detail: str, site: Site) -> None:
+        node = self._add(kind, detail, site, name=name)
+        if name is not None:
+            self.variables[name] = Reference(name, node)
+
+    def _add(
+        self,
+        kind: Kind,
+        detail: str,
+        site: Site,
+        *,
+        name: str | None = None,
+        uses: tuple[Node, ...] = (),
+        branches: tuple[TracedBranch, ...] = (),
+    ) -> Node:
+        node = Node(self.tracer.number(), kind, detail, site, name, uses, branches)
+        self.nodes.append(node)
+        return node
+
+    def fork_all(self, size: int) -> list[TracedBranch]:
+        self.tracer.leave_prefix()
+        branches = [TracedBranch(self.tracer, self) for _ in range(size)]
+        self._add("fork", str(size), call_site(), branches=tuple(branches))
+        return branches
+
+    def join(self, sources: Sequence[TracedBranch], mode: str) -> None:
+        ends = tuple(source.nodes[-1] for source in sources if source.nodes)
+        node = self._add("join", mode, call_site(), uses=ends)
+        if mode == "gather_variable":
+            for source in sources:
+                for name in source.variables:
+                    self.variables.setdefault(name, Reference(name, node))
+
+    def set_variable(self, name: str, value: object) -> None:
+        self.variables[name] = value
+
+    def call(self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The program calls another one: its trace is a part of this one."""
+        self.tracer.leave_prefix()
+        values, _ = function._split(dict(kwargs))
+        inner = TracedBranch(self.tracer)
+        self._add("call", function.name, call_site(), branches=(inner,))
+        return _run(function, inner, args, values)
+
+
+class Tracer:
+    """One trace under way: numbers nodes and collects the constant prefix."""
+
+    def __init__(self, chat: protocol.ChatFormat, prefix_only: bool = False) -> None:
+        self.chat = chat
+        self.in_prefix = True
+        self.prefix: list[protocol.Text] = []
+        self._prefix_only = prefix_only
+        self._last = 0
+
+    def number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def leave_prefix(self) -> None:
+        """What follows is not the same in every run."""
+        self.in_prefix = False
+        if self._prefix_only:
+            raise StopTracing("the constant prefix has ended")
+
+
+class TracedForks(list[Any]):
+    """Stands for `Forks`."""
+
+    def __init__(self, states: list[Any], source: TracedBranch) -> None:
+        super().__init__(states)
+        self._source = source
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return [state.branch.variables.get(key, Reference(key)) for state in self]
+        return super().__getitem__(key)
+
+    def __iadd__(self, other: Any) -> TracedForks:  # type: ignore[misc,override]
+        for index, state in enumerate(self):
+            if isinstance(other, (str, Expression)):
+                state.append(other)
+            else:
+                state.append(other(index) if callable(other) else other[index])
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        self._source.join([state.branch for state in self], mode)
+
+    def __enter__(self) -> TracedForks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.join()
+
+
+class _TracedScope:
+    def __init__(self, branch: TracedBranch, name: str) -> None:
+        self._branch = branch
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        node = self._branch.nodes[-1] if self._branch.nodes else None
+        self._branch.variables[self._name] = Reference(self._name, node)
+
+
+class TracedState(ProgramState):
+    """The state a traced program gets: reading gives references, at once."""
+
+    branch: Any
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Any:
+        states = [type(self)(branch) for branch in self.branch.fork_all(int(size))]
+        return TracedForks(states, self.branch)
+
+    def var_scope(self, name: str) -> Any:
+        return _TracedScope(self.branch, name)
+
+    def get_var(self, name: str) -> Any:
+        return self._reference(name)
+
+    get = get_var
+
+    def get_meta_info(self, name: str) -> Any:
+        return self._reference("meta information of " + name)
+
+    def text(self) -> Any:
+        return self._reference("the text so far")
+
+    def messages(self) -> Any:
+        return self._reference("the messages so far")
+
+    def sync(self) -> None:
+        pass
+
+    def error(self) -> None:
+        return None
+
+    def _reference(self, name: str) -> Any:
+        self.branch.tracer.leave_prefix()
+        found = self.branch.variables.get(name)
+        return Reference(name) if found is None else found
+
+
+class TracedAsyncState(TracedState):
+    """The same for `async def` programs: references come when awaited."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._soon(self._reference(name))
+
+    async def _soon(self, value: Any) -> Any:
+        return value
+
+    def get_var(self, name: str) -> Any:
+        return self._soon(self._reference(name))
+
+    get = get_var
+
+    def get_meta_info(self, name: str) -> Any:
+        return self._soon(super().get_meta_info(name))
+
+    def text(self) -> Any:
+        return self._soon(super().text())
+
+    def messages(self) -> Any:
+        return self._soon(super().messages())
+
+    def sync(self) -> Any:
+        return self._soon(None)
+
+    def error(self) -> Any:
+        return self._soon(None)
+
+
+_current: contextvars.ContextVar[TracedBranch | None] = contextvars.ContextVar(
+    "rootlace_trace", default=None
+)
+
+
+def tracing() -> TracedBranch | None:
+    """The branch under trace in this context, if any."""
+    return _current.get()
+
+
+def trace(function: Function, args: Sequence[Any], values: Mapping[str, Any]) -> Trace:
+    """See `Function.trace`."""
+    tracer = Tracer(PLAIN)
+    root = TracedBranch(tracer)
+    result = Trace(function.name, root)
+    try:
+        _run(function, root, args, values)
+    except StopTracing as reason:
+        result.stopped = str(reason)
+    result.prefix = "".join(text.text for text in tracer.prefix)
+    return result
+
+
+def constant_prefix(function: Function, chat: protocol.ChatFormat) -> list[protocol.Text]:
+    """What every run of the program starts with, as far as tracing tells.
+
+    The program's Python runs up to the first thing that is not constant. Whatever happens on the
+    way ends the prefix there: it is a hint, and verified against each program's actual text.
+    """
+    tracer = Tracer(chat_format.usable(chat), prefix_only=True)
+    try:
+        _run(function, TracedBranch(tracer), (), {})
+    except (StopTracing, Exception):
+        return tracer.prefix
+    return tracer.prefix
+
+
+def _run(
+    function: Function, branch: TracedBranch, args: Sequence[Any], values: Mapping[str, Any]
+) -> State:
+    merged = {**function.bind_arguments, **values}
+    for name in function.arg_names[len(args) :]:
+        merged.setdefault(name, Reference(name))
+    state = TracedAsyncState(branch) if function.is_async else TracedState(branch)
+    token = _current.set(branch)
+    try:
+        outcome = function.func(state, *args, **merged)
+        state.ret_value = _drive(outcome) if inspect.iscoroutine(outcome) else outcome
+    finally:
+        _current.reset(token)
+    return state
+
+
+def _drive(coroutine: Any) -> Any:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    finally:
+        coroutine.close()
+    raise StopTracing("the program waits for something other than its state")
+
+
+# ---------------------------------------------------------------- reading a trace
+
+
+def _walk(branch: TracedBranch) -> Iterator[Node]:
+    for node in branch.nodes:
+        yield node
+        for inner in node.branches:
+            yield from _walk(inner)
+
+
+def _edges(branch: TracedBranch, before: Node | None) -> Iterator[tuple[int, int]]:
+    for node in branch.nodes:
+        if before is not None:
+            yield before.id, node.id
+        for used in node.uses:
+            if used is not before:
+                yield used.id, node.id
+        for inner in node.branches:
+            yield from _edges(inner, node)
+        before = node
+
+
+def _draw(branch: TracedBranch, indent: str = "") -> Iterator[str]:
+    for index, node in enumerate(branch.nodes):
+        last = index == len(branch.nodes) - 1
+        yield f"{indent}{'└─' if last else '├─'} {_describe(node)}"
+        deeper = indent + ("   " if last else "│  ")
+        for number, inner in enumerate(node.branches):
+            end = number == len(node.branches) - 1
+            if node.kind == "fork":
+                yield f"{deeper}{'└─' if end else '├─'} [{number}]"
+                yield from _draw(inner, deeper + ("   " if end else "│  "))
+            else:
+                yield from _draw(inner, deeper)
+
+
+def _describe(node: Node) -> str:
+    if node.kind == "text":
+        shown = node.detail if len(node.detail) <= 60 else node.detail[:57] + "..."
+        return f"text {shown!r}"
+    if node.kind in ("gen", "select"):
+        return f"{node.kind} {node.name or '(unnamed)'}" + (
+            f" ({node.detail})" if node.detail else ""
+        )
+    if node.kind == "value":
+        return f"value of {node.detail}"
+    return f"{node.kind} {node.detail}"

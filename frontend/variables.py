@@ -1,0 +1,229 @@
+"""What a program can read: values that may not be there yet.
+
+Everything readable says which operations it `requires`; once they are over, `get` gives the value
+or raises the `ProgramError` of the operation that failed. The reader decides how to wait (blocking
+or awaiting), so this file knows nothing of threads and loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rootlace import protocol
+from rootlace.completion import Completion
+from rootlace.errors import from_code
+from rootlace.failures import Failure, Site
+
+if TYPE_CHECKING:
+    from rootlace.branch import Branch
+
+
+class Readable(Protocol):
+    """Something that can be read once the operations it requires are over."""
+
+    def requires(self) -> Iterable[Operation]: ...
+
+    def get(self) -> Any: ...
+
+    def meta(self) -> Any: ...
+
+
+class Operation(Completion):
+    """One operation on the wire: the sink of its events."""
+
+    __slots__ = ("branch", "failure", "site", "what")
+
+    def __init__(self, branch: Branch, site: Site, what: str) -> None:
+        super().__init__()
+        self.branch = branch
+        self.site = site
+        self.what = what
+        self.failure: Failure | None = None
+
+    def __call__(self, event: protocol.Event) -> None:
+        if isinstance(event, protocol.Chunk):
+            self.on_chunk(event)
+        else:
+            if isinstance(event, protocol.Failed):
+                error = from_code(event.code, event.message)
+                self.failure = self.branch.failed(self, error)
+            else:
+                self.on_success(event)
+            self.finish()
+        self.branch.news()
+
+    def on_chunk(self, chunk: protocol.Chunk) -> None:
+        pass
+
+    def on_success(self, event: protocol.Event) -> None:
+        pass
+
+
+class Generation(Operation):
+    """The value of a `gen`. Streams: `so_far` grows while it runs."""
+
+    __slots__ = ("_chunks", "n", "result")
+
+    def __init__(self, branch: Branch, site: Site, what: str, n: int) -> None:
+        super().__init__(branch, site, what)
+        self.n = n
+        self.result: protocol.Generated | None = None
+        self._chunks: list[protocol.Chunk] = []
+
+    def on_chunk(self, chunk: protocol.Chunk) -> None:
+        if chunk.index == 0:
+            self._chunks.append(chunk)
+
+    def on_success(self, event: protocol.Event) -> None:
+        assert isinstance(event, protocol.Generated)
+        self.result = event
+
+    def requires(self) -> Iterable[Operation]:
+        return (self,)
+
+    def get(self) -> str | list[str]:
+        texts = [output.text for output in self._outcome().outputs]
+        return texts if self.n > 1 else texts[0]
+
+    def text(self) -> str:
+        """What the branch goes on from: the first sample."""
+        return self._outcome().outputs[0].text
+
+    def _outcome(self) -> protocol.Generated:
+        if self.failure is not None:
+            raise self.failure.exception()
+        assert self.result is not None
+        return self.result
+
+    def chunks_from(self, index: int) -> list[protocol.Chunk]:
+        """Chunks of the first sample that came so far, from number `index` on."""
+        return self._chunks[index:]
+
+    def meta(self) -> dict[str, Any] | list[dict[str, Any]]:
+        result = self._outcome()
+        metas = [self._meta_of(result, output) for output in result.outputs]
+        return metas if self.n > 1 else metas[0]
+
+    def _meta_of(self, result: protocol.Generated, output: protocol.Output) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "finish_reason": {"type": output.finish_reason, "matched": output.matched},
+            **usage_meta(result.usage, result.timing),
+            "completion_tokens": len(output.token_ids),
+            "output_ids": list(output.token_ids),
+        }
+        if output.logprobs:
+            meta.update(logprob_meta("output", output.logprobs))
+        if result.prompt_logprobs:
+            meta.update(logprob_meta("input", result.prompt_logprobs))
+        return meta
+
+
+class Selection(Operation):
+    """The value of a `select`."""
+
+    __slots__ = ("choices", "result")
+
+    def __init__(self, branch: Branch, site: Site, what: str, choices: tuple[str, ...]) -> None:
+        super().__init__(branch, site, what)
+        self.choices = choices
+        self.result: protocol.Selected | None = None
+
+    def on_success(self, event: protocol.Event) -> None:
+        assert isinstance(event, protocol.Selected)
+        self.result = event
+
+    def requires(self) -> Iterable[Operation]:
+        return (self,)
+
+    def get(self) -> str:
+        if self.failure is not None:
+            raise self.failure.exception()
+        assert self.result is not None
+        return self.result.choice
+
+    text = get
+
+    def meta(self) -> dict[str, Any]:
+        self.get()
+        result = self.result
+        assert result is not None
+        tokens = [list(map(_triple, choice)) for choice in result.token_logprobs]
+        return {
+            "choices": list(self.choices),
+            "index": result.index,
+            "scores": list(result.scores),
+            "normalized_prompt_logprobs": [_mean(choice) for choice in result.token_logprobs],
+            "input_token_logprobs": tokens,
+            **usage_meta(result.usage, result.timing),
+        }
+
+
+class Constant:
+    """What `set_var` stored."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def requires(self) -> Iterable[Operation]:
+        return ()
+
+    def get(self) -> Any:
+        return self.value
+
+    def meta(self) -> None:
+        return None
+
+
+class Gathered:
+    """A variable of several joined forks: a list, in the order of the forks."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Readable]) -> None:
+        self.parts = list(parts)
+
+    def requires(self) -> Iterable[Operation]:
+        for part in self.parts:
+            yield from part.requires()
+
+    def get(self) -> list[Any]:
+        return [part.get() for part in self.parts]
+
+    def meta(self) -> list[Any]:
+        return [part.meta() for part in self.parts]
+
+
+def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]:
+    """Tokens and seconds of an operation, under sglang's names where it has them."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "forced_tokens": usage.forced_tokens,
+        "queue_time": timing.queued,
+        "time_to_first_token": timing.first_token,
+        "e2e_latency": timing.total,
+    }
+
+
+def logprob_meta(kind: str, logprobs: Sequence[protocol.TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities as [logprob, id, text], and the best alternatives where asked for."""
+    meta: dict[str, Any] = {f"{kind}_token_logprobs": list(map(_triple, logprobs))}
+    if any(token.top for token in logprobs):
+        meta[f"{kind}_top_logprobs"] = [
+            [(logprob, token_id, text) for token_id, logprob, text in token.top]
+            for token in logprobs
+        ]
+    return meta
+
+
+def _triple(token: protocol.TokenLogprob) -> tuple[float | None, int, str]:
+    return (token.logprob, token.token_id, token.text)
+
+
+def _mean(tokens: Sequence[protocol.TokenLogprob]) -> float | None:
+    values = [token.logprob for token in tokens if token.logprob is not None]
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,181 @@
+"""Messages, round trips, order, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import rootlace as rl
+from rootlace import protocol
+from tests.frontend.fake_gateway import FakeGateway
+from tests.frontend.waiting import eventually
+
+
+@rl.function
+def straight(s, question):
+    s += "Q: " + question + "\nA:" + rl.gen("first", stop="\n")
+    s += "\nAnd:" + rl.gen("second") + "\nAlso:" + rl.gen("third")
+    s += rl.select("verdict", ["good", "bad"])
+
+
+def test_a_straight_line_program_is_one_message_and_one_round_trip(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    counters = backend.connect().counters
+    before = counters.messages_sent, counters.round_trips
+    state = straight.run("why?")
+    assert counters.messages_sent - before[0] == 1
+    assert counters.round_trips - before[1] == 1
+    assert [type(op).__name__ for op in gateway.ops[1:]] == [
+        "Open", "Append", "Generate", "Append", "Generate", "Append", "Generate", "Select", "Close",
+    ]  # fmt: skip
+    assert state.text() == (
+        "Q: why?\nA:" + state["first"] + "\nAnd:" + state["second"] + "\nAlso:" + state["third"]
+        + state["verdict"]
+    )  # fmt: skip
+    assert counters.round_trips - before[1] == 1
+
+
+def test_a_read_costs_one_round_trip_and_waits_for_nothing_behind_it(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    @rl.function
+    def reading(s):
+        s += "a" + rl.gen("x")
+        value = s["x"]
+        assert value == s["x"]
+        s += "b" + rl.gen("y")
+
+    counters = backend.connect().counters
+    before = counters.round_trips
+    reading.run()
+    assert counters.round_trips - before == 2
+
+
+def test_forks_run_side_by_side_without_threads_or_waiting(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    threads = threading.active_count()
+
+    @rl.function
+    def tree(s):
+        s += "root"
+        forks = s.fork(50)
+        forks += lambda i: f" {i}:" + rl.gen("tip")
+        forks.join()
+        assert threading.active_count() == threads
+        assert not gateway.sent(protocol.Generate)  # nothing has been waited for
+        s += " end" + rl.gen("end")
+
+    counters = backend.connect().counters
+    before = counters.messages_sent
+    state = tree.run()
+    assert counters.messages_sent - before == 1
+    assert len(state["tip"]) == 50 and len(set(state["tip"])) == 50
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_concatenate_and_append_needs_no_round_trip(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    @rl.function
+    def both(s):
+        s += "Facts."
+        with s.fork(2) as forks:
+            forks += [" One" + rl.gen("a"), " Two" + rl.gen("a")]
+            forks.join("concate_and_append")
+        s += " So" + rl.gen("conclusion")
+
+    counters = backend.connect().counters
+    before = counters.messages_sent, counters.round_trips
+    state = both.run()
+    assert counters.round_trips - before[1] == 1
+    seen = "Facts." + state.text()[len("Facts.") : state.text().index(" So")]
+    assert state.text().startswith("Facts. One w") and " Two w" in state.text()
+
+    from tests.frontend.fake_gateway import default_script
+
+    assert state["conclusion"] == default_script(seen + " So", gateway.sent(protocol.Generate)[0])
+    eventually(lambda: gateway.open_branches == 0)
+    # The forks are closed once the join has got their text; nothing waits for that message.
+    assert counters.messages_sent - before[0] == 2
+    assert all(isinstance(op, protocol.Close) for op in gateway.ops[-2:])
+
+
+def test_dropped_forks_are_cancelled_and_closed(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    gateway.hold()
+
+    @rl.function
+    def wasteful(s):
+        s += "x"
+        forks = s.fork(3)
+        forks += rl.gen("unused")
+        del forks
+        gc.collect()
+        s += "done"
+        return 7
+
+    state = wasteful.run()
+    assert state.ret_value == 7 and state.text() == "xdone"
+    eventually(lambda: gateway.open_branches == 0)
+    assert len(gateway.sent(protocol.Cancel)) == 3
+
+
+def test_children_outlive_a_dropped_parent(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    @rl.function
+    def beam(s):
+        s += "x"
+        beam = [s.fork(1)[0] for _ in range(2)]
+        for _ in range(3):
+            grown = []
+            for state in beam:
+                children = state.fork(2)
+                children += lambda i: f"/{i}" + rl.gen("step")
+                grown += list(children)
+            beam = grown[:2]
+        s["best"] = beam[0].text()
+
+    assert beam.run()["best"].count("/0") == 3
+    gc.collect()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_state_is_readable_but_closed_after_the_run(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    import pytest
+
+    from rootlace.errors import InvalidRequest
+
+    state = straight.run("why?")
+    assert "first" in state and "nothing" not in state
+    with pytest.raises(InvalidRequest, match="program has ended"):
+        state += "more"
+    with pytest.raises(KeyError, match="first, second, third, verdict"):
+        state["nothing"]
+    assert state.error() is None
+
+
+def test_several_threads_share_one_connection(gateway: FakeGateway) -> None:
+    endpoint = rl.RuntimeEndpoint(gateway.address)
+    results: dict[int, str] = {}
+
+    def work(number: int) -> None:
+        for repeat in range(5):
+            state = straight.run(f"{number}-{repeat}", backend=endpoint)
+            results[number * 100 + repeat] = state.text()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 40
+    for key, text in results.items():
+        assert text == straight.run(f"{key // 100}-{key % 100}", backend=endpoint).text()
+    eventually(lambda: gateway.open_branches == 0)
+    endpoint.close()
