@@ -1,4 +1,4 @@
-"""The reference kernels: plain torch, any device. Each file is the specification of its operation."""
+"""The reference kernels: plain torch, any device. Each file specifies its operation."""
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.attention import paged_attention

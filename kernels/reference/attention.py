@@ -72,7 +72,7 @@ def _attend(
     mask: torch.Tensor | None,
     want_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """q [B, Nq, M, D]; k, v [B, Nk, S, D]; mask broadcastable to [B, 1, M, S] -> out, lse [B, Nq, M]."""
+    """q [B, Nq, M, D]; k, v [B, Nk, S, D]; mask like [B, 1, M, S] -> [B, Nq, M, D], [B, Nq, M]."""
     if q.device.type == "cpu":
         # The fused kernel itself rather than scaled_dot_product_attention: that one takes the
         # unfused path for bfloat16 with grouped queries, and does not return the log-sum-exp.

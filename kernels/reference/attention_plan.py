@@ -39,7 +39,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class ExtendChunk:
-    """Queries `start : stop` (ordered tokens) over the gathered keys `first : last` of their row."""
+    """Queries `start : stop` (ordered tokens) over the gathered keys `first : last`."""
 
     start: int
     stop: int

@@ -71,7 +71,7 @@ class ModelConfig:
             raise UnsupportedModel(f"{path / 'config.json'}: {error}") from error
         if hf.hidden_act != "silu":
             raise UnsupportedModel(
-                f"{path / 'config.json'}: hidden_act {hf.hidden_act!r} is not supported, only 'silu'"
+                f"{path / 'config.json'}: hidden_act {hf.hidden_act!r} is not supported (only silu)"
             )
         if hf.num_attention_heads % hf.num_key_value_heads:
             raise UnsupportedModel(

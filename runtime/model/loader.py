@@ -30,8 +30,9 @@ def load_weights(
 ) -> ModelWeights:
     """Read every weight once, memory-mapped, straight into its (fused) place in `dtype`.
 
-    Strict: raises `UnsupportedModel` naming the file and the weights that are missing, are not part
-    of the architecture, or have another shape or type. `progress(what, fraction)` is called per layer.
+    Strict: raises `UnsupportedModel` naming the file and the weights that are missing, are not
+    part of the architecture, or have another shape or type. `progress(what, fraction)` is called
+    per layer.
     """
     with Checkpoint(config.path) as checkpoint:
         checkpoint.expect(expected_shapes(config), _ignored(config))

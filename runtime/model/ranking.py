@@ -10,7 +10,7 @@ import torch
 
 
 def best_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` best of each row, best first. values float32 [R, V] -> int64 [R, count]."""
+    """Ids of each row's `count` best, best first. values float32 [R, V] -> int64 [R, count]."""
     keys = rank_keys(values)
     count = min(count, values.shape[1])
     return values.shape[1] - 1 - (torch.topk(keys, count, dim=1).values & 0xFFFF_FFFF)

@@ -13,8 +13,8 @@ class RotaryEmbedding:
     """cos and sin of any position.
 
     Every position has one rotation, whatever else is in the batch or came before: cached keys stay
-    valid. The two scalings of transformers that look at the length of the running batch are therefore
-    pinned when the model is loaded:
+    valid. The two scalings of transformers that look at the length of the running batch are
+    therefore pinned when the model is loaded:
 
     - `dynamic` (NTK) changes its base beyond `max_position_embeddings`; the context ends there.
     - `longrope` has a short and a long set of factors. The context ends at

@@ -9,9 +9,9 @@ A row's distribution, after `logit_edits`: softmax of the logits divided by the 
    probability,
 
 which is sglang's order. Equally probable tokens rank by id, so exactly k are kept. The token is
-found by inverting the cumulative distribution over the kept tokens in order of their ids, in float64,
-at one uniform number that depends on (seed, position) alone. Each row takes the path its own
-parameters ask for: who else is in the batch changes nothing.
+found by inverting the cumulative distribution over the kept tokens in order of their ids, in
+float64, at one uniform number that depends on (seed, position) alone. Each row takes the path its
+own parameters ask for: who else is in the batch changes nothing.
 
 Temperature 0 is greedy: the largest logit, the smallest id among equals.
 """
@@ -33,11 +33,11 @@ NO_TOKEN = -1
 """What a row gets whose distribution is empty (everything masked) or not a number."""
 
 FIRST_CANDIDATES = 256
-"""Tokens looked at first when top-p or min-p cut a row; the whole vocabulary where they do not do."""
+"""Tokens looked at first when a row is cut; the whole vocabulary where they do not suffice."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> np.ndarray:
-    """Draw one token per row. logits float32 [S, V], not changed -> int32 [S] (`NO_TOKEN`: none)."""
+    """Draw one token per row. logits float32 [S, V], not changed -> int32 [S]."""
     edited = [i for i, row in enumerate(rows) if has_edits(row)]
     if edited:
         where = torch.tensor(edited, device=logits.device)

@@ -1,7 +1,7 @@
 """Random numbers that are a function of (seed, position): no state, no order, no batch.
 
 SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators") used as a
-counter-based generator: the seed is mixed into a stream's starting point, the position counts in it.
+counter-based generator: the seed is mixed into a stream's start, the position counts in it.
 """
 
 from __future__ import annotations

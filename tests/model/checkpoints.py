@@ -1,0 +1,114 @@
+"""Small random checkpoints of every architecture, written by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+THETA = 10000.0
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": THETA, **parameters}
+
+
+def configs() -> dict[str, PreTrainedConfig]:
+    """Name -> configuration; between them every feature of the four architectures."""
+    wide_heads = {**SHAPE, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}
+    return {
+        "llama": LlamaConfig(**SHAPE, head_dim=16),
+        "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+        "llama-biased": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+        "llama-mha": LlamaConfig(**{**SHAPE, "num_key_value_heads": 4}),
+        "llama-mqa": LlamaConfig(**{**SHAPE, "num_key_value_heads": 1}, head_dim=24),
+        "llama-llama3": LlamaConfig(
+            **SHAPE,
+            rope_parameters=_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        ),
+        "llama-linear": LlamaConfig(**SHAPE, rope_parameters=_rope("linear", factor=4.0)),
+        "llama-dynamic": LlamaConfig(**SHAPE, rope_parameters=_rope("dynamic", factor=2.0)),
+        "llama-yarn": LlamaConfig(
+            **SHAPE,
+            rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=64),
+        ),
+        "mistral": MistralConfig(**SHAPE, sliding_window=None),
+        "mistral-sliding": MistralConfig(**wide_heads, sliding_window=7),
+        "qwen2": Qwen2Config(**SHAPE),
+        "qwen2-sliding": Qwen2Config(
+            **SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1
+        ),
+        "qwen3": Qwen3Config(**SHAPE, head_dim=32),
+        "qwen3-biased": Qwen3Config(
+            **SHAPE, head_dim=16, attention_bias=True, tie_word_embeddings=True
+        ),
+    }
+
+
+def save(
+    config: PreTrainedConfig,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "5GB",
+    seed: int = 0,
+) -> PreTrainedModel:
+    """Write a seeded random checkpoint; returns transformers' own model of it.
+
+    Weights are spread wider than the initialiser does, norms and biases are not left at 1 and 0:
+    otherwise attention is flat and a forgotten weight changes nothing.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif "embed" in name or "lm_head" in name:
+                parameter.normal_(0.0, 0.6)
+            else:
+                parameter.normal_(0.0, 1.3 * parameter.shape[1] ** -0.5)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
+    return reference(folder, dtype)
+
+
+def reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Transformers' model of a folder. Loaded, not cast: a cast would round the frequencies too."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def reference_logprobs(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """Log-softmax of transformers' logits after each token, float64 [len, V]."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0]
+    return torch.log_softmax(logits.double(), dim=-1)
