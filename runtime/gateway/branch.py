@@ -10,8 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from rootlace.errors import Cancelled, InternalError, RootlaceError
 from rootlace.protocol import Event, Failed
+from rootlace.runtime.engine.messages import pack_ids
 from rootlace.runtime.gateway.pieces import Piece
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,10 @@ class BranchState:
 
     def pending_length(self) -> int:
         return sum(len(piece.text) for piece in self.pending)
+
+    def packed_ids(self) -> bytes:
+        """The ids as the engine takes them."""
+        return pack_ids(np.array(self.ids, dtype=np.int32))
 
     def fork(self) -> BranchState:
         return BranchState(self.ids[:], self.pending, self.begin)

@@ -184,7 +184,7 @@ def _marked(value: Any, special: re.Pattern[str] | None, mark: str) -> Any:
     if isinstance(value, str):
         return special.sub(lambda m: m.group()[0] + mark + m.group()[1:], value)
     if isinstance(value, dict):
-        return {k: _marked(v, special, mark) for k, v in value.items()}
+        return {_marked(k, special, mark): _marked(v, special, mark) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(v, special, mark) for v in value]
     return value

@@ -19,7 +19,7 @@ from rootlace.protocol import (
     TokenLogprob,
     Usage,
 )
-from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from rootlace.runtime.engine.messages import Submit, Update
 from rootlace.runtime.gateway.branch import Branch
 from rootlace.runtime.gateway.growth import check_fits, settle
 from rootlace.runtime.gateway.pieces import Piece
@@ -57,7 +57,7 @@ class Generation:
         state = branch.state
         if not state.ids:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
-        prompt = pack_ids(state.ids)
+        prompt = state.packed_ids()
         params = self._engine_params(len(state.ids))
         requests = Requests(gateway.engine)
         for index in range(op.params.n):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rootlace.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
 from rootlace.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
-from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from rootlace.runtime.engine.messages import Submit, Update
 from rootlace.runtime.gateway.branch import Branch, BranchState
 from rootlace.runtime.gateway.pieces import Piece
 from rootlace.runtime.gateway.requests import Requests
@@ -79,7 +79,11 @@ async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
         lambda rid: Submit(
-            rid, pack_ids(ids), params, namespace=branch.namespace, program=branch.program
+            rid,
+            branch.state.packed_ids(),
+            params,
+            namespace=branch.namespace,
+            program=branch.program,
         ),
         note,
     )
@@ -98,8 +102,8 @@ def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
         if limit == window
         else f"the KV cache of {limit} tokens (the context window is {window})"
     )
-    more = f" and leaves no room for {room} more" if room and prompt <= limit else ""
-    raise ContextLengthExceeded(f"the prompt of {prompt} tokens does not fit {what}{more}")
+    verb = "does not fit" if prompt > limit else "leaves no room for another token in"
+    raise ContextLengthExceeded(f"the prompt of {prompt} tokens {verb} {what}")
 
 
 def _add_piece(state: BranchState, piece: Piece) -> None:

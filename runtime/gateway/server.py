@@ -97,7 +97,7 @@ class ProgramServer:
                 f"cannot listen on {self._config.program_address}: {error}"
             ) from error
         self._socket = socket
-        self.address = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self.address = socket.last_endpoint.decode()
         self._tasks = [
             asyncio.create_task(self._receive()),
             asyncio.create_task(self._watch()),
@@ -221,7 +221,8 @@ class ProgramServer:
 
     def _send_now(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
         assert self._socket is not None
-        sent = self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
+        # Without waiting, the future is done at once: sent, queue full, or nobody there.
+        sent: Any = self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
         error = sent.exception()
         return error if isinstance(error, zmq.ZMQError) else None
 

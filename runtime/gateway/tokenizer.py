@@ -340,7 +340,7 @@ def _take_dummy_out(spec: dict[str, Any]) -> _Dummy:
 
 
 def _is_space_prepend(step: dict[str, Any]) -> bool:
-    return step["type"] == "Prepend" and step["prepend"] == SPACE
+    return bool(step["type"] == "Prepend" and step["prepend"] == SPACE)
 
 
 def _matcher(tokens: Any) -> re.Pattern[str] | None:

@@ -1,0 +1,290 @@
+"""The ZeroMQ side over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from rootlace.errors import InvalidRequest
+from rootlace.protocol import (
+    PROTOCOL_VERSION,
+    Append,
+    Chunk,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Generated,
+    Goodbye,
+    Hello,
+    Op,
+    Open,
+    Ping,
+    SamplingParams,
+    Text,
+    Welcome,
+    decode_events,
+    encode,
+)
+from rootlace.runtime.gateway import server as server_module
+from rootlace.runtime.gateway.core import Gateway
+from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.tokenizer import Tokenizer
+from tests.gateway.conftest import make_gateway
+from tests.gateway.fake_engine import FakeEngine
+
+
+class Peer:
+    """A DEALER socket."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, **options: int) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        for name, value in options.items():
+            self.socket.setsockopt(getattr(zmq, name), value)
+        self.socket.connect(address)
+        self.events: list[Event] = []
+
+    async def send(self, *ops: Op) -> None:
+        await self.socket.send(encode(list(ops)))
+
+    async def raw(self, *frames: bytes) -> None:
+        await self.socket.send_multipart(frames)
+
+    async def until(self, found: Callable[[Event], bool]) -> Event:
+        """Receive until an event is found among all that came."""
+        seen = 0
+        while True:
+            for event in self.events[seen:]:
+                if found(event):
+                    return event
+            seen = len(self.events)
+            frame = await asyncio.wait_for(self.socket.recv(), 20)
+            self.events += decode_events(frame)
+
+    async def terminal(self, op: int) -> Event:
+        return await self.until(lambda e: e.op == op and not isinstance(e, Chunk))
+
+    async def hello(self, **fields: Any) -> Event:
+        await self.send(Hello(0, **{"version": PROTOCOL_VERSION, **fields}))
+        return await self.terminal(0)
+
+
+class World:
+    def __init__(self, gateway: Gateway, engine: FakeEngine, server: ProgramServer) -> None:
+        self.gateway, self.engine, self.server = gateway, engine, server
+        self.context = zmq.asyncio.Context()
+        self.address = server.start()
+        self.peers: list[Peer] = []
+
+    def peer(self, **options: int) -> Peer:
+        self.peers.append(Peer(self.context, self.address, **options))
+        return self.peers[-1]
+
+    async def ready(self, **options: int) -> Peer:
+        peer = self.peer(**options)
+        assert isinstance(await peer.hello(), Welcome)
+        return peer
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("never became true")
+
+
+@asynccontextmanager
+async def world(tokenizer: Tokenizer, **config: Any) -> AsyncIterator[World]:
+    config = {"program_address": "tcp://127.0.0.1:0", **config}
+    gateway, engine = make_gateway(tokenizer, eos=(2,), **config)
+    here = World(gateway, engine, ProgramServer(gateway))
+    try:
+        yield here
+    finally:
+        for peer in here.peers:
+            peer.socket.close()
+        await here.server.stop()
+        here.context.term()
+        gateway.close()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "PING_SECONDS", 0.05)
+
+
+async def test_a_program(stories: Tokenizer, tmp_path: Any) -> None:
+    async with world(stories, program_address=f"ipc://{tmp_path}/gateway") as w:
+        peer = w.peer()
+        welcome = await peer.hello(client="test")
+        assert isinstance(welcome, Welcome)
+        assert welcome.version == PROTOCOL_VERSION and welcome.model == w.gateway.model_info
+        assert welcome.model.name == "model" and "user" in welcome.model.chat.roles
+        await peer.send(Open(1, 1), Append(2, 1, (Text("Once"),)), Generate(3, 1, stream=True))
+        generated = await peer.terminal(3)
+        assert isinstance(generated, Generated)
+        chunks = [e for e in peer.events if isinstance(e, Chunk)]
+        assert "".join(e.text for e in chunks) == generated.outputs[0].text
+        await peer.send(Goodbye(4))
+        assert await peer.terminal(4) == Done(4)
+        await w.until(lambda: w.gateway.session_count == 0)
+        await peer.send(Ping(5))
+        assert (await peer.terminal(0)) == welcome  # it is a stranger now
+        refused = await peer.until(lambda e: isinstance(e, Failed))
+        assert isinstance(refused, Failed) and refused.op == 0 and refused.code == "protocol"
+
+
+async def test_an_ephemeral_port(stories: Tokenizer) -> None:
+    async with world(stories) as w:
+        assert w.address.startswith("tcp://127.0.0.1:") and not w.address.endswith(":0")
+
+
+async def test_address_that_cannot_be_bound(stories: Tokenizer) -> None:
+    gateway, _ = make_gateway(stories, program_address="tcp://256.1.1.1:x")
+    server = ProgramServer(gateway)
+    with pytest.raises(InvalidRequest, match="cannot listen on tcp://256"):
+        server.start()
+    await server.stop()
+    gateway.close()
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([b""], "protocol"),
+        ([b"garbage"], "protocol"),
+        ([b"\xc1"], "protocol"),
+        ([b"\x91" * 100_000], "protocol"),
+        ([encode([])], "protocol"),
+        ([encode([Ping(1)])], "protocol"),
+        ([encode([Hello(0, PROTOCOL_VERSION), Ping(1)])], "protocol"),
+        ([encode([Hello(0, PROTOCOL_VERSION)]), b"more"], "protocol"),
+        ([encode([Hello(0, PROTOCOL_VERSION + 1)])], "protocol"),
+        ([encode([Hello(0, PROTOCOL_VERSION, api_key="wrong")])], "unauthorized"),
+        ([encode([Hello(0, PROTOCOL_VERSION, api_key="wröng")])], "unauthorized"),
+        ([encode([Hello(0, PROTOCOL_VERSION)])], "unauthorized"),
+        ([bytes(150_000)], "invalid_request"),
+    ],
+)
+async def test_bad_handshakes(stories: Tokenizer, frames: list[bytes], code: str) -> None:
+    async with world(stories, api_key="secret", max_message_bytes=120_000) as w:
+        peer = w.peer()
+        await peer.raw(*frames)
+        failed = await peer.terminal(0)
+        assert isinstance(failed, Failed) and failed.code == code and failed.message
+        assert w.gateway.session_count == 0
+        # The same peer may do better.
+        await peer.send(Hello(0, PROTOCOL_VERSION, api_key="secret"))
+        await peer.until(lambda e: isinstance(e, Welcome))
+
+
+async def test_too_many_connections(stories: Tokenizer) -> None:
+    async with world(stories, max_connections=2) as w:
+        await w.ready()
+        await w.ready()
+        failed = await w.peer().hello()
+        assert isinstance(failed, Failed) and failed.code == "overloaded"
+
+
+async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
+    async with world(stories, max_message_bytes=100_000) as w:
+        w.engine.paused = True
+        good, bad = await w.ready(), await w.ready()
+        await good.send(Open(1, 1), Append(2, 1, (Text("x"),)), Generate(3, 1))
+        await good.terminal(2)
+        for frames in ([b"\xff" * 10], [b""], [b"a", b"b"], [bytes(150_000)], [b"\x91\x01"]):
+            bad.events.clear()
+            await bad.raw(*frames)
+            failed = await bad.until(lambda e: True)
+            assert isinstance(failed, Failed) and failed.op == 0
+        bad.events.clear()
+        # One bad operation among good ones fails alone, by its number.
+        ops = [
+            {"type": "open", "op": 1, "branch": 1},
+            {"type": "generate", "op": 2, "branch": 1, "params": {"temperature": -1.0}},
+            {"type": "append", "op": 3, "branch": 1, "parts": []},
+            {"type": "open", "op": 4, "branch": 2},
+            {"type": "nonsense", "op": 5},
+            {"type": "open", "op": 6, "branch": 3, "surprise": 1},
+            {"type": "ping", "op": 7},
+        ]
+        await bad.raw(msgspec.msgpack.encode(ops))
+        assert await bad.terminal(7) == Done(7)
+        assert await bad.terminal(4) == Done(4)
+        failures = {e.op: e for e in bad.events if isinstance(e, Failed)}
+        assert failures[2].code == "invalid_request" and "temperature" in failures[2].message
+        await bad.until(lambda e: e.op == 3)
+        assert {e.op: e for e in bad.events if isinstance(e, Failed)}[3].code == "cancelled"
+        assert "nonsense" in failures[5].message and "surprise" in failures[6].message
+        w.engine.paused = False
+        w.engine._schedule()
+        assert isinstance(await good.terminal(3), Generated)
+
+
+async def test_a_client_that_disappears_is_freed(stories: Tokenizer) -> None:
+    async with world(stories) as w:
+        w.engine.paused = True
+        peer = await w.ready()
+        await peer.send(Open(1, 1, program="p"), Append(2, 1, (Text("x"),)), Generate(3, 1))
+        await w.until(lambda: bool(w.engine.running))
+        peer.socket.close()
+        await w.until(lambda: not w.engine.running)
+        assert w.gateway.session_count == 0 and w.gateway.branch_count == 0 and w.engine.released
+
+
+async def test_a_silent_client_is_freed(stories: Tokenizer) -> None:
+    async with world(stories, client_timeout=0.5) as w:
+        silent, talking = await w.ready(), await w.ready()
+        await silent.send(Open(1, 1))
+        for n in range(1, 13):
+            await talking.send(Ping(n))
+            await talking.terminal(n)
+            await asyncio.sleep(0.1)
+        await w.until(lambda: w.gateway.session_count == 1)
+        assert w.gateway.branch_count == 0
+
+
+async def test_those_who_wait_hear_something(stories: Tokenizer) -> None:
+    async with world(stories) as w:
+        w.engine.paused = True
+        peer = await w.ready()
+        await peer.send(Open(1, 1), Append(2, 1, (Text("x"),)), Generate(3, 1))
+        await peer.terminal(2)
+        assert decode_events(await asyncio.wait_for(peer.socket.recv(), 20)) == []
+
+
+async def test_a_client_that_does_not_read(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It blocks nobody, catches up if it reads in time, and is dropped if it never does."""
+    monkeypatch.setattr(server_module, "SEND_HWM", 2)
+    monkeypatch.setattr(server_module, "MAX_BACKLOG_BYTES", 3_000_000)
+    async with world(stories) as w:
+        w.engine.script = lambda m: [300] * 400
+        slow = await w.ready(RCVHWM=2, RCVBUF=4096)
+        other = await w.ready()
+        params = SamplingParams(max_tokens=400, logprobs=True)
+        connection = next(iter(w.server._connections.values()))
+        op = 1
+        while not connection.backlog:
+            await slow.send(Open(op, op), Generate(op + 1, op, params=params, stream=True))
+            await other.send(Ping(op))
+            assert await other.terminal(op) == Done(op)
+            op += 2
+        assert isinstance(await slow.terminal(op - 1), Generated)
+        await w.until(lambda: not connection.backlog)
+        while w.gateway.session_count == 2:
+            await slow.send(Open(op, op), Generate(op + 1, op, params=params, stream=True))
+            await other.send(Ping(op))
+            assert await other.terminal(op) == Done(op)
+            assert connection.backlog_bytes < 4_000_000
+            op += 2
+        assert connection.identity not in w.server._connections
