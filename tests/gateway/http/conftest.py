@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import openai
@@ -20,11 +20,14 @@ class Served:
     url: str
     http: aiohttp.ClientSession
     api_key: str
+    clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
-    def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0
-        )
+    def openai(self, api_key: str = "") -> openai.AsyncOpenAI:
+        """A client that the fixture closes."""
+        key = api_key or self.api_key or "none"
+        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        self.clients.append(client)
+        return client
 
     def sync_openai(self) -> openai.OpenAI:
         return openai.OpenAI(
@@ -37,7 +40,8 @@ Serve = Callable[[FakeGateway], Awaitable[Served]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    runners, sessions = [], []
+    runners: list[web.AppRunner] = []
+    served: list[Served] = []
 
     async def start(gateway: FakeGateway) -> Served:
         runner = make_runner(gateway)  # type: ignore[arg-type]
@@ -47,12 +51,14 @@ async def serve() -> AsyncIterator[Serve]:
         await site.start()
         port = runner.addresses[0][1]
         url = f"http://127.0.0.1:{port}"
-        sessions.append(aiohttp.ClientSession(url))
-        return Served(gateway, url, sessions[-1], gateway.config.api_key)
+        served.append(Served(gateway, url, aiohttp.ClientSession(url), gateway.config.api_key))
+        return served[-1]
 
     yield start
-    for session in sessions:
-        await session.close()
+    for one in served:
+        await one.http.close()
+        for client in one.clients:
+            await client.close()
     for runner in runners:
         await runner.cleanup()
 
