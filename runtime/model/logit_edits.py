@@ -36,13 +36,7 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: Kernel
     """
     _add_bias(logits, rows)
     _ban(logits, rows)
-    masked = [i for i, row in enumerate(rows) if row.mask is not None]
-    if masked:
-        packed = torch.from_numpy(np.stack([rows[i].mask for i in masked])).to(logits.device)
-        where = torch.tensor(masked, device=logits.device)
-        chosen = logits.index_select(0, where)
-        kernels.apply_bitmask(chosen, packed)
-        logits.index_copy_(0, where, chosen)
+    _mask(logits, rows, kernels)
     _penalise(logits, rows)
 
 
@@ -78,6 +72,19 @@ def _ban(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     if keys:
         index = torch.tensor(keys, device=logits.device)
         logits.view(-1).index_fill_(0, index, float("-inf"))
+
+
+def _mask(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> None:
+    masks = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+    if not masks:
+        return
+    packed = np.zeros((len(masks), -(-logits.shape[1] // 32)), dtype=np.int32)
+    for words, (_, mask) in zip(packed, masks, strict=True):
+        words[: len(mask)] = mask[: len(words)]  # a short mask allows nothing beyond its end
+    where = torch.tensor([i for i, _ in masks], device=logits.device)
+    chosen = logits.index_select(0, where)
+    kernels.apply_bitmask(chosen, torch.from_numpy(packed).to(logits.device))
+    logits.index_copy_(0, where, chosen)
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:

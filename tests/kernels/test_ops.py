@@ -1,0 +1,121 @@
+"""Each reference kernel against its formula in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels import kernels_for
+
+KERNELS = kernels_for(torch.device("cpu"))
+DTYPES = [torch.float32, torch.bfloat16]
+RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 1, shape)).to(dtype)
+
+
+def close(found: torch.Tensor, exact: np.ndarray) -> None:
+    tolerance = RELATIVE[found.dtype]
+    np.testing.assert_allclose(found.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding(dtype: torch.dtype) -> None:
+    weight = normal(50, 8, dtype=dtype)
+    ids = torch.tensor([3, 49, 0, 3])
+    assert torch.equal(KERNELS.embedding(weight, ids), weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(dtype: torch.dtype) -> None:
+    for rows, width, eps in itertools.product((1, 7), (8, 96, 300), (1e-6, 0.5)):
+        x, weight = normal(rows, width, dtype=dtype), normal(width, dtype=dtype, seed=1)
+        wide = x.double().numpy()
+        scale = 1 / np.sqrt((wide**2).mean(-1, keepdims=True) + eps)
+        kept = x.clone()
+        close(KERNELS.rms_norm(x, weight, eps), weight.double().numpy() * wide * scale)
+        residual = normal(rows, width, dtype=dtype, seed=2)
+        before = residual.clone()
+        out, total = KERNELS.add_rms_norm(x, residual, weight, eps)
+        close(total, wide + residual.double().numpy())
+        assert torch.equal(out, KERNELS.rms_norm(total, weight, eps))
+        assert torch.equal(x, kept)
+        assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul(dtype: torch.dtype) -> None:
+    x = normal(5, 24, dtype=dtype) * 3
+    gate, up = np.split(x.double().numpy(), 2, axis=1)
+    kept = x.clone()
+    close(KERNELS.silu_mul(x), gate / (1 + np.exp(-gate)) * up)
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rope_is_a_rotation_of_pairs(normed: bool) -> None:
+    """Dimensions i and i + D/2 are a complex number that turns by position * frequency_i."""
+    tokens, dim = 6, 16
+    q, k = normal(tokens, 4, dim), normal(tokens, 2, dim, seed=1)
+    angle = np.arange(tokens)[:, None] * 10.0 ** -np.arange(dim // 2)
+    cos, sin = torch.from_numpy(np.cos(angle)).float(), torch.from_numpy(np.sin(angle)).float()
+    weights = (normal(dim, seed=3), normal(dim, seed=4)) if normed else (None, None)
+    found = KERNELS.rope(q, k, cos, sin, *weights, eps=1e-6)
+    for x, weight, y in zip((q, k), weights, found, strict=True):
+        wide = x.double().numpy()
+        if weight is not None:
+            wide = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
+            wide = wide * weight.double().numpy()
+        turned = (wide[..., : dim // 2] + 1j * wide[..., dim // 2 :]) * np.exp(1j * angle)[:, None]
+        close(y, np.concatenate([turned.real, turned.imag], axis=-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("listed", [False, True])
+def test_write_kv(dtype: torch.dtype, listed: bool) -> None:
+    cache = torch.full((2, 5, 4, 3, 8), float("nan"), dtype=dtype)
+    k, v = normal(3, 3, 8, dtype=dtype), normal(3, 3, 8, dtype=dtype, seed=1)
+    # As the decoder passes them: slices of one fused tensor.
+    fused = torch.cat((k, v), dim=1)
+    tokens = [0, 1, 2, 1] if listed else [0, 1, 2]
+    slots = [7, 0, 19, 12][: len(tokens)]
+    index = torch.tensor(tokens) if listed else None
+    KERNELS.write_kv(cache[0], cache[1], fused[:, :3], fused[:, 3:], torch.tensor(slots), index)
+    flat = cache.view(2, 20, 3, 8)
+    for token, slot in zip(tokens, slots, strict=True):
+        assert torch.equal(flat[0, slot], k[token])
+        assert torch.equal(flat[1, slot], v[token])
+    rest = [slot for slot in range(20) if slot not in slots]
+    assert flat[:, rest].isnan().all()
+
+
+def test_copy_slots() -> None:
+    cache = normal(6, 5, 4, 3, 8)
+    before = cache.clone().view(6, 20, 3, 8)
+    KERNELS.copy_slots(cache, torch.tensor([4, 5, 0]), torch.tensor([8, 9, 19]))
+    after = cache.view(6, 20, 3, 8)
+    assert torch.equal(after[:, [8, 9, 19]], before[:, [4, 5, 0]])
+    rest = [slot for slot in range(20) if slot not in (8, 9, 19)]
+    assert torch.equal(after[:, rest], before[:, rest])
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 33, 100])
+@pytest.mark.parametrize("words", [1, 2, 4])
+def test_apply_bitmask(vocab: int, words: int) -> None:
+    allowed = np.random.default_rng(2).random((3, 32 * words)) < 0.5
+    allowed[0, 31] = True  # the sign bit
+    packed = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
+    logits = normal(3, vocab)
+    kept = logits.clone()
+    KERNELS.apply_bitmask(logits, torch.from_numpy(packed))
+    for row in range(3):
+        for token in range(vocab):
+            if token < 32 * words and allowed[row, token]:
+                assert logits[row, token] == kept[row, token]
+            else:
+                assert logits[row, token] == float("-inf")

@@ -1,0 +1,304 @@
+"""Checkpoint folders: layouts that work, and faults that are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rootlace.errors import InvalidRequest
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.errors import UnsupportedModel
+from rootlace.runtime.model.loader import load_weights
+from rootlace.runtime.model.runner import ModelRunner
+from tests.model.checkpoints import configs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, **settings: Any) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(model=str(folder), **settings), CacheConfig(16, 8), 128, 8
+    )
+
+
+def edit_json(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-biased", "qwen2"])
+def test_sharded_equals_single(tmp_path: Path, name: str) -> None:
+    single, sharded = tmp_path / "single", tmp_path / "sharded"
+    save(configs()[name], single)
+    save(configs()[name], sharded, max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    row = [5, 6, 7, 8, 9]
+    results = [
+        load(folder).run(make_plan([Work(Row(Blocks(8, 16), list(row)))])).scores[0]
+        for folder in (single, sharded)
+    ]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert list(results[0].top_logprobs[0]) == list(results[1].top_logprobs[0])
+
+
+def test_fused_weights_and_progress(tmp_path: Path) -> None:
+    save(configs()["qwen2"], tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    config = ModelConfig.read(tmp_path)
+    seen: list[tuple[str, float]] = []
+    weights = load_weights(config, torch.float32, CPU, lambda what, done: seen.append((what, done)))
+    layer = "model.layers.1."
+    for kind, fused in (("weight", weights.layers[1].qkv), ("bias", weights.layers[1].qkv_bias)):
+        parts = [stored[f"{layer}self_attn.{p}_proj.{kind}"] for p in "qkv"]
+        assert fused is not None
+        assert torch.equal(fused, torch.cat(parts))
+    parts = [stored[f"{layer}mlp.{p}_proj.weight"] for p in ("gate", "up")]
+    assert torch.equal(weights.layers[1].gate_up, torch.cat(parts))
+    assert [done for _, done in seen] == [0.0, 1 / 3, 2 / 3, 1.0]
+    assert weights.num_bytes() == sum(tensor.nbytes for tensor in stored.values())
+
+
+def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
+    save(configs()["llama-tied"], tmp_path)
+    file = tmp_path / "model.safetensors"
+    # Some tools write the tied head too: the embedding is what counts.
+    stored = load_file(file)
+    stored["lm_head.weight"] = torch.zeros_like(stored["model.embed_tokens.weight"])
+    stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    save_file(stored, file)
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert weights.head is weights.embedding
+
+
+def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    stored = load_file(folder / "model.safetensors")
+    edit(stored)
+    save_file(stored, folder / "model.safetensors")
+
+
+NORM = "model.layers.2.input_layernorm.weight"
+
+FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), ["config.json", "missing"]),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), ["config.json"]),
+    "not an object": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
+    "architecture": (
+        lambda f: edit_json(f / "config.json", architectures=["GPT2LMHeadModel"]),
+        ["config.json", "architectures", "GPT2LMHeadModel", "LlamaForCausalLM"],
+    ),
+    "no architecture": (
+        lambda f: edit_json(f / "config.json", architectures=None),
+        ["architectures"],
+    ),
+    "quantized": (
+        lambda f: edit_json(f / "config.json", quantization_config={"quant_method": "gptq"}),
+        ["quantization_config"],
+    ),
+    "activation": (
+        lambda f: edit_json(f / "config.json", hidden_act="gelu"),
+        ["config.json", "hidden_act", "gelu"],
+    ),
+    "field type": (
+        lambda f: edit_json(f / "config.json", hidden_size="wide"),
+        ["config.json", "hidden_size"],
+    ),
+    "heads": (
+        lambda f: edit_json(f / "config.json", num_key_value_heads=3),
+        ["num_attention_heads", "num_key_value_heads"],
+    ),
+    "rope type": (
+        lambda f: edit_json(
+            f / "config.json", rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}
+        ),
+        ["config.json", "rope", "spiral"],
+    ),
+    "partial rope": (
+        lambda f: edit_json(
+            f / "config.json",
+            rope_parameters={
+                "rope_type": "linear",
+                "factor": 2.0,
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+            },
+        ),
+        ["rope_parameters", "partial"],
+    ),
+    "generation config": (
+        lambda f: (f / "generation_config.json").write_text("?"),
+        ["generation_config.json"],
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        ["model.safetensors", "model.safetensors.index.json"],
+    ),
+    "truncated weights": (
+        lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-100]
+        ),
+        ["model.safetensors"],
+    ),
+    "missing weight": (
+        lambda f: _edit_weights(f, lambda w: w.pop(NORM)),
+        ["missing", NORM],
+    ),
+    "extra weight": (
+        lambda f: _edit_weights(f, lambda w: w.update({"model.extra.weight": torch.zeros(2)})),
+        ["does not have", "model.extra.weight"],
+    ),
+    "shape": (
+        lambda f: _edit_weights(f, lambda w: w.update({NORM: torch.zeros(65)})),
+        ["model.safetensors", NORM, "[65]", "[64]"],
+    ),
+    "integer weight": (
+        lambda f: _edit_weights(f, lambda w: w.update({NORM: torch.zeros(64, dtype=torch.int8)})),
+        [NORM, "I8"],
+    ),
+    "bad index": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": 3}'),
+        ),
+        ["model.safetensors.index.json"],
+    ),
+    "index leads outside": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"model.norm.weight": "../other.safetensors"}}'
+            ),
+        ),
+        ["index.json", "../other.safetensors"],
+    ),
+    "missing shard": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"model.norm.weight": "part-1.safetensors"}}'
+            ),
+        ),
+        ["part-1.safetensors", "missing"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_faults_are_named(tmp_path: Path, name: str) -> None:
+    damage, words = FAULTS[name]
+    save(configs()["llama"], tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UnsupportedModel) as caught:
+        load(tmp_path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_no_folder() -> None:
+    with pytest.raises(UnsupportedModel, match="no-such-model"):
+        load(Path("no-such-model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"context_length": 0}, "context_length"),
+        ({"context_length": 257}, "context_length"),
+        ({"device": "tpu9"}, "tpu9"),
+        ({"device": "meta"}, "meta"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
+    save(configs()["llama"], tmp_path)
+    with pytest.raises(InvalidRequest, match=word):
+        load(tmp_path, **settings)
+
+
+def test_eos_and_context(tmp_path: Path) -> None:
+    save(configs()["llama"], tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert load(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [4, 9]}')
+    runner = load(tmp_path, context_length=100)
+    assert runner.eos_token_ids == (4, 9)
+    assert runner.context_length == 100
+
+
+def test_old_style_rope_scaling_is_read(tmp_path: Path) -> None:
+    """Checkpoints of before transformers 5 say `rope_theta` and `rope_scaling`."""
+    save(configs()["llama-linear"], tmp_path)
+    token_ids = [5, 6, 7, 8, 9]
+
+    def run() -> list[float]:
+        scores = load(tmp_path).run(make_plan([Work(Row(Blocks(8, 16), token_ids))])).scores[0]
+        assert scores is not None
+        return [float(value) for value in scores.top_logprobs[0]]
+
+    new = run()
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    del raw["rope_parameters"]
+    file.write_text(
+        json.dumps(raw | {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}})
+    )
+    assert run() == new
+
+
+def test_float16_checkpoints_run_in_float32(tmp_path: Path) -> None:
+    save(configs()["llama"], tmp_path, dtype=torch.float16)
+    assert load(tmp_path).dtype == torch.float32
+    assert load(tmp_path, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_longrope_uses_one_set_of_factors(tmp_path: Path) -> None:
+    config = configs()["llama"]
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+        "original_max_position_embeddings": 64,
+        "factor": 4.0,
+    }
+    model = save(config, tmp_path)
+    token_ids = [3 + i for i in range(20)]
+    runner = load(tmp_path)
+    assert runner.context_length == 64
+    short = runner.run(make_plan([Work(Row(Blocks(8, 16), list(token_ids)))])).scores[0]
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([token_ids])).logits[0, -1], -1)
+    assert short is not None
+    assert abs(float(short.logprobs[0]) - float(expected.max())) < 1e-4
+
+    runner = load(tmp_path, context_length=128)
+    assert runner.context_length == 128
+    token_ids = [3 + i for i in range(100)]
+    long = runner.run(make_plan([Work(Row(Blocks(8, 16), list(token_ids)))])).scores[0]
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([token_ids])).logits[0, -1], -1)
+    assert long is not None
+    assert abs(float(long.logprobs[0]) - float(expected.max())) < 1e-4
+
+
+def test_pool_size(tmp_path: Path) -> None:
+    save(configs()["llama"], tmp_path)
+
+    def blocks(cache: CacheConfig, **settings: Any) -> int:
+        executor = ExecutorConfig(model=str(tmp_path), **settings)
+        return ModelRunner.load(executor, cache, 128, 8).num_blocks
+
+    # float32, 3 layers, keys and values, 2 heads of 16: 768 bytes a token.
+    assert blocks(CacheConfig(16, 5), kv_memory_bytes=10**9) == 5
+    assert blocks(CacheConfig(16), kv_memory_bytes=768 * 16 * 10 + 100) == 10
+    assert blocks(CacheConfig(1), kv_memory_bytes=768 * 33) == 33
+    # By itself a small model takes no more than 64 full contexts.
+    assert blocks(CacheConfig(16)) == 64 * 256 // 16
+    with pytest.raises(UnsupportedModel, match="no memory"):
+        blocks(CacheConfig(16), kv_memory_bytes=1000)
