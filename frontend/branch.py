@@ -55,8 +55,8 @@ class Branch:
         self.run = run
         self.id = run.connection.next_branch()
         self.parent = parent
-        self.transcript = Transcript(parent.transcript if parent else None)
-        self.conversation = parent.conversation.copy() if parent else Conversation()
+        self.transcript: Transcript = Transcript(parent.transcript if parent else None)
+        self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
         self.failure: Failure | None = None
         self.last: Operation | None = None

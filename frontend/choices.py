@@ -39,7 +39,7 @@ def method_name(method: ChoicesMethod | str | None) -> ChoicesMethodName:
     name = method.name if isinstance(method, ChoicesMethod) else method
     for known in get_args(ChoicesMethodName):
         if name == known:
-            return known  # type: ignore[no-any-return]
+            return known
     raise TypeError(
         f"choices_method must be one of {', '.join(get_args(ChoicesMethodName))}, not {method!r}"
     )

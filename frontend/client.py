@@ -47,7 +47,7 @@ _CLIENT_NAME = "rootlace-python"
 
 @dataclass
 class Counters:
-    """What went over one connection so far; `round_trips` counts the times a program had to wait."""
+    """What went over one connection so far; `round_trips`: how often a program had to wait."""
 
     messages_sent: int = 0
     messages_received: int = 0
@@ -97,8 +97,11 @@ class Connection:
             target=self._run_loop, name=f"rootlace-io {address}", daemon=True
         )
         self._thread.start()
-        if not self._started.wait(connect_timeout):
-            self._lose(ServerUnavailable(f"{address} did not answer in {connect_timeout:g} s"))
+        self._await_welcome(connect_timeout)
+
+    def _await_welcome(self, timeout: float) -> None:
+        if not self._started.wait(timeout):
+            self._lose(ServerUnavailable(f"{self.address} did not answer in {timeout:g} s"))
             self._in_loop(self._goodbye.set)
         if self._lost is not None:
             self._thread.join(timeout=5)

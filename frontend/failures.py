@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 from rootlace.errors import RootlaceError
-
-_PACKAGE = str(Path(__file__).parent) + os.sep
-
 
 class Site(NamedTuple):
     """A line of the user's program."""
@@ -29,7 +24,8 @@ _NOWHERE = Site("<unknown>", 0, "<unknown>")
 def call_site() -> Site:
     """The innermost line outside this package: cheap enough to be taken for every expression."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_PACKAGE):
+    # By module, not by file: the methods that dataclasses generate have no file.
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "rootlace":
         if frame.f_back is None:
             return _NOWHERE
         frame = frame.f_back

@@ -21,7 +21,7 @@ class Forks(Sequence[Any]):
     it joins at the end of the block.
     """
 
-    def __init__(self, states: list[Any], source: State) -> None:
+    def __init__(self, states: list[Any], source: Any) -> None:
         self._states = states
         self._source = source
         self._joined = False

@@ -183,7 +183,7 @@ class Function:
         return sampling.normalise(kwargs, f"{self.name}.run_batch()")
 
     def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Callable[[State], Any]:
-        """The program with its arguments, ready for a state. Raises TypeError if they do not fit."""
+        """The program with its arguments, ready for a state. TypeError if they do not fit."""
         merged = {**self.bind_arguments, **values}
         try:
             self._signature.bind(None, *args, **merged)

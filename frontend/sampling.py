@@ -119,7 +119,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def constraint(options: Mapping[str, Any]) -> Constraint | None:
-    """The constraint among canonical `options`. Raises InvalidConstraint where it makes no sense."""
+    """The constraint among canonical `options`. InvalidConstraint where it makes no sense."""
     if "dtype" in options:
         dtype = options["dtype"]
         simple = dtype in (int, float, bool, str) or isinstance(dtype, str)
@@ -138,7 +138,7 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
             except ValueError as error:
                 raise InvalidConstraint(f"json_schema is not JSON: {error}") from None
             return Constraint("json_schema", schema)
-        if isinstance(schema, Mapping) or isinstance(schema, bool):
+        if isinstance(schema, (Mapping, bool)):
             return Constraint("json_schema", json.dumps(schema))
         return Constraint("json_schema", _type_schema(schema))
     return None

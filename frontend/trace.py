@@ -116,9 +116,9 @@ class Reference(Expression):
             raise AttributeError(name)
         return self._needed()
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed  # type: ignore[assignment]
-    __len__ = __iter__ = __contains__ = __call__ = __str__ = __format__ = _needed  # type: ignore[assignment]
-    __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed  # type: ignore[assignment]
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed
+    __len__ = __iter__ = __contains__ = __call__ = __str__ = __format__ = _needed
+    __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed
     __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
 
 
@@ -129,8 +129,7 @@ class TracedBranch:
         self.tracer = tracer
         self.nodes: list[Node] = []
         self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
-        self.role = parent.role if parent else None
-        self.opened = parent.opened if parent else False
+        self.opened: bool = parent.opened if parent else False
 
     def append(self, expression: Appendable) -> None:
         for item in items(expression):
@@ -247,7 +246,7 @@ class TracedForks(list[Any]):
             return [state.branch.variables.get(key, Reference(key)) for state in self]
         return super().__getitem__(key)
 
-    def __iadd__(self, other: Any) -> TracedForks:  # type: ignore[misc,override]
+    def __iadd__(self, other: Any) -> TracedForks:  # type: ignore[misc]
         for index, state in enumerate(self):
             if isinstance(other, (str, Expression)):
                 state.append(other)
@@ -283,6 +282,9 @@ class TracedState(ProgramState):
     """The state a traced program gets: reading gives references, at once."""
 
     branch: Any
+
+    def __init__(self, branch: TracedBranch) -> None:
+        super().__init__(branch)  # type: ignore[arg-type]
 
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Any:
         states = [type(self)(branch) for branch in self.branch.fork_all(int(size))]
@@ -390,7 +392,8 @@ def _run(
     merged = {**function.bind_arguments, **values}
     for name in function.arg_names[len(args) :]:
         merged.setdefault(name, Reference(name))
-    state = TracedAsyncState(branch) if function.is_async else TracedState(branch)
+    kind = TracedAsyncState if function.is_async else TracedState
+    state = kind(branch)
     token = _current.set(branch)
     try:
         outcome = function.func(state, *args, **merged)

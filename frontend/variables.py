@@ -86,6 +86,11 @@ class Generation(Operation):
         texts = [output.text for output in self._outcome().outputs]
         return texts if self.n > 1 else texts[0]
 
+    def samples(self) -> list[tuple[str, dict[str, Any]]]:
+        """Text and meta information of each sample."""
+        result = self._outcome()
+        return [(output.text, self._meta_of(result, output)) for output in result.outputs]
+
     def text(self) -> str:
         """What the branch goes on from: the first sample."""
         return self._outcome().outputs[0].text
@@ -101,8 +106,7 @@ class Generation(Operation):
         return self._chunks[index:]
 
     def meta(self) -> dict[str, Any] | list[dict[str, Any]]:
-        result = self._outcome()
-        metas = [self._meta_of(result, output) for output in result.outputs]
+        metas = [meta for _, meta in self.samples()]
         return metas if self.n > 1 else metas[0]
 
     def _meta_of(self, result: protocol.Generated, output: protocol.Output) -> dict[str, Any]:

@@ -36,10 +36,7 @@ class _Request:
         """One per sample; to be called when all is over."""
         generation = self.state.branch.variables[_NAME]
         assert isinstance(generation, Generation)
-        texts, metas = generation.get(), generation.meta()
-        if isinstance(texts, str):
-            texts, metas = [texts], [metas]
-        return [_reply(text, meta) for text, meta in zip(texts, metas, strict=True)]
+        return [_reply(text, meta) for text, meta in generation.samples()]
 
     def wait(self) -> list[Reply]:
         try:

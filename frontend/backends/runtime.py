@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import queue
 import shutil
@@ -76,10 +77,10 @@ def gateway_config(
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
         *path, last = _OPTIONS[name]
-        target = config
+        target: dict[str, Any] = config
         for part in path:
             target = target[part]
-        target[last] = value  # type: ignore[assignment]
+        target[last] = value
     return config
 
 
@@ -92,8 +93,8 @@ class Runtime:
     messages go to `log_file` (a temporary one by default). It ends with `shutdown`, with the `with`
     block, or with this process, however that ends.
 
-    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error) when
-    it does not start within `launch_timeout` seconds.
+    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
+    when it does not start within `launch_timeout` seconds.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Runtime:
         Function(lambda s: s.append(prefix)).cache(self)
 
     def shutdown(self, grace: float = 10.0) -> None:
-        """Stop the runtime: what runs is cancelled; killed if it takes more than `grace` seconds."""
+        """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds."""
         if self._process is None:
             return
         atexit.unregister(self.shutdown)
@@ -202,10 +203,8 @@ class Runtime:
         if process is None:
             return
         assert process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
         for stop in (lambda: None, process.terminate, process.kill):
             stop()
             try:

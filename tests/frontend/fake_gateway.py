@@ -2,8 +2,8 @@
 
 One thread, one ROUTER socket. The order of operations, broken branches, quotes and closing follow
 docs/architecture.md; the text of a `Generate` comes from `script(text, op)`, which may raise a
-`RootlaceError` to fail the operation. `hold()` stops all generation until `release()`, so that tests
-can look at a program in the middle without any timing.
+`RootlaceError` to fail the operation. `hold()` stops all generation until `release()`, so that
+tests can look at a program in the middle without any timing.
 """
 
 from __future__ import annotations

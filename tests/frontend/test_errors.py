@@ -1,0 +1,338 @@
+"""What goes wrong says where, why, and disturbs nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rootlace as rl
+from rootlace import protocol
+from rootlace.errors import (
+    ContextLengthExceeded,
+    InvalidConstraint,
+    InvalidRequest,
+    ServerUnavailable,
+    Unauthorized,
+)
+
+from rootlace.expressions import RoleBegin
+
+from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.waiting import eventually
+
+
+def line_of(function: rl.Function, text: str) -> int:
+    """Number of the line of this file that holds `text`, inside `function`."""
+    lines, start = inspect.getsourcelines(function.func)
+    found = [number for number, line in enumerate(lines) if text in line]
+    assert len(found) == 1
+    return start + found[0]
+
+
+def failing(text: str, op: protocol.Generate) -> str:
+    if op.name.startswith("bad"):
+        raise InvalidConstraint("the pattern cannot be compiled")
+    return default_script(text, op)
+
+
+@pytest.fixture(autouse=True)
+def scripted(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = failing
+
+
+@rl.function
+def unread(s):
+    s += "a" + rl.gen("fine")
+    s += "b" + rl.gen("bad_one", max_tokens=3) + rl.gen("bad_two")
+    s += "c" + rl.gen("after")
+    return "reached"
+
+
+def test_run_raises_the_first_failure_with_its_line(gateway: FakeGateway) -> None:
+    with pytest.raises(rl.ProgramError) as caught:
+        unread.run()
+    error = caught.value
+    assert error.filename == __file__
+    assert error.lineno == line_of(unread, "bad_one")
+    assert error.function == "unread"
+    assert error.code == "invalid_constraint"
+    assert error.reason == "the pattern cannot be compiled"
+    assert isinstance(error.__cause__, InvalidConstraint)
+    assert str(error).startswith(f"{__file__}:{error.lineno}: gen('bad_one') failed: the pattern")
+    eventually(lambda: gateway.open_branches == 0)
+
+
+@rl.function
+def spread(s):
+    s += "a" + rl.gen("fine")
+    s += (
+        "b"
+        + rl.gen("good")
+        + rl.gen(
+            "bad_one",
+        )
+    )
+    s += "c" + rl.gen("after")
+    return s["after"]  # the reading line
+
+
+def test_a_read_raises_what_failed_before_it() -> None:
+    with pytest.raises(rl.ProgramError) as caught:
+        spread.run()
+    assert caught.value.lineno in (
+        line_of(spread, '"bad_one"') - 1,  # the line of the call, as Python counts it
+        line_of(spread, '"bad_one"'),
+    )
+    frames = [entry.lineno + 1 for entry in caught.traceback if entry.name == "spread"]
+    assert frames == [line_of(spread, "the reading line")]
+
+
+def test_a_program_may_handle_a_failure() -> None:
+    @rl.function
+    def careful(s):
+        s += "a"
+        with s.copy() as attempt:
+            attempt += rl.gen("bad_idea")
+            try:
+                attempt["bad_idea"]
+            except rl.ProgramError as error:
+                s += f"({error.code})"
+        s += rl.gen("x")
+
+    state = careful.run()
+    assert state.text().startswith("a(invalid_constraint) w")
+
+
+def test_a_failed_fork_that_was_joined_fails_the_reader_and_the_run() -> None:
+    @rl.function
+    def joined(s, read):
+        s += "a"
+        forks = s.fork(3)
+        forks += lambda i: rl.gen("bad" if i == 1 else "good")
+        forks.join()
+        s += rl.gen("x")
+        if read:
+            return s["good"], s["bad"]
+        return None
+
+    for read in (False, True):
+        with pytest.raises(rl.ProgramError, match=r"gen\('bad'\) failed"):
+            joined.run(read)
+
+
+def test_a_failed_fork_breaks_those_who_quote_it_and_its_children() -> None:
+    @rl.function
+    def quoting(s):
+        s += "a"
+        with s.fork(2) as forks:
+            forks += [rl.gen("bad"), "fine"]
+            forks.join("concate_and_append")
+        s += rl.gen("x")
+        return s["x"]
+
+    @rl.function
+    def nested(s):
+        s += "a"
+        fork = s.fork(1)[0]
+        fork += rl.gen("bad")
+        child = fork.fork(1)[0]
+        child += rl.gen("x")
+        return child["x"]
+
+    for program in (quoting, nested):
+        with pytest.raises(rl.ProgramError) as caught:
+            program.run()
+        assert caught.value.what == "gen('bad')"
+        assert caught.value.lineno == line_of(program, 'gen("bad")')
+
+
+def test_error_of_the_state() -> None:
+    @rl.function
+    def program(s):
+        s += rl.gen("bad")
+        assert isinstance(s.error(), rl.ProgramError)
+        s["seen"] = True
+
+    # Looking at the error is meeting it: the run itself does not fail any more.
+    state = program.run()
+    assert state["seen"] and isinstance(state.error(), rl.ProgramError)
+    with pytest.raises(rl.ProgramError):
+        state["bad"]
+    with pytest.raises(rl.ProgramError):
+        state.text()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: rl.gen("x", max_token=3), TypeError, "max_token"),
+        (lambda: rl.gen_int("x", max_toknes=3), TypeError, "did you mean 'max_tokens'"),
+        (lambda: rl.gen_int("x", regex="a"), TypeError, "regex"),
+        (lambda: rl.gen("x", temperature=-1), InvalidRequest, "temperature"),
+        (lambda: rl.gen("x", max_tokens="12"), InvalidRequest, "max_tokens"),
+        (lambda: rl.gen("x", stop=[""]), InvalidRequest, "stop string"),
+        (lambda: rl.gen("x", stop=[3]), InvalidRequest, "stop"),
+        (lambda: rl.gen("x", n=0), InvalidRequest, "n must be"),
+        (lambda: rl.gen("x", min_tokens=5, max_tokens=4), InvalidRequest, "min_tokens"),
+        (lambda: rl.gen("x", regex="a", json_schema="{}"), TypeError, "several constraints"),
+        (lambda: rl.gen("x", json_schema="{"), InvalidConstraint, "not JSON"),
+        (lambda: rl.gen("x", dtype="integer"), InvalidConstraint, "integer"),
+        (lambda: rl.gen(3), TypeError, "name must be a string"),
+        (lambda: rl.gen("x", choices=[]), InvalidRequest, "choices must not be empty"),
+        (lambda: rl.select("x"), TypeError, "choices"),
+        (lambda: rl.select("x", "abc"), TypeError, "list of strings"),
+        (lambda: rl.select("x", ["a", 1]), TypeError, r"choices\[1\]"),
+        (lambda: rl.select("x", ["a", ""]), InvalidRequest, r"choices\[1\]"),
+        (lambda: rl.select("x", ["a"], choices_method="best"), TypeError, "choices_method"),
+        (lambda: f"{rl.gen('x')}", TypeError, "f-string"),
+        (lambda: "a" + rl.gen("x") + 3, TypeError, "unsupported operand"),
+        (lambda: rl.user(3), TypeError, "user"),
+    ],
+)
+def test_wrong_calls_fail_at_their_line(call: Any, error: type, match: str) -> None:
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_wrong_arguments_of_a_run() -> None:
+    with pytest.raises(TypeError, match="temprature.*did you mean 'temperature'"):
+        unread.run(temprature=0)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        unread.run("x")
+    with pytest.raises(TypeError, match="no parameter 'x'"):
+        unread.bind(x=1)
+    with pytest.raises(TypeError, match="first parameter"):
+        rl.function(lambda: None)
+    with pytest.raises(TypeError, match="backend"):
+        rl.function(lambda s, backend: None)
+    with pytest.raises(TypeError, match="a backend is"):
+        unread.run(backend=object())
+
+
+@pytest.mark.parametrize("value", [None, 3, ["a"]])
+def test_only_strings_and_expressions_are_appended(value: Any) -> None:
+    @rl.function
+    def program(s):
+        s += value
+
+    with pytest.raises(TypeError, match="strings and expressions"):
+        program.run()
+
+
+def test_roles_are_checked_at_their_line() -> None:
+    @rl.function
+    def nested(s):
+        with s.user():
+            s += rl.system("x")
+
+    @rl.function
+    def unknown(s):
+        s += RoleBegin("narrator")
+
+    @rl.function
+    def unopened(s):
+        s += rl.assistant_end()
+
+    for program, text in (
+        (nested, "rl.system"),
+        (unknown, "narrator"),
+        (unopened, "rl.assistant_end"),
+    ):
+        with pytest.raises(rl.ProgramError) as caught:
+            program.run()
+        assert caught.value.lineno == line_of(program, text)
+
+
+def test_appending_what_cannot_be_carried() -> None:
+    @rl.function
+    def program(s):
+        s += "x" * (40 * 2**20)
+
+    with pytest.raises(rl.ProgramError, match="at most"):
+        program.run()
+
+
+def test_no_backend() -> None:
+    rl.set_default_backend(None)
+    with pytest.raises(InvalidRequest, match="no backend"):
+        unread.run()
+    assert rl.flush_cache() is False
+    assert rl.get_server_info() is None
+
+
+def test_nobody_at_the_address(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnavailable, match="nobody answers"):
+        rl.RuntimeEndpoint(f"ipc://{tmp_path / 'nothing'}")
+    with pytest.raises(ServerUnavailable):
+        rl.RuntimeEndpoint("http://127.0.0.1:9")
+    with pytest.raises(InvalidRequest, match="neither"):
+        rl.RuntimeEndpoint("localhost:30000")
+
+
+def test_wrong_api_key(tmp_path: Path) -> None:
+    gateway = FakeGateway(tmp_path, api_key="secret")
+    try:
+        with pytest.raises(Unauthorized, match="API key"):
+            rl.RuntimeEndpoint(gateway.address, api_key="guess")
+        rl.RuntimeEndpoint(gateway.address, api_key="secret").close()
+    finally:
+        gateway.stop()
+
+
+def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
+    gateway = FakeGateway(tmp_path)
+    endpoint = rl.RuntimeEndpoint(gateway.address)
+    gateway.hold()
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        eventually(lambda: bool(gateway.sent(protocol.Generate)))
+        gateway.stop()
+        return s["x"]
+
+    with pytest.raises(rl.ProgramError, match="is gone") as caught:
+        program.run(backend=endpoint)
+    assert isinstance(caught.value.__cause__, ServerUnavailable)
+    with pytest.raises(ServerUnavailable):
+        program.run(backend=endpoint)
+    again = FakeGateway(tmp_path)  # a new server at the same address is found again
+    gateway = again
+    again.script = lambda text, op: " back"
+
+    @rl.function
+    def simple(s):
+        s += "a" + rl.gen("x")
+
+    assert simple.run(backend=endpoint)["x"] == " back"
+    endpoint.close()
+    again.stop()
+
+
+def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
+    gateway = FakeGateway(tmp_path)
+    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=0.02, timeout=0.1)
+    gateway.silent = True
+
+    @rl.function
+    def program(s):
+        s += "a" + rl.gen("x")
+        return s["x"]
+
+    with pytest.raises(rl.ProgramError, match="has not answered"):
+        program.run(backend=endpoint)
+    endpoint.close()
+    gateway.stop()
+
+
+def test_context_length_names_the_append(gateway: FakeGateway) -> None:
+    def too_long(text: str, op: protocol.Generate) -> str:
+        raise ContextLengthExceeded("5000 tokens; the model takes 4096")
+
+    gateway.script = too_long
+    with pytest.raises(rl.ProgramError) as caught:
+        unread.run()
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.lineno == line_of(unread, '"fine"')
