@@ -107,11 +107,10 @@ def test_the_api_key_is_needed_where_one_is_set(start_server) -> None:
 
 def test_requests_that_cannot_be_served_say_why(client: RawClient) -> None:
     model = client.greeting.model
-    open_, long, late = client.op(), client.op(), client.op()
+    long, late = client.op(), client.op()
     client.send(
-        Open(open_, 1),
-        Append(client.op(), 1, (Tokens((5,) * (model.context_length + 1)),)),
-        Generate(long, 1, params=GREEDY),
+        Open(client.op(), 1),
+        Append(long, 1, (Tokens((5,) * (model.context_length + 1)),)),
         Generate(late, 1, params=GREEDY),
     )
     event = client.wait(long)
@@ -126,9 +125,10 @@ def test_requests_that_cannot_be_served_say_why(client: RawClient) -> None:
         "unknown branch": (Generate(0, 77, params=GREEDY), "77"),
         "branch twice": (Open(0, 1), "1"),
         "unknown parent": (Open(0, 2, parent=78), "78"),
-        "no token": (Append(0, 1, (Tokens((model.vocab_size,)),)), str(model.vocab_size)),
-        "negative token": (Append(0, 1, (Tokens((-1,)),)), "-1"),
+        "no token": (Append(0, 3, (Tokens((model.vocab_size,)),)), str(model.vocab_size)),
+        "negative token": (Append(0, 4, (Tokens((-1,)),)), "-1"),
     }
+    client.send(Open(client.op(), 3), Open(client.op(), 4))
     for name, (op, said) in cases.items():
         number = client.op()
         client.send(msgspec.structs.replace(op, op=number))

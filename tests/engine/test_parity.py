@@ -62,12 +62,14 @@ def runner(folder: Path, block_size: int, num_blocks: int = 512) -> ModelRunner:
     )
 
 
-def expected(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], list[float]]:
+def expected(
+    model: PreTrainedModel, prompt: list[int], count: int = NEW_TOKENS
+) -> tuple[list[int], list[float]]:
     """transformers' own greedy tokens and their log-probabilities; EOS ignored."""
     ids = torch.tensor([prompt])
     tokens, logprobs = [], []
     with torch.inference_mode():
-        for _ in range(NEW_TOKENS):
+        for _ in range(count):
             scores = model(ids).logits[0, -1].double().log_softmax(-1)
             token = int(scores.argmax())
             tokens.append(token)
@@ -104,7 +106,7 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
         "batched": {},
         "chunked": {"max_step_tokens": 11},
         "one at a time": {"max_running": 1},
-        # Room for about three of the seven: evictions and retractions on the way.
+        # Room for about three of the seven: evictions on the way.
         "starved": {"num_blocks": -(-230 // block_size)},
         "uncached": {"enabled": False},
     }
@@ -122,9 +124,23 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
         stats = harness.scheduler.stats()
         if name == "starved":
             assert stats["evicted_blocks"] > 0
-            assert stats["retractions"] > 0
         if name == "uncached":
             assert stats["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size) -> None:
+    folder, model = reference
+    # More output than the scheduler keeps in reserve: five start, and not all can stay.
+    count, short = 90, [prompt[:10] for prompt in prompts()[:5]]
+    harness = Harness(
+        runner(folder, block_size), block_size=block_size, num_blocks=256 // block_size
+    )
+    rids = [harness.add([*prompt, i], greedy(count)) for i, prompt in enumerate(short)]
+    harness.finish()
+    assert harness.scheduler.stats()["retractions"] > 0
+    for i, (rid, prompt) in enumerate(zip(rids, short, strict=True)):
+        assert harness.outcomes[rid].token_ids == expected(model, [*prompt, i], count)[0]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
