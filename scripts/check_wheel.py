@@ -2,9 +2,9 @@
 
     python scripts/check_wheel.py [--keep FOLDER]
 
-Two installations: the light client (no extras: it must import, without torch being there at all) and
-`[runtime]`, which must answer a program on the embedded model. Nothing of the checkout is reachable
-from either: they run in an empty folder, with Python's isolated mode.
+Two installations: the light client (no extras: it must import, without torch being there at all)
+and `[runtime]`, which must answer a program on the embedded model. Nothing of the checkout is
+reachable from either: they run in an empty folder, with Python's isolated mode.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ else:
 
 PROGRAM = """
 import rootlace as rl
+from rootlace.runtime.assets import demo_model
 
 @rl.function
 def pick(s):
     s += "Two and two make " + rl.select("answer", ["four", "nine"])
     s += rl.gen("more", max_tokens=4, temperature=0)
 
-with rl.Runtime() as runtime:
+with rl.Runtime(model=demo_model()) as runtime:
     state = pick.run(backend=runtime)
     assert state["answer"] in ("four", "nine"), state["answer"]
     assert state["more"], state.text()
@@ -115,7 +116,9 @@ def check_runtime(wheel: Path, work: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the wheel and try it in fresh environments.")
+    parser = argparse.ArgumentParser(
+        description="Build the wheel and try it in fresh environments."
+    )
     parser.add_argument("--keep", type=Path, help="work in this folder and leave it behind")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -4,8 +4,8 @@
 
 What pip alone would get wrong is torch: on Linux the package index serves the CUDA build, several
 gigabytes of libraries that a machine without an NVIDIA GPU cannot use. So torch is installed first,
-from the first of these sources that has a CPU build for this Python and platform: the index that pip
-is configured with, then PyTorch's own index of CPU builds. Everything else follows under
+from the first of these sources that has a CPU build for this Python and platform: the index that
+pip is configured with, then PyTorch's own index of CPU builds. Everything else follows under
 `constraints.txt`, which holds torch at that version.
 """
 
@@ -43,7 +43,7 @@ def make_venv(path: Path) -> Path:
         say(f"making {path} with Python {sys.version.split()[0]}")
         command = [sys.executable, "-m", "venv", str(path)]
         if subprocess.run(command, capture_output=True).returncode != 0:
-            # Some distributions ship Python without ensurepip: the pip outside then installs inside.
+            # Some distributions have no ensurepip: the pip outside then installs inside.
             subprocess.run([*command, "--clear", "--without-pip"], check=True)
     return python
 

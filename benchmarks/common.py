@@ -1,0 +1,116 @@
+"""What every benchmark records beside its numbers: where, when and with what they were measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq", "msgspec")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions, date and commit."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": {
+            "cpu": cpu_name(),
+            "cores": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(),
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "system": platform.system(),
+            "architecture": platform.machine(),
+        },
+        "python": platform.python_version(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, with `+` where tracked files differ from it; "" outside of git."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    return head + ("+" if head and _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def cpu_name() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def write_json(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-quantile (0 to 1) by linear interpolation; nan of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return float("nan")
+    place = q * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+class ForeignLoad:
+    """How many cores other programs kept busy meanwhile: a measurement is good only near zero."""
+
+    def __init__(self) -> None:
+        self._start = (time.monotonic(), self._machine(), self._own())
+
+    def cores(self) -> float:
+        start, machine, own = self._start
+        elapsed = time.monotonic() - start
+        return max(0.0, (self._machine() - machine) - (self._own() - own)) / max(elapsed, 1e-9)
+
+    @staticmethod
+    def _machine() -> float:
+        times = psutil.cpu_times()
+        return sum(times) - times.idle - getattr(times, "iowait", 0.0)
+
+    @staticmethod
+    def _own() -> float:
+        """CPU seconds of this process and those below it (they must still be alive)."""
+        me = psutil.Process()
+        total = 0.0
+        for process in (me, *me.children(recursive=True)):
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total

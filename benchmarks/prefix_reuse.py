@@ -1,0 +1,323 @@
+"""What reuse of prefixes is worth: five loads, cache on and off, in one run.
+
+    python -m benchmarks.prefix_reuse --json benchmarks/results/prefix_reuse.json
+
+Two runtimes of the same random model stand side by side, one with the cache and one without, and
+take turns, so that whatever else slows the machine down slows both. Each repetition has its own
+seed and starts with an empty cache. Printed per load: requests and output tokens per second, time
+to first token (measured by the runtime, from the request's arrival), the hit rate and the best one
+any prefix cache could have had. Last, what the tree costs where nothing is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import rootlace as rl
+from benchmarks.common import ForeignLoad, environment, percentile, write_json
+from benchmarks.ideal_cache import IdealCache
+from benchmarks.loads import LOADS, Load
+from benchmarks.tree_cost import TreeCost, measure_tree_cost
+
+DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
+"""Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
+
+QUICK_SCALE = {"a": 0.125, "b": 0.03}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One load, once, on one runtime. Seconds, and tokens."""
+
+    wall: float
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    ideal_hit_rate: float
+    first_token: list[float] = field(repr=False)
+    engine_busy: float
+    engine_model: float
+    foreign_cores: float
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / self.prompt_tokens
+
+
+async def run_load(engine: rl.Engine, load: Load, seed: str, vocab_size: int, scale: float) -> Run:
+    """Start all units of the load at once and wait for the last one."""
+    ideal = IdealCache()
+    metas: list[dict[str, Any]] = []
+
+    async def ask(prompt: list[int], count: int) -> list[int]:
+        prompt = list(prompt)
+        ideal.submit(prompt)
+        reply = await engine.async_generate(
+            input_ids=prompt,
+            sampling_params={"temperature": 0, "max_new_tokens": count, "ignore_eos": True},
+        )
+        output = list(reply["output_ids"])
+        if len(output) != count:
+            raise RuntimeError(f"{load.name}: asked for {count} tokens, got {len(output)}")
+        ideal.finish(prompt, output)
+        metas.append(reply["meta_info"])
+        return output
+
+    units = load.start(seed, vocab_size, ask, scale)
+    before, foreign, start = engine.get_server_info(), ForeignLoad(), time.perf_counter()
+    await asyncio.gather(*units)
+    wall = time.perf_counter() - start
+    foreign_cores, after = foreign.cores(), engine.get_server_info()
+    return Run(
+        wall=wall,
+        requests=len(metas),
+        prompt_tokens=sum(meta["prompt_tokens"] for meta in metas),
+        cached_tokens=sum(meta["cached_tokens"] for meta in metas),
+        output_tokens=sum(meta["completion_tokens"] for meta in metas),
+        ideal_hit_rate=ideal.hit_rate,
+        first_token=[meta["time_to_first_token"] for meta in metas],
+        engine_busy=after["engine_busy_seconds"] - before["engine_busy_seconds"],
+        engine_model=after["engine_model_seconds"] - before["engine_model_seconds"],
+        foreign_cores=foreign_cores,
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All repetitions of one load on one runtime. Rates are of the median repetition."""
+
+    size: str
+    load: str
+    cache: bool
+    requests_per_second: float
+    output_tokens_per_second: float
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    hit_rate: float
+    ideal_hit_rate: float
+    overhead_share: float
+    """Share of the engine's busy time that is not the model: planning, tree, messages."""
+    foreign_cores: float
+    repetitions: list[dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of(cls, size: str, load: str, cache: bool, runs: Sequence[Run]) -> Summary:
+        waits = [wait for run in runs for wait in run.first_token]
+        busy, model = sum(r.engine_busy for r in runs), sum(r.engine_model for r in runs)
+        prompt = sum(run.prompt_tokens for run in runs)
+        return cls(
+            size=size,
+            load=load,
+            cache=cache,
+            requests_per_second=statistics.median(run.requests / run.wall for run in runs),
+            output_tokens_per_second=statistics.median(
+                run.output_tokens / run.wall for run in runs
+            ),
+            ttft_mean=statistics.mean(waits),
+            ttft_p50=percentile(waits, 0.5),
+            ttft_p99=percentile(waits, 0.99),
+            hit_rate=sum(run.cached_tokens for run in runs) / prompt,
+            ideal_hit_rate=sum(run.ideal_hit_rate * run.prompt_tokens for run in runs) / prompt,
+            overhead_share=(busy - model) / busy if busy else 0.0,
+            foreign_cores=max(run.foreign_cores for run in runs),
+            repetitions=[
+                {name: value for name, value in asdict(run).items() if name != "first_token"}
+                for run in runs
+            ],
+        )
+
+
+@contextmanager
+def engines(model: Path, options: dict[str, Any]) -> Iterator[dict[bool, rl.Engine]]:
+    """The same model twice, by whether it has the cache."""
+    with ExitStack() as stack:
+        yield {
+            cache: stack.enter_context(rl.Engine(model_path=model, cache=cache, **options))
+            for cache in (True, False)
+        }
+
+
+def measure(
+    size: str, model: Path, loads: Sequence[Load], arguments: argparse.Namespace, progress: Progress
+) -> list[Summary]:
+    """Every load on both runtimes, in turns."""
+    scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
+    task = progress.add_task(size, total=2 * arguments.repetitions * len(loads))
+    summaries = []
+    with engines(model, runtime_options(arguments)) as by_cache:
+        info = by_cache[True].endpoint.model_info
+        warm_up = LOADS["no-sharing"]
+        for engine in by_cache.values():
+            asyncio.run(run_load(engine, warm_up, "warm-up", info.vocab_size, 0.05))
+        for load in loads:
+            runs: dict[bool, list[Run]] = {True: [], False: []}
+            for repetition in range(arguments.repetitions):
+                # Who goes first alternates: neither always follows the other's heat.
+                for cache in (True, False) if repetition % 2 == 0 else (False, True):
+                    progress.update(task, description=f"{size} {load.name}")
+                    by_cache[cache].flush_cache()
+                    seed = str(repetition)
+                    run = run_load(by_cache[cache], load, seed, info.vocab_size, scale)
+                    runs[cache].append(asyncio.run(run))
+                    progress.advance(task)
+            summaries += [Summary.of(size, load.name, cache, runs[cache]) for cache in runs]
+    progress.remove_task(task)
+    return summaries
+
+
+def runtime_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    options = {
+        "dtype": arguments.dtype,
+        "threads": arguments.threads,
+        "device": arguments.device,
+        "block_size": arguments.block_size,
+        "kv_memory_bytes": arguments.kv_memory << 20,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table whose first two columns are words and whose others are numbers; 80 columns wide."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="left" if place < 2 else "right", no_wrap=True)
+    return table
+
+
+def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
+    columns = ("load", "cache", "req/s", "tok/s", "gain", "TTFT", "p50", "p99", "hits", "possible")
+    table = new_table(f"Prefix reuse, model {size} (TTFT in ms)", *columns)
+    without = {summary.load: summary for summary in summaries if not summary.cache}
+    for summary in summaries:
+        ratio = summary.requests_per_second / without[summary.load].requests_per_second
+        table.add_row(
+            summary.load if summary.cache else "",
+            "on" if summary.cache else "off",
+            f"{summary.requests_per_second:.2f}",
+            f"{summary.output_tokens_per_second:.1f}",
+            f"{ratio:.2f}x" if summary.cache else "",
+            *(f"{s * 1e3:.0f}" for s in (summary.ttft_mean, summary.ttft_p50, summary.ttft_p99)),
+            f"{summary.hit_rate:.1%}" if summary.cache else "",
+            f"{summary.ideal_hit_rate:.1%}" if summary.cache else "",
+            end_section=not summary.cache,
+        )
+    return table
+
+
+def cost_table(costs: Sequence[TreeCost]) -> Table:
+    columns = ("model", "cache", "wall", "tree", "of wall", "scheduler", "of wall")
+    table = new_table("What the tree costs where nothing is shared", *columns)
+    for cost in costs:
+        table.add_row(
+            cost.size,
+            "on",
+            f"{cost.wall:.2f} s",
+            f"{cost.tree * 1e3:.1f} ms",
+            f"{cost.tree / cost.wall:.3%}",
+            f"{cost.scheduling * 1e3:.1f} ms",
+            f"{cost.scheduling / cost.wall:.2%}",
+        )
+        table.add_row(
+            "",
+            "off",
+            f"{cost.wall_without:.2f} s",
+            "",
+            "",
+            f"{cost.scheduling_without * 1e3:.1f} ms",
+            f"{cost.scheduling_without / cost.wall_without:.2%}",
+            end_section=True,
+        )
+    return table
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.prefix_reuse",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the speed-ups here")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=["a", "b"], default=["a", "b"], help="~15M, ~150M parameters"
+    )
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    parser.add_argument("--quick", action="store_true", help="a few requests, once, size a only")
+    parser.add_argument("--repetitions", type=int, help="of each load (default 3, quick 1)")
+    parser.add_argument("--scale", type=float, help="factor on the number of requests")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, help="of the engine (default: torch's)")
+    parser.add_argument("--device", help="cpu or cuda (default: what there is)")
+    parser.add_argument("--block-size", type=int)
+    parser.add_argument("--kv-memory", type=int, default=1024, metavar="MIB", help="per runtime")
+    parser.add_argument(
+        "--models", type=Path, default=Path.home() / ".cache" / "rootlace-bench", metavar="DIR"
+    )
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.sizes = ["a"]
+    arguments.repetitions = arguments.repetitions or (1 if arguments.quick else 3)
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # Not at the top: making a model needs torch, looking at --help does not.
+    from benchmarks.random_models import make_model
+
+    console = Console()
+    loads = [LOADS[name] for name in arguments.loads]
+    summaries: list[Summary] = []
+    costs: list[TreeCost] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        for size in arguments.sizes:
+            model = make_model(size, arguments.models)
+            summaries += measure(size, model, loads, arguments, progress)
+            task = progress.add_task(f"{size} cost of the tree", total=None)
+            costs.append(measure_tree_cost(size, model, arguments))
+            progress.remove_task(task)
+    for size in arguments.sizes:
+        console.print(reuse_table(size, [s for s in summaries if s.size == size]))
+    console.print(cost_table(costs))
+    busiest = max(summary.foreign_cores for summary in summaries)
+    if busiest > 0.1:
+        console.print(
+            f"[yellow]Other programs kept up to {busiest:.1f} cores busy meanwhile: "
+            "compare on with off, do not take the absolute figures.[/]"
+        )
+    if arguments.json:
+        result = {
+            "benchmark": "prefix_reuse",
+            **environment(),
+            "options": {name: str(value) for name, value in vars(arguments).items()},
+            "loads": {load.name: load.describe for load in loads},
+            "results": [asdict(summary) for summary in summaries],
+            "tree_cost": [asdict(cost) for cost in costs],
+        }
+        write_json(arguments.json, result)
+        console.print(f"written to {arguments.json}")
+    if arguments.plot:
+        from benchmarks.plot import plot_speed_ups
+
+        plot_speed_ups([asdict(summary) for summary in summaries], arguments.plot)
+        console.print(f"drawn in {arguments.plot}")
+
+
+if __name__ == "__main__":
+    main()
