@@ -8,7 +8,7 @@ from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.order import depth_first
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_LEAST_RESERVE = 32.0
+_LEAST_RESERVE = 8.0
 _MOST_RESERVE = 4096.0
 _DECAY = 0.998
 
@@ -23,7 +23,7 @@ class RunningSet:
     *Headroom.* Every running sequence is promised the blocks of its remaining prompt and of its
     next `reserve` output tokens (fewer if it may not generate as many). A request is admitted if
     the available blocks cover those promises and the same for itself; with nothing running it
-    always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 32 and
+    always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 8 and
     4096 tokens: so retractions stay rare without knowing how long outputs get.
 
     *Retraction.* The victim is the sequence that would have to compute the fewest tokens again if
@@ -140,14 +140,17 @@ class RunningSet:
         outputs = 0 if sequence.prefill_only else sequence.max_tokens - sequence.outputs
         return sequence.length + min(outputs, int(self.reserve))
 
-    def promised(self) -> int:
-        """Blocks that running sequences do not have yet and are promised. O(running)."""
-        blocks_for = self._kv.blocks_for
-        return sum(max(blocks_for(self._ahead(s)) - s.table_len, 0) for s in self.sequences)
+    def promise(self, sequence: Sequence) -> int:
+        """Blocks that a running sequence does not have yet and is promised."""
+        return max(self._kv.blocks_for(self._ahead(sequence)) - sequence.table_len, 0)
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether `sequence` may be admitted."""
+    def promises(self) -> int:
+        """Of all running sequences. O(running)."""
+        return sum(map(self.promise, self.sequences))
+
+    def fits(self, sequence: Sequence, promises: int) -> bool:
+        """Whether `sequence` may be admitted beside the `promises` to others."""
         if not self.sequences:
             return True
-        needed = self._kv.cost(sequence, self._ahead(sequence)) + self.promised()
+        needed = self._kv.cost(sequence, self._ahead(sequence)) + promises
         return needed <= self._kv.pool.available

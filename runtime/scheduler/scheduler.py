@@ -69,7 +69,7 @@ class Scheduler:
         *,
         vocab_size: int = 0,
     ) -> None:
-        """`vocab_size` is needed for constrained requests (the width of their masks)."""
+        """`vocab_size` bounds token ids (0: any) and is needed for constrained requests' masks."""
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
@@ -261,18 +261,22 @@ class Scheduler:
         for sequence in list(self._running.sequences):
             if budget and not sequence.decoding:
                 budget -= self._chunk(sequence, budget, builder)
-        if budget and len(self._waiting):
-            self._waiting.refresh()
-        while budget and len(self._running.sequences) < self._max_rows:
-            retracted = self._running.retracted
+        running, retracted = self._running, self._running.retracted
+        if not budget or not (retracted or len(self._waiting)):
+            return
+        self._waiting.refresh()
+        promises = running.promises()
+        while budget and len(running.sequences) < self._max_rows:
             following = retracted[0] if retracted else self._waiting.peek()
-            if following is None or not self._running.fits(following):
+            if following is None or not running.fits(following, promises):
                 return
-            if not retracted:
+            if following.order < 0:
                 self._waiting.take(following)
                 following.queued = self._clock() - following.arrived
-            self._running.admit(following)
+            running.admit(following)
             budget -= self._chunk(following, budget, builder)
+            if not following.finished:
+                promises += running.promise(following)
 
     def _chunk(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> int:
         """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
@@ -341,6 +345,11 @@ class Scheduler:
             raise InvalidRequest("the prompt is empty")
         if params.max_tokens is None:
             raise InvalidRequest("max_tokens must be a number here")
+        for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
+            # One bad id would make the executor fail the whole step.
+            bad = ids is not None and len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size)
+            if bad and self._vocab_size:
+                raise InvalidRequest(f"the {name} has ids outside 0..{self._vocab_size - 1}")
         if request.matcher is not None and not self._vocab_size:
             raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
         outputs = 0 if request.output_ids is None else len(request.output_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rootlace.runtime.config import Policy
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -51,7 +51,7 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Sequence]:
         return iter(self._all.values())
 
     def add(self, sequence: Sequence) -> None:
@@ -134,9 +134,9 @@ class WaitingQueue:
             estimate, number = self._heap[0]
             best = self._all[number]
             renewed = self._estimate(best)
+            self._set_estimate(number, renewed)
             if renewed >= -estimate:
                 break
-            self._set_estimate(number, renewed)
         return best
 
 
