@@ -90,7 +90,7 @@ def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
         start += len(rows)
     extend = []
     mask = _extend_mask(batch, extend_rows, lengths, span, window)
-    for row in extend_rows:
+    for row in extend_rows.tolist():
         extend.append(
             _extend_row(batch, row, start, int(lengths[row]), int(first[row]), window, mask)
         )

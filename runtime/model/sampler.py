@@ -126,8 +126,8 @@ def _among_best(
     A row is undecided if the cut might lie beyond its candidates.
     """
     vocab, device = logits.shape[1], logits.device
-    top_k = np.array([vocab if row.params.top_k == -1 else row.params.top_k for row in rows])
-    top_k = torch.from_numpy(np.minimum(top_k, vocab)).to(device)
+    limits = [vocab if row.params.top_k == -1 else min(row.params.top_k, vocab) for row in rows]
+    top_k = torch.tensor(limits, device=device)
     top_p = torch.tensor([row.params.top_p for row in rows], dtype=torch.float64, device=device)
     min_p = torch.tensor([row.params.min_p for row in rows], dtype=torch.float64, device=device)
 
