@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rootlace.cli.failure import fail, missing_runtime
+from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import model_folder
 from rootlace.errors import RootlaceError
 
@@ -32,10 +32,9 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
             backend.close()
         return
     folder = model_folder(model)
+    check_runtime()
     try:
         runtime: Any = rl.Runtime(model_path=folder)
-    except ImportError as error:
-        fail(missing_runtime(error))
     except RootlaceError as error:
         fail(str(error))
     try:

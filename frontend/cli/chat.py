@@ -70,8 +70,8 @@ class Conversation:
 
         self.turns: list[Turn] = []
         self._system = system
-        self._options = {"temperature": temperature, "max_tokens": max_tokens}
-        self._run = ProgramRun(endpoint_of(backend), {}, stream=True)
+        defaults = {"temperature": temperature, "max_tokens": max_tokens}
+        self._run = ProgramRun(endpoint_of(backend), defaults, stream=True)
         self._state = self._begin()
 
     def reset(self) -> None:
@@ -87,7 +87,7 @@ class Conversation:
         done = False
         try:
             turn += user(message)
-            turn += assistant(gen("reply", **self._options))
+            turn += assistant(gen("reply"))
             yield from turn.text_iter("reply")
             meta = turn.get_meta_info("reply")
             done = True

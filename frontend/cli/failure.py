@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import NoReturn
 
 import typer
 
-RUNTIME_HINT = (
-    "this needs the runtime, which is not installed here; install it with: "
-    "pip install 'rootlace[runtime]'"
-)
+_RUNTIME_MODULES = ("aiohttp", "numpy", "tokenizers", "torch")
 
 
 def fail(message: str) -> NoReturn:
@@ -18,7 +16,18 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
-def missing_runtime(error: ImportError) -> str:
-    """What to tell somebody whose import of the runtime failed."""
-    missing = (error.name or "").partition(".")[0]
-    return f"{RUNTIME_HINT} (no module {missing!r})" if missing else f"{RUNTIME_HINT} ({error})"
+def check_runtime() -> None:
+    """End the command with a hint where `rootlace[runtime]` is not installed. Imports nothing."""
+    missing = [name for name in _RUNTIME_MODULES if not _is_there(name)]
+    if missing:
+        fail(
+            "this needs the runtime, which is not installed here; install it with: "
+            f"pip install 'rootlace[runtime]' (missing: {', '.join(missing)})"
+        )
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rootlace.cli.failure import fail, missing_runtime
+from rootlace.cli.failure import fail
 
 
 def model_folder(given: str | None) -> str:
     """The folder `given`, or the embedded demo model's; ends the command if there is none."""
     if given is None:
-        try:
-            from rootlace.runtime.assets import demo_model
-        except ImportError as error:
-            fail(missing_runtime(error))
+        from rootlace.runtime.assets import demo_model
+
         try:
             return str(demo_model())
         except FileNotFoundError as error:

@@ -45,6 +45,7 @@ def run(
     """Run an @rl.function from a Python file."""
     arguments = parse_arguments(arg or [])
     program = load_program(target)
+    _check_arguments(program, arguments)
     with connected(model, url, api_key) as backend:
         try:
             state = _run(program, arguments, backend, stream)
@@ -72,6 +73,14 @@ def parse_arguments(given: list[str]) -> dict[str, Any]:
         except ValueError:
             arguments[name] = value
     return arguments
+
+
+def _check_arguments(program: Function, arguments: dict[str, Any]) -> None:
+    """Find out before a runtime is started for it. Other names may be sampling defaults."""
+    try:
+        program.body((), {k: v for k, v in arguments.items() if k in program.arg_names})
+    except TypeError as error:
+        fail(str(error))
 
 
 def load_program(target: str) -> Function:

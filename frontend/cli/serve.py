@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.failure import fail, missing_runtime
+from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import model_folder
 from rootlace.errors import RootlaceError
 
@@ -110,16 +110,15 @@ def serve(
     if api_key_file is not None:
         api_key = _read_key(api_key_file)
     folder = model_folder(model or model_option)
-    try:
-        from rootlace.runtime.config import (
-            CacheConfig,
-            EngineConfig,
-            ExecutorConfig,
-            GatewayConfig,
-            SchedulerConfig,
-        )
-    except ImportError as error:
-        fail(missing_runtime(error))
+    check_runtime()
+    from rootlace.runtime.config import (
+        CacheConfig,
+        EngineConfig,
+        ExecutorConfig,
+        GatewayConfig,
+        SchedulerConfig,
+    )
+
     gateway = GatewayConfig(
         model=folder,
         program_address=program_address or _next_to(host, port),
@@ -195,10 +194,8 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _serve_until_signal(gateway: GatewayConfig, engine: EngineConfig, log_level: str) -> None:
-    try:
-        from rootlace.runtime.gateway.app import serve as serve_gateway
-    except ImportError as error:
-        fail(missing_runtime(error))
+    from rootlace.runtime.gateway.app import serve as serve_gateway
+
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -74,5 +74,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(tiny_model: Path) -> Iterator[Serve]:
     serve = Serve(tiny_model, "--port", "0", *CPU)
     yield serve
-    serve.stop()
+    code = serve.stop()  # SIGTERM
     serve.process.kill()
+    assert code == 0 and "Traceback" not in serve.output, serve.output

@@ -1,0 +1,141 @@
+"""`rootlace run`, against a served tiny model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rootlace.cli.app import app
+from rootlace.cli.run import parse_arguments
+from tests.cli.conftest import Serve
+
+PROGRAMS = """
+import rootlace as rl
+import helper
+
+@rl.function
+def greet(s, who, times=1, shout=False):
+    s += f"{helper.WORD} {who!r} {times!r} {shout!r}: "
+    s += rl.gen("reply", max_tokens=5, temperature=0, regex="[a-z]{3}")
+    s["fixed"] = "[bold]x[/bold]"
+    return times
+
+@rl.function
+def broken(s):
+    s += "x"
+    s += rl.gen("a", max_tokens=4, regex="(")
+
+@rl.function
+def raises(s):
+    s += "before"
+    raise ValueError("no such luck")
+
+@rl.function
+async def slow(s):
+    s += "async "
+    s += rl.gen("x", max_tokens=3, temperature=0, regex="ok")
+    await s["x"]
+
+not_a_program = 3
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    (tmp_path / "helper.py").write_text("WORD = 'hello'\n")
+    path = tmp_path / "programs.py"
+    path.write_text(PROGRAMS)
+    return path
+
+
+def _run(served: Serve, target: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["run", target, "--url", served.url, *arguments])
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_a_program(served: Serve, programs: Path, stream: str) -> None:
+    arguments = ["--arg", "who=Ann=B", "--arg", "times=2", "--arg", "shout=true", stream]
+    result = _run(served, f"{programs}:greet", *arguments)
+    assert result.exit_code == 0, result.output
+    text, table = result.output.split("\n", 1)
+    found = re.fullmatch(r"hello 'Ann=B' 2 True: ([a-z]{3})", text)
+    assert found
+    assert re.search(rf"reply +{found[1]} +\d+ +\d+ +\d+", table)
+    assert "[bold]x[/bold]" in table  # shown, not interpreted
+    assert re.search(r"return +2", table)
+
+
+def test_an_async_program(served: Serve, programs: Path) -> None:
+    result = _run(served, f"{programs}:slow")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("async ok\n")
+
+
+@pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
+def test_errors_name_the_line(served: Serve, programs: Path, stream: str) -> None:
+    result = _run(served, f"{programs}:broken", stream)
+    line = PROGRAMS.splitlines().index('    s += rl.gen("a", max_tokens=4, regex="(")') + 1
+    assert result.exit_code == 1
+    assert f"error: {programs}:{line}: " in result.stderr and "regex" in result.stderr
+    result = _run(served, f"{programs}:raises", stream)
+    line = PROGRAMS.splitlines().index('    raise ValueError("no such luck")') + 1
+    assert result.exit_code == 1
+    assert f"{programs}:{line}: ValueError: no such luck" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "target, message",
+    [
+        ("{}", "write it as FILE.py:function"),
+        ("{}:nothing", "has no 'nothing'; its programs are: greet, broken, raises, slow"),
+        ("{}:not_a_program", "is not a program"),
+        ("/no/such/file.py:f", "there is no file"),
+        ("{}:greet", "missing a required argument: 'who'"),
+    ],
+)
+def test_wrong_targets(served: Serve, programs: Path, target: str, message: str) -> None:
+    result = _run(served, target.format(programs))
+    assert result.exit_code == 1 and message in result.stderr, result.output
+
+
+def test_a_file_that_cannot_be_imported(served: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("import rootlace\n\n1 / 0\n")
+    assert f"{path}:3: ZeroDivisionError" in _run(served, f"{path}:f").stderr
+    path.write_text("def f(:\n")
+    assert f"{path}:1: " in _run(served, f"{path}:f").stderr
+
+
+def test_nobody_answers(programs: Path) -> None:
+    result = CliRunner().invoke(app, ["run", f"{programs}:slow", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1 and "does not answer" in result.stderr
+
+
+def test_a_runtime_of_its_own(programs: Path, tiny_model: Path) -> None:
+    result = CliRunner().invoke(app, ["run", f"{programs}:slow", "--model", str(tiny_model)])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("async ok\n")
+
+
+def test_arguments() -> None:
+    given = ["a=1", "b=x", 'c="1"', "d=[1,2]", "e=", "f=null", "g=k=v"]
+    assert parse_arguments(given) == {
+        "a": 1,
+        "b": "x",
+        "c": "1",
+        "d": [1, 2],
+        "e": "",
+        "f": None,
+        "g": "k=v",
+    }
+
+
+@pytest.mark.parametrize("given", [["a"], ["=1"], ["a b=1"], ["a=1", "a=2"]])
+def test_wrong_arguments(served: Serve, programs: Path, given: list[str]) -> None:
+    options = [word for item in given for word in ("--arg", item)]
+    result = _run(served, f"{programs}:greet", *options)
+    assert result.exit_code == 1 and "--arg" in result.stderr

@@ -1,0 +1,187 @@
+"""`rootlace serve` as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import rootlace as rl
+from rootlace.cli.app import app
+from rootlace.cli.serve import parse_size
+from tests.cli.conftest import CPU, Serve
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def test_it_answers_http_and_programs(served: Serve) -> None:
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    first = _post(f"{served.url}/generate", body)
+    again = _post(f"{served.url}/generate", body)
+    # The model ends by chance or by length; the same text comes from a cold and from a warm cache.
+    assert again["output_ids"] == first["output_ids"] and len(first["output_ids"]) >= 1
+    assert again["meta_info"]["cached_tokens"] == 4 and again["meta_info"]["prompt_tokens"] == 5
+
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        assert client.models.list().data[0].id == "tiny"
+        stream = client.completions.create(
+            model="tiny", prompt="hello", max_tokens=4, temperature=0, stream=True
+        )
+        assert "".join(chunk.choices[0].text for chunk in stream) == first["text"]
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += "hello"
+        s += rl.gen("x", max_tokens=4, temperature=0)
+
+    for address in (served.url, served.program_address):
+        backend = rl.RuntimeEndpoint(address)
+        assert program.run(backend=backend)["x"] == first["text"]
+        backend.close()
+
+
+def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    options = ("--served-name", "other", "--api-key-file", key, "--no-cache")
+    serve = Serve(tiny_model, "--port", "0", *options, *CPU)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{serve.url}/v1/models", timeout=30)
+        assert urllib.request.urlopen(f"{serve.url}/health", timeout=30).status == 200
+        with pytest.raises(rl.RootlaceError):
+            rl.RuntimeEndpoint(serve.program_address, api_key="wrong")
+        backend = rl.RuntimeEndpoint(serve.url, api_key="secret")
+        assert backend.get_model_name() == "other"
+        backend.close()
+        children = psutil.Process(serve.process.pid).children(recursive=True)
+        assert children  # the engine is a process of its own
+    finally:
+        code = serve.stop(signal.SIGINT)
+    assert code == 0 and "Traceback" not in serve.output
+    _eventually(lambda: not any(_alive(child) for child in children))
+
+
+def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
+    serve = Serve(tiny_model, "--port", "0", *CPU)
+    children = psutil.Process(serve.process.pid).children(recursive=True)
+    serve.process.kill()
+    serve.process.wait(30)
+    _eventually(lambda: not any(_alive(child) for child in children))
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {timeout} s"
+        time.sleep(0.05)
+
+
+def test_a_signal_while_it_loads(tiny_model: Path) -> None:
+    command = [sys.executable, "-c", "from rootlace.cli import main; main()", "serve"]
+    process = subprocess.Popen(
+        [*command, str(tiny_model), "--port", "0", *CPU],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    # The engine is there as soon as loading has begun, and takes a second or more for it.
+    _eventually(lambda: bool(psutil.Process(process.pid).children()))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+
+
+# ---------------------------------------------------------------- what cannot be served
+
+
+def _fails(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def test_a_taken_port(tiny_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        output = _fails(str(tiny_model), "--port", str(port))
+    assert f"cannot listen on 127.0.0.1:{port}" in output and "--port" in output
+
+
+def test_a_wrong_folder(tmp_path: Path) -> None:
+    assert "is not a folder" in _fails(str(tmp_path / "nothing"))
+    assert "has no config.json" in _fails(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "pelican"}')
+    output = _fails(str(tmp_path), "--port", "0")
+    assert output.startswith("error: ") and str(tmp_path) in output
+
+
+def test_wrong_options(tiny_model: Path, tmp_path: Path) -> None:
+    model = str(tiny_model)
+    assert "given twice" in _fails(model, "--model", model)
+    assert "not both" in _fails(model, "--kv-blocks", "3", "--kv-memory", "1G")
+    assert "is not a size" in _fails(model, "--kv-memory", "much")
+    assert "cannot be read" in _fails(model, "--api-key-file", str(tmp_path / "none"))
+    assert CliRunner().invoke(app, ["serve", "--port", "70000"]).exit_code == 2
+    assert CliRunner().invoke(app, ["serve", "--policy", "luck"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text, size", [("1000", 1000), ("512M", 2**29), ("4GiB", 2**32), ("1.5k", 1536)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
+    """As in an installation of the light client: aiohttp and torch cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('aiohttp', 'torch', 'numpy', 'tokenizers'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    program = tmp_path / "p.py"
+    program.write_text("import rootlace as rl\n\n@rl.function\ndef f(s):\n    pass\n")
+    for command in (
+        ["serve", str(tiny_model), "--port", "0"],
+        ["run", f"{program}:f", "--model", str(tiny_model)],
+        ["chat", "--model", str(tiny_model)],
+    ):
+        result = subprocess.run(
+            [sys.executable, "-c", "from rootlace.cli import main; main()", *command],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        assert result.returncode == 1, result.stdout + result.stderr
+        assert "rootlace[runtime]" in result.stderr and "Traceback" not in result.stderr
