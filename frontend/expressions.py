@@ -245,6 +245,11 @@ def assistant(content: Appendable | None = None) -> Chain:
     return _role("assistant", content)
 
 
+def tool(content: Appendable | None = None) -> Chain:
+    """A tool's result, for models whose chat template has that role."""
+    return _role("tool", content)
+
+
 def system_begin() -> RoleBegin:
     return RoleBegin("system")
 
