@@ -19,7 +19,7 @@ from rootlace.prefix import SharedPrefix, merge
 from rootlace.program import complete
 from rootlace.program_run import ProgramRun
 from rootlace.state import ProgramState
-from rootlace.trace import constant_prefix
+from rootlace.trace import Reference, constant_prefix
 
 if TYPE_CHECKING:
     from rootlace.backends.endpoint import RuntimeEndpoint
@@ -47,7 +47,12 @@ class _Batch:
     """The programs of one call: what they share, and which of them are running."""
 
     def __init__(
-        self, function: Function, endpoint: RuntimeEndpoint, options: Mapping[str, Any], size: int
+        self,
+        function: Function,
+        endpoint: RuntimeEndpoint,
+        options: Mapping[str, Any],
+        size: int,
+        common: Mapping[str, Any],
     ) -> None:
         self._function = function
         self._endpoint = endpoint
@@ -57,10 +62,11 @@ class _Batch:
         self._running: set[ProgramRun] = set()
         self._lock = threading.Lock()
         self._cancelled = False
-        self._prefix = self._open_prefix() if size > 1 else None
+        self._prefix = self._open_prefix(common) if size > 1 else None
 
-    def _open_prefix(self) -> SharedPrefix | None:
-        texts = merge(constant_prefix(self._function, self._connection.model.chat))
+    def _open_prefix(self, common: Mapping[str, Any]) -> SharedPrefix | None:
+        chat = self._connection.model.chat
+        texts = merge(constant_prefix(self._function, chat, common))
         if not texts:
             return None
         connection = self._connection
@@ -150,6 +156,31 @@ def bodies(function: Function, batch: Sequence[Any]) -> list[Body]:
     return checked
 
 
+def common_arguments(function: Function, batch: Sequence[Any]) -> dict[str, Any]:
+    """What the trace for the prefix gets: the arguments that are the same in the whole batch as
+    they are, the others as references."""
+    rows = [
+        arguments
+        if isinstance(arguments, Mapping)
+        else dict(zip(function.arg_names, arguments, strict=False))
+        for arguments in batch
+    ]
+    common: dict[str, Any] = {}
+    for name in {name: None for row in rows for name in row}:
+        values = [row.get(name, _MISSING) for row in rows]
+        same = all(_same(value, values[0]) for value in values)
+        common[name] = values[0] if same else Reference(name)
+    return common
+
+
+_MISSING = object()
+
+
+def _same(one: Any, other: Any) -> bool:
+    # Equality is only asked of types whose equality is cheap and means "writes the same text".
+    return one is other or (type(one) is type(other) is str and one == other)
+
+
 def run_batch(
     function: Function,
     batch: Sequence[Any],
@@ -177,7 +208,8 @@ def run_batch(
             progress_bar,
         )
         return _own_loop(coroutine, function.name)
-    results = _in_threads(function, todo, width, progress_bar, endpoint, options)
+    common = common_arguments(function, batch)
+    results = _in_threads(function, todo, width, progress_bar, endpoint, options, common)
     return results if generator_style else list(results)
 
 
@@ -196,10 +228,11 @@ def _in_threads(
     progress_bar: bool,
     endpoint: RuntimeEndpoint,
     options: Mapping[str, Any],
+    common: Mapping[str, Any],
 ) -> Iterator[ProgramState]:
     if not todo:
         return
-    shared = _Batch(function, endpoint, options, len(todo))
+    shared = _Batch(function, endpoint, options, len(todo), common)
     pool = ThreadPoolExecutor(width, thread_name_prefix=f"rootlace {function.name}")
     try:
         with _progress(progress_bar, function.name, len(todo)) as advance:
@@ -239,7 +272,10 @@ async def run_batch_async(
     if not todo:
         return []
     results: list[ProgramState | None] = [None] * len(todo)
-    async with _shared_async(function, backend, options, len(todo)) as shared:
+    batch_of = _Batch(
+        function, endpoint_of(backend), options, len(todo), common_arguments(function, batch)
+    )
+    async with _closing(batch_of) as shared:
         with _progress(progress_bar, function.name, len(todo)) as advance:
             remaining = iter(enumerate(todo))
 
@@ -255,10 +291,7 @@ async def run_batch_async(
 
 
 @asynccontextmanager
-async def _shared_async(
-    function: Function, backend: Any, options: Mapping[str, Any], size: int
-) -> AsyncIterator[_Batch]:
-    shared = _Batch(function, endpoint_of(backend), options, size)
+async def _closing(shared: _Batch) -> AsyncIterator[_Batch]:
     try:
         yield shared
     except BaseException:

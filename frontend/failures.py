@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rootlace.errors import RootlaceError
 
+
 class Site(NamedTuple):
     """A line of the user's program."""
 

@@ -54,6 +54,16 @@ class Function:
         """The program's parameters, without the state."""
         return [parameter.name for parameter in self._parameters]
 
+    @property
+    def required(self) -> list[str]:
+        """The parameters without a default, in order; those behind them have one."""
+        return [
+            parameter.name
+            for parameter in self._parameters
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+
     def bind(self, **arguments: Any) -> Function:
         """The same program with some of its arguments fixed. Raises TypeError for unknown ones."""
         for name in arguments:
@@ -73,7 +83,7 @@ class Function:
         is given back at once: iterate `state.text_iter()`; errors are raised there. An `async def`
         program gets an event loop of its own here; use `run_async` where one is running.
         """
-        values, options = self._split(kwargs)
+        values, options = self.split(kwargs)
         body = self.body(args, values)
         run = self._start(backend, options, stream)
         if stream:
@@ -105,7 +115,7 @@ class Function:
         """
         if not self.is_async:
             raise TypeError(f"{self.name} is not an `async def` program; use run() or run_batch()")
-        values, options = self._split(kwargs)
+        values, options = self.split(kwargs)
         body = self.body(args, values)
         run = self._start(backend, options, stream)
         if stream:
@@ -155,7 +165,7 @@ class Function:
         """The program as a graph, without running it. Missing arguments stay symbolic."""
         from rootlace.trace import trace
 
-        values, _ = self._split(kwargs)
+        values, _ = self.split(kwargs)
         return trace(self, args, values)
 
     def cache(self, backend: Any = None) -> str:
@@ -166,7 +176,7 @@ class Function:
 
     # ------------------------------------------------------------ how
 
-    def _split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and sampling defaults under canonical names."""
         own = set(self.arg_names)
         greedy = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)

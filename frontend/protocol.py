@@ -294,7 +294,11 @@ class Timing(_Wire):
 
 
 class Output(_Wire):
-    """One sample. `matched` is the stop string or the stop token's id that ended it."""
+    """One sample. `matched` is the stop string or the stop token's id that ended it.
+
+    `token_ids` are all that were sampled, in line with `logprobs`: those of the stop too, which
+    `text` leaves out.
+    """
 
     text: str
     token_ids: tuple[int, ...]

@@ -1,14 +1,17 @@
 """A program as a graph, found by running its Python with symbols in place of values.
 
 Nothing is generated: arguments that were not given and everything a program reads are *references*,
-which can be joined with text and appended. Where the program's Python needs an actual value (to
-compare, convert or format it), what follows cannot be known: tracing stops there and says so.
+which can be joined with text, formatted into it and appended. Where the program's Python needs an
+actual value (to compare or convert it), what follows cannot be known: tracing stops there and says
+so.
 """
 
 from __future__ import annotations
 
 import contextvars
 import inspect
+import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -84,6 +87,11 @@ class Trace:
         return "\n".join(lines)
 
 
+# Unicode noncharacters: no text of a program has them.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+
+
 class StopTracing(BaseException):
     """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
 
@@ -91,8 +99,8 @@ class StopTracing(BaseException):
 class Reference(Expression):
     """A value that a traced program does not have: an argument, or what was generated.
 
-    It can be joined with text, appended, indexed and passed on. Whatever else Python wants of it
-    stops the trace.
+    It can be joined with text, put into f-strings, appended, indexed and passed on. Whatever else
+    Python wants of it stops the trace.
     """
 
     __slots__ = ("label", "node", "site")
@@ -108,6 +116,13 @@ class Reference(Expression):
     def __repr__(self) -> str:
         return f"<{self.label}>"
 
+    def __str__(self) -> str:
+        branch = tracing()
+        return branch.tracer.mark(self) if branch is not None else self._needed()
+
+    def __format__(self, spec: str) -> str:
+        return self._needed() if spec else str(self)
+
     def _needed(self, *_: object, **__: object) -> NoReturn:
         raise StopTracing(f"{call_site()} needs the value of {self.label}")
 
@@ -117,7 +132,7 @@ class Reference(Expression):
         return self._needed()
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed
-    __len__ = __iter__ = __contains__ = __call__ = __str__ = __format__ = _needed
+    __len__ = __iter__ = __contains__ = __call__ = _needed
     __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed
     __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
 
@@ -137,7 +152,11 @@ class TracedBranch:
 
     def _append_one(self, item: Appendable) -> None:
         if isinstance(item, str):
-            self._text([protocol.Text(item)])
+            for piece in self.tracer.split(item):
+                if isinstance(piece, str):
+                    self._text([protocol.Text(piece)])
+                else:
+                    self._append_one(piece)
         elif isinstance(item, RoleBegin):
             self._text(chat_format.begin(self.tracer.chat, item.role, self.opened))
             self.opened = True
@@ -183,6 +202,7 @@ class TracedBranch:
         uses: tuple[Node, ...] = (),
         branches: tuple[TracedBranch, ...] = (),
     ) -> Node:
+        detail = self.tracer.plain(detail)
         node = Node(self.tracer.number(), kind, detail, site, name, uses, branches)
         self.nodes.append(node)
         return node
@@ -207,7 +227,8 @@ class TracedBranch:
     def call(self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The program calls another one: its trace is a part of this one."""
         self.tracer.leave_prefix()
-        values, _ = function._split(dict(kwargs))
+        own = {name: value for name, value in kwargs.items() if name not in ("backend", "stream")}
+        values, _ = function.split(own)
         inner = TracedBranch(self.tracer)
         self._add("call", function.name, call_site(), branches=(inner,))
         return _run(function, inner, args, values)
@@ -222,10 +243,27 @@ class Tracer:
         self.prefix: list[protocol.Text] = []
         self._prefix_only = prefix_only
         self._last = 0
+        self._marked: list[Reference] = []
 
     def number(self) -> int:
         self._last += 1
         return self._last
+
+    def mark(self, reference: Reference) -> str:
+        """What stands for `reference` inside a string until the string is appended."""
+        self._marked.append(reference)
+        return f"{_OPEN}{len(self._marked) - 1}{_CLOSE}"
+
+    def split(self, text: str) -> list[str | Reference]:
+        """`text` with the marks in it turned back into references."""
+        pieces = _MARK.split(text)
+        return [
+            self._marked[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces)
+        ]
+
+    def plain(self, text: str) -> str:
+        """`text` for people to read."""
+        return _MARK.sub(lambda mark: repr(self._marked[int(mark[1])]), text)
 
     def leave_prefix(self) -> None:
         """What follows is not the same in every run."""
@@ -368,19 +406,25 @@ def trace(function: Function, args: Sequence[Any], values: Mapping[str, Any]) ->
         _run(function, root, args, values)
     except StopTracing as reason:
         result.stopped = str(reason)
+    except Exception as error:
+        # Whether symbols are to blame cannot be told; what was found so far is worth having.
+        lines = traceback.extract_tb(error.__traceback__)
+        result.stopped = f"{lines[-1].filename}:{lines[-1].lineno} raised {error!r}"
     result.prefix = "".join(text.text for text in tracer.prefix)
     return result
 
 
-def constant_prefix(function: Function, chat: protocol.ChatFormat) -> list[protocol.Text]:
-    """What every run of the program starts with, as far as tracing tells.
+def constant_prefix(
+    function: Function, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
+) -> list[protocol.Text]:
+    """What every run of the program with the arguments `common` starts with, as tracing tells.
 
     The program's Python runs up to the first thing that is not constant. Whatever happens on the
     way ends the prefix there: it is a hint, and verified against each program's actual text.
     """
     tracer = Tracer(chat_format.usable(chat), prefix_only=True)
     try:
-        _run(function, TracedBranch(tracer), (), {})
+        _run(function, TracedBranch(tracer), (), common or {})
     except (StopTracing, Exception):
         return tracer.prefix
     return tracer.prefix
@@ -390,7 +434,7 @@ def _run(
     function: Function, branch: TracedBranch, args: Sequence[Any], values: Mapping[str, Any]
 ) -> State:
     merged = {**function.bind_arguments, **values}
-    for name in function.arg_names[len(args) :]:
+    for name in function.required[len(args) :]:
         merged.setdefault(name, Reference(name))
     kind = TracedAsyncState if function.is_async else TracedState
     state = kind(branch)

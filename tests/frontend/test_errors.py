@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import rootlace as rl
 from rootlace import protocol
 from rootlace.errors import (
@@ -16,9 +17,7 @@ from rootlace.errors import (
     ServerUnavailable,
     Unauthorized,
 )
-
 from rootlace.expressions import RoleBegin
-
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.frontend.waiting import eventually
 
@@ -197,7 +196,7 @@ def test_wrong_calls_fail_at_their_line(call: Any, error: type, match: str) -> N
 
 
 def test_wrong_arguments_of_a_run() -> None:
-    with pytest.raises(TypeError, match="temprature.*did you mean 'temperature'"):
+    with pytest.raises(TypeError, match=r"temprature.*did you mean 'temperature'"):
         unread.run(temprature=0)
     with pytest.raises(TypeError, match="too many positional arguments"):
         unread.run("x")

@@ -1,0 +1,193 @@
+"""`async def` programs: on the caller's loop, without threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import rootlace as rl
+from rootlace import protocol
+from rootlace.errors import InvalidConstraint
+from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@rl.function
+async def agent(s, question):
+    s += "Q: " + question + "\nA:" + rl.gen("answer", stop="\n")
+    answer = await s["answer"]
+    s += f" ({len(answer)})" + rl.gen("more")
+    return answer
+
+
+async def test_two_thousand_at_once_on_one_loop(gateway: FakeGateway) -> None:
+    gateway.hold()
+    threads = threading.active_count()
+    programs = [asyncio.ensure_future(agent.run_async(str(i))) for i in range(2000)]
+    while len(gateway.sent(protocol.Generate)) < 2000:
+        await asyncio.sleep(0.01)  # all of them are waiting now
+    assert threading.active_count() == threads
+    assert gateway.open_branches == 2000
+    gateway.release()
+    states = await asyncio.gather(*programs)
+    op = gateway.sent(protocol.Generate)[0]
+    for i, state in enumerate(states):
+        assert state["answer"] == state.ret_value == default_script(f"Q: {i}\nA:", op)
+        assert state["more"]
+    # A frame holds what thousands of programs had to say at the time.
+    assert gateway.frames < 1000
+    eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_batch_with_bounded_concurrency(gateway: FakeGateway) -> None:
+    running = 0
+    most = 0
+
+    @rl.function
+    async def counted(s, i):
+        nonlocal running, most
+        s += "Shared beginning. " + str(i) + rl.gen("x")
+        running += 1  # behind what the trace for the common prefix reaches
+        most = max(most, running)
+        await s["x"]
+        running -= 1
+
+    states = await counted.run_batch_async([{"i": i} for i in range(50)], concurrency=7)
+    assert [state.text().split(" w")[0] for state in states] == [
+        f"Shared beginning. {i}" for i in range(50)
+    ]
+    assert most == 7
+    assert len(gateway.sent(protocol.Prefill)) == 1
+    eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_failures_stay_in_their_state(gateway: FakeGateway) -> None:
+    def script(text: str, op: protocol.Generate) -> str:
+        if "Q: 7" in text:
+            raise InvalidConstraint("seven")
+        return default_script(text, op)
+
+    gateway.script = script
+    states = await agent.run_batch_async([{"question": str(i)} for i in range(6, 9)])
+    assert [state.error() is None for state in states] == [True, False, True]
+    with pytest.raises(rl.ProgramError, match="seven") as caught:
+        await agent.run_async("7")
+    assert caught.value.filename == __file__
+
+
+async def test_forks_joins_and_every_way_to_read(gateway: FakeGateway) -> None:
+    @rl.function
+    async def program(s):
+        s += "x"
+        with s.fork(3) as forks:
+            forks += lambda i: f" {i}" + rl.gen("tip")
+        assert await s["tip"] == await s.get("tip") == await s.get_var("tip")
+        again = s.fork(2)
+        again += rl.gen("y")
+        both = await again["y"]
+        one, two = await asyncio.gather(*[fork["y"] for fork in s.fork(2) if grow(fork)])
+        with s.user():
+            s += "hello"
+        assert await s.messages() == [{"role": "user", "content": "hello"}]
+        assert (await s.text()).startswith("x")
+        assert (await s.get_meta_info("tip"))[0]["completion_tokens"]
+        await s.sync()
+        assert await s.error() is None
+        return [*both, one, two]
+
+    def grow(fork):
+        fork += rl.gen("y")
+        return True
+
+    state = await program.run_async()
+    assert len(state.ret_value) == 4 and all(state.ret_value)
+    eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_forks_are_not_cancelled_while_they_are_awaited(gateway: FakeGateway) -> None:
+    @rl.function
+    async def program(s):
+        s += "x"
+        return await grown(s)["y"]
+
+    def grown(s):
+        forks = s.fork(2)
+        forks += rl.gen("y")
+        return forks
+
+    gateway.hold()
+    running = asyncio.ensure_future(program.run_async())
+    while len(gateway.sent(protocol.Generate)) < 2:
+        await asyncio.sleep(0.01)
+    gateway.release()
+    assert len((await running).ret_value) == 2
+    assert not gateway.sent(protocol.Cancel)
+
+
+async def test_cancelling_a_task_cancels_on_the_server(gateway: FakeGateway) -> None:
+    gateway.hold()
+    task = asyncio.ensure_future(agent.run_async("x"))
+    while not gateway.sent(protocol.Generate):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while gateway.open_branches:
+        await asyncio.sleep(0.01)
+    assert len(gateway.sent(protocol.Cancel)) == 1
+
+
+async def test_streaming(gateway: FakeGateway) -> None:
+    gateway.script = lambda text, op: "one two three"
+    state = await agent.run_async("x", stream=True)
+    pieces = [piece async for piece in state.text_async_iter()]
+    assert "".join(pieces) == state.text() == "Q: x\nA:one two three (13)one two three"
+    state = await agent.run_async("x", stream=True)
+    pairs = [pair async for pair in state.text_async_iter("answer", return_meta_data=True)]
+    assert "".join(text for text, _ in pairs) == "one two three"
+    assert [meta["completion_tokens"] for _, meta in pairs] == [3, 6, 9, 12, 13, 13]
+    assert pairs[-1][1]["finish_reason"]["type"] == "stop"
+
+
+async def test_an_ordinary_program_streams_into_a_loop(gateway: FakeGateway) -> None:
+    @rl.function
+    def ordinary(s):
+        s += "a" + rl.gen("x")
+
+    state = ordinary.run(stream=True)
+    assert "".join([piece async for piece in state.text_async_iter()]).startswith("a w")
+    state = ordinary.run()
+    assert [piece async for piece in state.text_async_iter("x")] == [state["x"]]
+
+
+async def test_failed_streams_raise(gateway: FakeGateway) -> None:
+    def script(text: str, op: protocol.Generate) -> str:
+        raise InvalidConstraint("no")
+
+    gateway.script = script
+    state = await agent.run_async("x", stream=True)
+    with pytest.raises(rl.ProgramError, match="no"):
+        async for _ in state.text_async_iter():
+            pass
+    with pytest.raises(rl.ProgramError, match="no"):
+        async for _ in state.text_async_iter("never_named"):
+            pass
+
+
+def test_from_ordinary_code(gateway: FakeGateway) -> None:
+    state = agent.run("x")
+    assert state["answer"] == state.ret_value
+    states = agent.run_batch([{"question": "a"}, {"question": "b"}])
+    assert [state.text()[:4] for state in states] == ["Q: a", "Q: b"]
+    assert "".join(agent.stream("x")).startswith("Q: x")
+
+
+async def test_blocking_in_a_loop_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="event loop is running"):
+        agent.run("x")
+    with pytest.raises(TypeError, match="async def"):
+        await rl.function(lambda s: None).run_async()

@@ -1,0 +1,235 @@
+"""`run_batch`: order, isolation, the shared prefix, and stopping in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+import rootlace as rl
+from rootlace import protocol
+from rootlace.errors import Cancelled, InvalidConstraint, InvalidRequest
+from tests.frontend.fake_gateway import FakeGateway, default_script
+from tests.frontend.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+EXAMPLES = "Label the review.\nReview: fine\nLabel: good\nReview: "
+
+
+@rl.function
+def classify(s, review, fail=False):
+    s += EXAMPLES
+    if fail:
+        raise LookupError(review)
+    s += review + "\nLabel:" + rl.gen("bad" if review == "broken" else "label", stop="\n")
+    s += rl.gen("why")
+
+
+def failing(text: str, op: protocol.Generate) -> str:
+    if op.name == "bad":
+        raise InvalidConstraint("no")
+    return default_script(text, op)
+
+
+def test_results_are_in_order_and_the_prefix_is_sent_once(gateway: FakeGateway) -> None:
+    reviews = [f"number {i}" for i in range(40)]
+    states = classify.run_batch([{"review": review} for review in reviews], num_threads=8)
+    for review, state in zip(reviews, states, strict=True):
+        assert state.text().startswith(EXAMPLES + review + "\nLabel:")
+    sent = "".join(
+        part.text for op in gateway.sent(protocol.Append) for part in op.parts if part.text
+    )
+    assert sent.count("Label the review.") == 1
+    assert len(gateway.sent(protocol.Prefill)) == 1
+    roots = [op for op in gateway.sent(protocol.Open) if op.parent is None]
+    assert len(roots) == 1 and len(gateway.sent(protocol.Open)) == 41
+    eventually(lambda: gateway.open_branches == 0)
+    # What the server generated from is the whole text, prefix included.
+    label = states[7]["label"]
+    prompt = EXAMPLES + "number 7\nLabel:"
+    assert label == default_script(prompt, gateway.sent(protocol.Generate)[0])
+
+
+def test_a_failed_program_disturbs_no_other(gateway: FakeGateway) -> None:
+    gateway.script = failing
+    states = classify.run_batch(
+        [
+            {"review": "a"},
+            {"review": "broken"},
+            {"review": "b"},
+            {"review": "c", "fail": True},
+            {"review": "d"},
+        ]
+    )
+    assert [type(state.error()).__name__ for state in states] == [
+        "NoneType", "ProgramError", "NoneType", "LookupError", "NoneType",
+    ]  # fmt: skip
+    for index in (0, 2, 4):
+        assert states[index]["label"] and states[index]["why"]
+    with pytest.raises(rl.ProgramError, match=r"gen\('bad'\) failed: no"):
+        states[1]["why"]
+    with pytest.raises(LookupError):
+        states[3]["label"]
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_programs_that_start_otherwise_get_a_branch_of_their_own(gateway: FakeGateway) -> None:
+    calls = []
+
+    @rl.function
+    def moody(s, mood):
+        calls.append(mood)
+        # The trace sees "Common ", some programs stop before its end or differ in it.
+        s += "Common start" if len(calls) != 3 else "Com"
+        if len(calls) == 4:
+            s += rl.gen("early")
+        s += mood + rl.gen("x")
+
+    states = moody.run_batch([{"mood": str(i)} for i in range(4)], num_threads=1)
+    starts = [state.text().split(" w")[0] for state in states]
+    assert starts == ["Common start0", "Com1", "Common start", "Common start3"]
+    for state, prompt in ((states[0], "Common start0"), (states[1], "Com1")):
+        assert state["x"] == default_script(prompt, gateway.sent(protocol.Generate)[0])
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_the_prefix_of_a_chat_includes_its_template(gateway: FakeGateway) -> None:
+    @rl.function
+    def chat(s, question):
+        s += rl.system("You are terse.")
+        s += rl.user(question)
+        s += rl.assistant(rl.gen("answer"))
+
+    states = chat.run_batch([{"question": "one"}, {"question": "two"}])
+    appended = [op.parts for op in gateway.sent(protocol.Append)]
+    assert appended[0] == (
+        protocol.Text("<s><|system|>", special=True),
+        protocol.Text("You are terse."),
+        protocol.Text("<|end|><|user|>", special=True),
+    )
+    assert sum("terse" in part.text for parts in appended for part in parts) == 1
+    assert states[1].messages()[1] == {"role": "user", "content": "two"}
+
+
+def test_arguments_common_to_the_batch_belong_to_the_prefix(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s, examples, question, ending="?"):
+        s += f"{examples}Q: {question}{ending}" + rl.gen("x")
+
+    shots = "Q: 1? A: 2\n" * 3
+    batch = [{"examples": shots, "question": str(i)} for i in range(5)]
+    states = program.run_batch(batch)
+    assert states[4].text().startswith(shots + "Q: 4?")
+    sent = [part.text for op in gateway.sent(protocol.Append) for part in op.parts]
+    assert sent[0] == shots + "Q: " and sorted(sent[1:]) == ["0?", "1?", "2?", "3?", "4?"]
+
+
+@pytest.mark.parametrize("style", [False, True])
+def test_empty_single_and_generator(gateway: FakeGateway, style: bool) -> None:
+    assert list(classify.run_batch([], generator_style=style)) == []
+    states = classify.run_batch([{"review": "one"}], generator_style=style)
+    assert [state.text()[: len(EXAMPLES) + 3] for state in states] == [EXAMPLES + "one"]
+    assert not gateway.sent(protocol.Prefill)  # one program shares with nobody
+
+
+def test_the_generator_yields_before_all_are_done(gateway: FakeGateway) -> None:
+    def script(text: str, op: protocol.Generate) -> str:
+        if "number 2" in text:
+            assert threading.Event().wait(0) or first_seen.wait(20)
+        return default_script(text, op)
+
+    first_seen = threading.Event()
+    gateway.script = script
+    states = classify.run_batch(
+        [{"review": f"number {i}"} for i in range(4)], generator_style=True, num_threads=1
+    )
+    assert "number 0" in next(states).text()
+    first_seen.set()
+    assert len(list(states)) == 3
+
+
+def test_a_generator_that_is_given_up_cancels_the_rest(gateway: FakeGateway) -> None:
+    states = classify.run_batch([{"review": str(i)} for i in range(50)], generator_style=True)
+    next(states)
+    gateway.hold()
+    states.close()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_progress_bar(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    classify.run_batch([{"review": "a"}, {"review": "b"}], progress_bar=True)
+    assert "classify" in capsys.readouterr().out
+
+
+def test_wrong_arguments_are_found_before_anything_runs(gateway: FakeGateway) -> None:
+    with pytest.raises(TypeError, match=r"batch\[1\].*'review'"):
+        classify.run_batch([{"review": "a"}, {"revue": "b"}])
+    with pytest.raises(TypeError, match=r"batch\[0\]"):
+        classify.run_batch(["a"])
+    with pytest.raises(TypeError, match="list of dictionaries"):
+        classify.run_batch({"review": "a"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="temprature"):
+        classify.run_batch([{"review": "a"}], temprature=1)
+    with pytest.raises(InvalidRequest, match="num_threads"):
+        classify.run_batch([{"review": "a"}], num_threads=0)
+    assert not gateway.sent(protocol.Open)
+
+
+def interrupt_when(condition: Any) -> threading.Thread:
+    def wait_and_interrupt() -> None:
+        eventually(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait_and_interrupt)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_cancels_a_batch_on_the_server(gateway: FakeGateway) -> None:
+    gateway.hold()
+    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) >= 16)
+    with pytest.raises(KeyboardInterrupt):
+        classify.run_batch([{"review": str(i)} for i in range(30)], num_threads=8)
+    thread.join()
+    eventually(lambda: gateway.open_branches == 0)
+    assert len(gateway.sent(protocol.Cancel)) >= 8
+
+
+def test_ctrl_c_cancels_a_single_run(gateway: FakeGateway) -> None:
+    gateway.hold()
+    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) == 2)
+    with pytest.raises(KeyboardInterrupt):
+        classify.run("a")
+    thread.join()
+    eventually(lambda: gateway.open_branches == 0)
+    gateway.release()
+    assert classify.run("a").error() is None
+
+
+def test_cancelled_programs_stop_at_their_next_operation(gateway: FakeGateway) -> None:
+    states: list[Any] = []
+
+    @rl.function
+    def endless(s):
+        states.append(s)
+        s += "a" + rl.gen("x")
+        while True:
+            s += s["x"] + rl.gen("x")
+
+    run = endless.run(stream=True)
+    eventually(lambda: len(gateway.sent(protocol.Generate)) > 10)
+    run.branch.run.cancel()
+    error = run.error()
+    assert isinstance(error, (rl.ProgramError, Cancelled)) and error.code == "cancelled"
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_cache_computes_the_prefix(gateway: FakeGateway) -> None:
+    assert classify.cache() == EXAMPLES
+    assert len(gateway.sent(protocol.Prefill)) == 1
+    assert rl.function(lambda s, x: s.append(x)).cache() == ""
+    eventually(lambda: gateway.open_branches == 0)

@@ -1,0 +1,168 @@
+"""The small parts on their own: options, constraints, expressions, prefixes, transcripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rootlace as rl
+from rootlace import sampling
+from rootlace.completion import Completion
+from rootlace.prefix import PrefixMatcher, SharedPrefix, merge
+from rootlace.protocol import Constraint, Text, Tokens
+from rootlace.transcript import Transcript
+
+# ---------------------------------------------------------------- options
+
+
+def test_own_options_override_defaults() -> None:
+    defaults = sampling.normalise({"max_new_tokens": 10, "stop": "x", "n": 2}, "run()")
+    own = sampling.normalise({"stop": ["y", "z"], "temperature": 0}, "gen()")
+    params, constraint = sampling.resolve(defaults, own)
+    assert (params.max_tokens, params.stop, params.n, params.temperature) == (10, ("y", "z"), 2, 0)
+    assert constraint is None
+
+
+def test_an_option_and_its_alias() -> None:
+    with pytest.raises(TypeError, match="'max_tokens' twice"):
+        sampling.normalise({"max_tokens": 1, "max_new_tokens": 2}, "run()")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        (int, ["3", "-12", "+7 ", "007\n"], ["", "3.5", "x", "3a"]),
+        (float, ["3", "-1.5", ".5\n", "2.25 "], ["", "1.", "1.2.3", "e"]),
+        (bool, ["True", "False"], ["true", "", "Truee"]),
+        (str, ['""', '"a b"', '"say \\"x\\""'], ['"', "a", '"a\nb"', '"a""']),
+    ],
+)
+def test_patterns_of_types(dtype: type, good: list[str], bad: list[str]) -> None:
+    for spelled in (dtype, dtype.__name__):
+        constraint = sampling.constraint({"dtype": spelled})
+        assert constraint is not None and constraint.kind == "regex"
+        for text in good:
+            assert re.fullmatch(constraint.source, text), text
+        for text in bad:
+            assert not re.fullmatch(constraint.source, text), text
+
+
+def test_schemas_of_types() -> None:
+    @dataclasses.dataclass
+    class City:
+        name: str
+        size: int
+
+    class Model:
+        @classmethod
+        def model_json_schema(cls) -> dict[str, str]:
+            return {"type": "string"}
+
+    constraint = sampling.constraint({"dtype": City})
+    assert constraint is not None and constraint.kind == "json_schema"
+    assert "City" in json.loads(constraint.source)["$ref"]
+    assert sampling.constraint({"json_schema": Model}) == Constraint(
+        "json_schema", '{"type": "string"}'
+    )
+    assert sampling.constraint({"ebnf": 'root ::= "a"'}) == Constraint("ebnf", 'root ::= "a"')
+
+
+# ---------------------------------------------------------------- expressions
+
+
+def test_expressions_are_immutable_and_flat() -> None:
+    first = "a" + rl.gen("x")
+    second = first + "b" + rl.user("q" + rl.gen("y"))
+    assert len(first.parts) == 2 and len(second.parts) == 7
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rl.gen("x").name = "y"  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- prefixes
+
+texts = st.lists(st.builds(Text, st.text("ab", max_size=3), special=st.booleans()), max_size=6)
+
+
+@given(prefix=texts, program=texts, cuts=st.lists(st.integers(1, 3)))
+def test_matcher_agrees_with_comparing_whole_texts(
+    prefix: list[Text], program: list[Text], cuts: list[int]
+) -> None:
+    """Fed in any pieces, it decides as if it had seen everything, and loses no text."""
+    want = merge(prefix)
+    if not want:
+        return
+    whole = merge(program)
+
+    def characters(parts: tuple[Text, ...]) -> list[tuple[str, bool]]:
+        return [(c, part.special) for part in parts for c in part.text]
+
+    expected = characters(whole)[: len(characters(want))] == characters(want)
+    matcher = PrefixMatcher(SharedPrefix(1, want))
+    pieces = iter(program)
+    sizes = itertools.chain(cuts, itertools.repeat(1))
+    decided: bool | None = None
+    rest: list[Text] = []
+    for size in sizes:
+        group = list(itertools.islice(pieces, size))
+        if not group:
+            break
+        if decided is None:
+            decided, out = matcher.feed(group)
+            rest.extend(out)  # type: ignore[arg-type]
+        else:
+            rest.extend(group)
+    if decided is None:
+        rest.extend(matcher.give_up())
+    assert bool(decided) == expected
+    kept = characters(want) if decided else []
+    assert kept + characters(merge(rest)) == characters(whole)
+
+
+def test_token_ids_never_match() -> None:
+    matcher = PrefixMatcher(SharedPrefix(1, (Text("abc"),)))
+    assert matcher.feed([Text("a")]) == (None, ())
+    assert matcher.feed([Tokens((1, 2))]) == (False, (Text("a"), Tokens((1, 2))))
+
+
+# ---------------------------------------------------------------- transcripts
+
+
+def test_transcripts_share_their_past() -> None:
+    root = Transcript()
+    root.append("a")
+    root.append("b")
+    child = Transcript(root)
+    root.append("not the child's")
+    child.append("c")
+    grandchild = Transcript(child)
+    child.append("d")
+    grandchild.append("e")
+    assert list(grandchild.slice(0, len(grandchild))) == ["a", "b", "c", "e"]
+    assert list(grandchild.slice(1, 3)) == ["b", "c"]
+    assert list(grandchild.slice(3, 9)) == ["e"]
+    assert grandchild.excerpt(grandchild.start).get() == "e"
+    assert "".join(map(str, root.slice(0, 3))) == "abnot the child's"
+
+
+def test_a_transcript_as_deep_as_a_long_search() -> None:
+    node = Transcript()
+    for number in range(5000):
+        node.append(str(number % 10))
+        node = Transcript(node)
+    assert len(node.excerpt().get()) == 5000
+
+
+def test_callbacks_run_once_before_and_after_the_end() -> None:
+    completion = Completion()
+    seen: list[str] = []
+    completion.add_callback(lambda: seen.append("before"))
+    completion.finish()
+    completion.add_callback(lambda: seen.append("after"))
+    completion.finish()
+    assert seen == ["before", "after"] and completion.wait(0)
