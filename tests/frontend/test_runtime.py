@@ -1,0 +1,173 @@
+"""Starting a runtime, and the offline engine, with a process that only speaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rootlace as rl
+from rootlace.backends import runtime as runtime_module
+from rootlace.errors import InvalidRequest, ServerUnavailable
+from tests.frontend.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_module, "GATEWAY_MODULE", "tests.frontend.fake_process")
+    monkeypatch.chdir(ROOT)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@rl.function
+def program(s):
+    s += "a" + rl.gen("x")
+
+
+def test_options_reach_the_configuration(tmp_path: Path) -> None:
+    seen = tmp_path / "seen.json"
+    with rl.Runtime(
+        "m",
+        served_model_name=str(seen),
+        block_size=4,
+        policy="fcfs",
+        disable_radix_cache=True,
+        dtype="float32",
+        api_key="k",
+    ) as runtime:
+        config = json.loads(seen.read_text())
+        assert config["gateway"]["api_key"] == "k"
+        assert config["engine"] == {
+            "executor": {"model": "m", "dtype": "float32"},
+            "cache": {"block_size": 4, "enabled": False},
+            "scheduler": {"policy": "fcfs"},
+        }
+        assert program.run(backend=runtime)["x"]
+        assert runtime.model_name == "fake"
+        pid = runtime.pid
+        assert alive(pid)
+    assert not alive(pid)
+    runtime.shutdown()  # once more does no harm
+    with pytest.raises(ServerUnavailable):
+        program.run(backend=runtime)
+
+
+def test_wrong_options(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"blok_size.*did you mean 'block_size'"):
+        rl.Runtime("m", blok_size=3)
+    with pytest.raises(TypeError, match="once"):
+        rl.Runtime()
+    with pytest.raises(TypeError, match="once"):
+        rl.Runtime("a", model_path="b")
+
+
+def test_a_runtime_that_does_not_start() -> None:
+    with pytest.raises(ServerUnavailable, match=r"status 3(.|\n)*loading crash"):
+        rl.Runtime("crash")
+    with pytest.raises(InvalidRequest, match=r"no model there(.|\n)*loading refuse"):
+        rl.Runtime("refuse")
+    with pytest.raises(ServerUnavailable, match="not ready after"):
+        rl.Runtime("hang", launch_timeout=2)
+
+
+def test_a_stubborn_runtime_is_killed(tmp_path: Path) -> None:
+    runtime = rl.Runtime("stubborn", served_name=str(tmp_path / "seen"))
+    runtime.shutdown(grace=0.1)
+    assert not alive(runtime.pid)
+
+
+@pytest.mark.parametrize("how", ["pass", "os._exit(1)", "os.kill(os.getpid(), 9)", "1 / 0"])
+def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
+    script = (
+        "import os\n"
+        "import rootlace as rl\n"
+        "from rootlace.backends import runtime\n"
+        "runtime.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
+        f"r = rl.Runtime('m', served_name={str(tmp_path / 'seen')!r})\n"
+        "print(r.pid, flush=True)\n"
+        f"{how}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    pid = int(done.stdout)
+    eventually(lambda: not alive(pid))
+
+
+# ---------------------------------------------------------------- the engine
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[rl.Engine]:
+    with rl.Engine(model_path="m", served_name=str(tmp_path / "seen")) as started:
+        yield started
+
+
+def test_generate(engine: rl.Engine) -> None:
+    reply = engine.generate("Hello", {"max_new_tokens": 4, "temperature": 0})
+    assert set(reply) == {"text", "output_ids", "meta_info"}
+    assert len(reply["text"]) == 4 and reply["output_ids"] == [0, 1, 2, 3]
+    assert reply["meta_info"]["finish_reason"]["type"] == "length"
+    assert reply["meta_info"]["prompt_tokens"] == len("Hello")
+
+    replies = engine.generate(["a", "b"], [{"max_new_tokens": 2}, {"max_new_tokens": 3}])
+    assert [len(reply["text"]) for reply in replies] == [2, 3]
+    assert len(engine.generate("a", {"n": 3})) == 3
+    assert engine.generate(input_ids=[1, 2])["text"] == engine.generate("[1][2]")["text"]
+    assert len(engine.generate(input_ids=[[1, 2], [3]])) == 2
+    assert engine.generate("a", return_logprob=True)["meta_info"]["output_token_logprobs"]
+    # It is a backend as well.
+    assert program.run(backend=engine)["x"]
+
+
+def test_streams_are_cumulative(engine: rl.Engine) -> None:
+    whole = engine.generate("a")["text"]
+    texts = [reply["text"] for reply in engine.generate("a", stream=True)]
+    assert texts[-1] == whole and len(texts) > 2
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    indexed = [reply["index"] for reply in engine.generate(["a", "b"], stream=True)]
+    assert indexed == sorted(indexed) and set(indexed) == {0, 1}
+
+
+async def test_async_generate(engine: rl.Engine) -> None:
+    replies = await asyncio.gather(*[engine.async_generate(str(i)) for i in range(50)])
+    assert [reply["text"] for reply in replies] == [
+        reply["text"] for reply in engine.generate([str(i) for i in range(50)])
+    ]
+    stream = await engine.async_generate("a", stream=True)
+    texts = [reply["text"] async for reply in stream]
+    assert texts[-1] == engine.generate("a")["text"]
+    last = {}
+    async for reply in await engine.async_generate(["a", "b"], stream=True):
+        last[reply["index"]] = reply["text"]
+    assert [last[0], last[1]] == [reply["text"] for reply in engine.generate(["a", "b"])]
+    eventually(lambda: engine.get_server_info()["branches"] == 0)
+
+
+def test_wrong_requests(engine: rl.Engine) -> None:
+    with pytest.raises(TypeError, match="either prompt or input_ids"):
+        engine.generate()
+    with pytest.raises(TypeError, match="max_new_token'"):
+        engine.generate("a", {"max_new_token": 3})
+    with pytest.raises(InvalidRequest, match="temperature"):
+        engine.generate("a", {"temperature": -1})
+    with pytest.raises(InvalidRequest, match="2 prompts"):
+        engine.generate(["a", "b"], [{}])
+    with pytest.raises(InvalidRequest, match="token ids"):
+        engine.generate(input_ids=[[1, "x"]])  # type: ignore[list-item]
