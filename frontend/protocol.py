@@ -187,7 +187,10 @@ class Generate(_Op, tag="generate"):
 
 
 class Select(_Op, tag="select"):
-    """Score `choices` as continuations of the branch and append the best one."""
+    """Score `choices` as continuations of the branch and append the best one.
+
+    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it.
+    """
 
     branch: int
     choices: tuple[str, ...]

@@ -61,12 +61,13 @@ class Work:
     """One thing to do on a branch: an operation, or (op 0) something another branch waits for.
 
     `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch
-    too (closing, answering a waiting branch).
+    too (closing, answering a waiting branch). `done` is called once, however it ends.
     """
 
     op: int
     run: Callable[[], Awaitable[Event | None]]
     always: bool = False
+    done: Callable[[], None] | None = None
 
 
 class Branch:
@@ -84,10 +85,6 @@ class Branch:
         self._queue: deque[Work] = deque()
         self._task: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[object] | None = None
-
-    @property
-    def queued(self) -> int:
-        return len(self._queue)
 
     def post(self, work: Work) -> None:
         self._queue.append(work)
@@ -120,6 +117,8 @@ class Branch:
         while self._queue:
             work = self._queue.popleft()
             event = await self._outcome(work)
+            if work.done is not None:
+                work.done()
             if event is not None:
                 self._emit(event)
         self._task = None

@@ -29,6 +29,9 @@ from rootlace.runtime.gateway.sample import Sample, token_logprob
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
+# Bounds what looking for stop strings costs per token.
+MAX_STOP_LENGTH = 1024
+
 
 class Generation:
     """Runs one operation. The first sample continues the branch; sample i has seed + i."""
@@ -52,7 +55,7 @@ class Generation:
         """The terminal event. Raises a typed error where the operation fails."""
         gateway, branch, op = self._gateway, self._branch, self._op
         self._started = time.monotonic()
-        self._check_ids()
+        self._check()
         await settle(gateway, branch, everything=True)
         state = branch.state
         if not state.ids:
@@ -89,7 +92,8 @@ class Generation:
             if update.queued is not None:
                 self._queued = update.queued
             if update.prompt_scores:
-                self._prompt_logprobs += tuple(
+                # Said at once; said again if the engine died and the request was replayed.
+                self._prompt_logprobs = tuple(
                     token_logprob(self._gateway.tokenizer, s) for s in update.prompt_scores
                 )
         self._forced += update.forced_tokens
@@ -119,9 +123,14 @@ class Generation:
             prompt_logprobs_from=first if first is not None and first < prompt else None,
         )
 
-    def _check_ids(self) -> None:
+    def _check(self) -> None:
         vocabulary = self._gateway.model_info.vocab_size
         params = self._op.params
+        for index, stop in enumerate(params.stop):
+            if len(stop) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"stop[{index}] has {len(stop)} characters; at most {MAX_STOP_LENGTH} may"
+                )
         for field, ids in (
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),

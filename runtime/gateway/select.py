@@ -13,13 +13,15 @@ unconditional_likelihood_normalized
     score(c) = 1/n(c) * sum_i (l(c, i) - u(c, i)), where u(c, i) is the log-probability of the same
     token when the scored tokens stand alone; u(c, 0), which nothing precedes, counts as 0.
 
-The methods and their names are those of sglang's frontend. All choices are submitted together, so
+The methods and their names are those of sglang's frontend. With a temperature T above 0 choice c is
+drawn with probability proportional to exp(score(c) / T) instead. All choices are submitted together, so
 the prefix they share is computed once.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
 MAX_CHOICES = 4096
+
+_random = random.SystemRandom()
 
 
 class _Scored:
@@ -81,6 +85,8 @@ class Selection:
             alone = [_Scored(s.ids[s.start :], 0) for s in scored]
         await self._score([*scored, *alone])
         best, scores = choose(op.method, [s.values() for s in scored], [s.values() for s in alone])
+        if op.temperature > 0:
+            best = draw(scores, op.temperature, _random.random())
         choice = op.choices[best]
         branch.state.begin = branch.state.begins
         branch.state.pending += (Piece(choice),)
@@ -101,7 +107,9 @@ class Selection:
         )
 
     def _check(self) -> None:
-        choices = self._op.choices
+        choices, temperature = self._op.choices, self._op.temperature
+        if not 0 <= temperature < math.inf:
+            raise InvalidRequest(f"select: temperature must be in [0, inf), not {temperature}")
         if not choices:
             raise InvalidRequest("select: there are no choices")
         if len(choices) > MAX_CHOICES:
@@ -166,9 +174,10 @@ class Selection:
             scored.cached = update.cached_tokens
         if update.queued is not None:
             scored.queued = update.queued
-        scored.logprobs += tuple(
-            token_logprob(self._gateway.tokenizer, score) for score in update.prompt_scores
-        )
+        if update.prompt_scores:
+            scored.logprobs = tuple(
+                token_logprob(self._gateway.tokenizer, score) for score in update.prompt_scores
+            )
 
 
 def choose(
@@ -191,6 +200,18 @@ def choose(
     if method == "greedy_token_selection":
         return _greedy(values, scores), scores
     return max(range(len(scores)), key=scores.__getitem__), scores
+
+
+def draw(scores: Sequence[float], temperature: float, uniform: float) -> int:
+    """The choice at `uniform` (in [0, 1)) of the cumulated softmax of scores / temperature."""
+    largest = max(scores)
+    weights = [math.exp((score - largest) / temperature) for score in scores]
+    left = uniform * math.fsum(weights)
+    for index, weight in enumerate(weights):
+        left -= weight
+        if left < 0:
+            return index
+    return max(range(len(scores)), key=scores.__getitem__)
 
 
 def _greedy(values: Sequence[Sequence[float]], means: Sequence[float]) -> int:

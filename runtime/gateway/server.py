@@ -97,7 +97,9 @@ class ProgramServer:
                 f"cannot listen on {self._config.program_address}: {error}"
             ) from error
         self._socket = socket
-        self.address = socket.last_endpoint.decode()
+        endpoint = socket.get(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.address = endpoint.rstrip(b"\0").decode()
         self._tasks = [
             asyncio.create_task(self._receive()),
             asyncio.create_task(self._watch()),

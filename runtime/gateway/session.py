@@ -35,6 +35,8 @@ from rootlace.protocol import (
     Quote,
     Select,
     Status,
+    Text,
+    Tokens,
 )
 from rootlace.runtime.gateway import growth
 from rootlace.runtime.gateway.branch import Branch, BranchState, Work
@@ -45,8 +47,10 @@ from rootlace.runtime.gateway.select import Selection
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
-# Operations one client may have waiting; beyond it they are refused as overloaded.
-MAX_QUEUED_OPS = 2**18
+# What one client may have waiting, in messages of the largest size.
+_BACKLOG_MESSAGES = 4
+# What an operation takes while it waits, beside its text.
+_OPERATION_BYTES = 1024
 
 _Snapshot = asyncio.Future[Any]
 
@@ -78,6 +82,7 @@ class Session:
         self._programs: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
+        self._waiting_size = 0
 
     @property
     def busy(self) -> bool:
@@ -154,9 +159,9 @@ class Session:
             branch.interrupt(Cancelled("cancelled by the client"))
             branch.post(Work(op.op, partial(_done, op.op), always=True))
             return
-        if branch.queued >= MAX_QUEUED_OPS:
-            raise Overloaded(f"branch {op.branch} has {branch.queued} operations waiting")
         gateway = self._gateway
+        size = _size(op)
+        self._check_backlog(branch, size)
         if isinstance(op, Append):
             quotes = [self._quote(part.branch) for part in op.parts if isinstance(part, Quote)]
             run = partial(growth.append, gateway, branch, op, quotes)
@@ -166,7 +171,22 @@ class Session:
             run = Generation(gateway, branch, op, self._emit).run  # type: ignore[assignment]
         else:
             run = Selection(gateway, branch, op).run  # type: ignore[assignment]
-        branch.post(Work(op.op, run))
+        self._waiting_size += size
+        branch.post(Work(op.op, run, done=partial(self._forget, size)))
+
+    def _check_backlog(self, branch: Branch, size: int) -> None:
+        """Raises Overloaded, and breaks the branch, when too much waits already."""
+        bound = _BACKLOG_MESSAGES * self._gateway.config.max_message_bytes
+        if self._waiting_size + size <= bound:
+            return
+        error = Overloaded(
+            f"operations of {self._waiting_size} bytes wait already; at most {bound} may"
+        )
+        branch.interrupt(error)
+        raise error
+
+    def _forget(self, size: int) -> None:
+        self._waiting_size -= size
 
     # ------------------------------------------------------------ opening, closing, quoting
 
@@ -283,6 +303,20 @@ class Session:
         events, self._events = self._events, []
         if events and not self.closed:
             self._on_events(events)
+
+
+def _size(op: Append | Prefill | Generate | Select) -> int:
+    """About the bytes that a waiting operation takes."""
+    size = _OPERATION_BYTES
+    if isinstance(op, Append):
+        for part in op.parts:
+            size += len(part.text) if isinstance(part, Text) else 64
+            size += 32 * len(part.ids) if isinstance(part, Tokens) else 0
+    elif isinstance(op, Select):
+        size += sum(map(len, op.choices))
+    elif isinstance(op, Generate) and op.constraint is not None:
+        size += len(op.constraint.source)
+    return size
 
 
 async def _done(op: int) -> Event:

@@ -16,6 +16,7 @@ class StopChecker:
 
     def __init__(self, stops: Sequence[str], keep: bool = False) -> None:
         self._stops = sorted(set(stops), key=len, reverse=True)
+        self._first_letters = frozenset(stop[0] for stop in self._stops)
         self._keep = keep
         self._tail = ""  # not released yet; nothing before it can be part of a match
         self._released = 0
@@ -59,6 +60,8 @@ class StopChecker:
         """Where the longest tail that begins a stop string starts; len(text) if there is none."""
         longest = len(self._stops[0]) - 1
         for start in range(max(0, len(text) - longest), len(text)):
+            if text[start] not in self._first_letters:
+                continue
             tail = text[start:]
             if any(stop.startswith(tail) for stop in self._stops):
                 return start

@@ -10,7 +10,7 @@ import pytest
 
 from rootlace.protocol import Append, ChoicesMethod, Generate, Open, Select, Selected, Text, Usage
 from rootlace.runtime.engine.messages import unpack_ids
-from rootlace.runtime.gateway.select import choose
+from rootlace.runtime.gateway.select import choose, draw
 from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import Client
 from tests.gateway.fake_engine import score
@@ -116,3 +116,24 @@ def test_greedy_extends_a_shorter_choice_by_its_mean() -> None:
     assert choose("greedy_token_selection", rows)[0] == 2
     assert choose("greedy_token_selection", rows[:2])[0] == 0
     assert choose("greedy_token_selection", [[-1.0], [-1.0]])[0] == 0
+
+
+def test_drawing() -> None:
+    scores, steps = [-1.0, -2.0, -0.5], 10_000
+    for temperature in (0.3, 1.0, 5.0):
+        counts = np.bincount([draw(scores, temperature, i / steps) for i in range(steps)])
+        weights = np.exp(np.array(scores) / temperature)
+        assert counts / steps == pytest.approx(weights / weights.sum(), abs=2 / steps)
+    assert {draw([-1e6, -2e6], 1e-9, i / 10) for i in range(10)} == {0}
+
+
+async def test_a_drawn_choice_joins_the_branch(client: Callable[..., Client]) -> None:
+    c = client()
+    c.send(Open(1, 1), *(Select(n, 1, (" a", " b", " c"), temperature=1e6) for n in range(2, 42)))
+    picked = [await c.result(n) for n in range(2, 42)]
+    assert {s.index for s in picked if isinstance(s, Selected)} == {0, 1, 2}
+    c.send(Generate(50, 1))
+    await c.result(50)
+    text = "".join(s.choice for s in picked if isinstance(s, Selected))
+    prompt = unpack_ids(c.engine.submitted[-1].token_ids).tolist()
+    assert prompt == c.gateway.tokenizer.encode(text)

@@ -389,6 +389,7 @@ async def test_context_length(client: MakeClient, stories: Tokenizer) -> None:
         (Append(2, 1, (Text("\ud800"),)), "not valid Unicode"),
         (Generate(2, 1, params=SamplingParams(stop_token_ids=(5000,))), "stop_token_ids: 5000"),
         (Generate(2, 1, params=SamplingParams(logit_bias={-3: 1.0})), "logit_bias: -3"),
+        (Generate(2, 1, params=SamplingParams(stop=("a", "b" * 2000))), "stop[1] has 2000"),
         (Select(2, 1, ()), "no choices"),
         (Select(2, 1, ("a", "")), "choice 1 is empty"),
     ],
@@ -652,3 +653,17 @@ def _split(order: list[int], sent: dict[int, Op]) -> list[list[int]]:
         if isinstance(sent[number], Close):
             groups.append([])
     return groups
+
+
+async def test_what_may_wait_is_bounded(client: MakeClient) -> None:
+    c = client(max_message_bytes=100_000)
+    c.engine.paused = True
+    c.send(Open(1, 1), Append(2, 1, text("x")), Generate(3, 1), Open(4, 2))
+    for op in range(5, 105):
+        c.send(Append(op, 1, text("y" * 10_000)))
+    c.send(Append(200, 2, text("z")))
+    await c.settle()
+    assert failed(c, 104)[0] == "overloaded" and failed(c, 5)[0] == "cancelled"
+    assert "overloaded" in {failed(c, op)[0] for op in range(5, 105)}
+    assert c.terminal(200) == Done(200)  # the other branch lives, and there is room again
+    assert c.session._waiting_size == 0
