@@ -45,7 +45,8 @@ lint: $(READY) mypy-tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=$(MYPY_TREE) $(BIN)/mypy -p rootlace
-	MYPYPATH=$(MYPY_TREE) $(BIN)/mypy benchmarks examples scripts
+	MYPYPATH=$(MYPY_TREE) $(BIN)/mypy benchmarks scripts examples/demo_model
+	MYPYPATH=$(MYPY_TREE):examples $(BIN)/mypy --explicit-package-bases examples/*.py
 
 # Imports say `rootlace.runtime`, the folder is runtime/: links give mypy a tree that agrees.
 mypy-tree:

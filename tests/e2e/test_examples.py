@@ -1,0 +1,112 @@
+"""Every program in examples/ runs as its first lines say, and does what it is there to show."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rootlace as rl
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAMS = sorted(
+    path.stem for path in EXAMPLES.glob("*.py") if path.stem not in {"__init__", "backend"}
+)
+
+
+@pytest.fixture(scope="module")
+def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
+    with rl.Runtime(model=demo_model, threads=1, check_invariants=True) as runtime:
+        yield runtime
+
+
+def run(name: str, *arguments: str, typed: str = "") -> str:
+    """Standard output of an example; it must end well and have nothing to complain about."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        input=typed,
+        text=True,
+        capture_output=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+def test_there_is_a_test_for_each() -> None:
+    tested = set(re.findall(r'run\("(\w+)"', Path(__file__).read_text()))
+    assert tested == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_short_and_explained(name: str) -> None:
+    source = (EXAMPLES / f"{name}.py").read_text()
+    assert len(source.splitlines()) <= 110
+    docstring = ast.get_docstring(ast.parse(source))
+    assert docstring and f"python examples/{name}.py" in docstring
+
+
+def test_quickstart_starts_its_own_runtime(demo_model: Path) -> None:
+    output = run("quickstart", "--model", str(demo_model), "the tourists visit the old town")
+    assert "Headline: the tourists visit the old town" in output
+    rows = dict(re.findall(r"^ *(topic|tips|more, fork \d|summary|all) +(\d[\d ]*)", output, re.M))
+    assert rows.keys() == {"topic", "tips", "more, fork 0", "more, fork 1", "summary", "all"}
+    for numbers in rows.values():
+        prompt, cached, computed = map(int, numbers.split()[:3])
+        assert prompt == cached + computed
+    # The second run finds the examples in the cache.
+    assert int(rows["topic"].split()[1]) > int(rows["topic"].split()[2])
+
+
+def test_chat(runtime: rl.Runtime) -> None:
+    typed = "Hello, my name is Anna.\nWhat is my name?\n\n"
+    output = run("chat", "--url", runtime.program_address, typed=typed)
+    assert "Your name is Anna." in output
+    _, (cached, prompt) = re.findall(r"\((\d+) of (\d+) prompt tokens cached\)", output)
+    # All but the second question is known.
+    assert int(cached) > int(prompt) // 2
+
+
+def test_react_agent(runtime: rl.Runtime) -> None:
+    output = run("react_agent", "--url", runtime.program_address, "What is 37 times 12?")
+    assert "444" in output
+
+
+def test_rag(runtime: rl.Runtime) -> None:
+    output = run("rag", "--url", runtime.program_address)
+    assert "How old is Karl Brandt? -> 31 " in output
+    assert "How old is Maria Costa? -> 62 " in output
+
+
+def test_json_extraction(runtime: rl.Runtime) -> None:
+    lines = run("json_extraction", "--url", runtime.program_address).splitlines()
+    assert len(lines) == 3
+    for line, age in zip(lines, ("47", "31", "62"), strict=True):
+        assert re.fullmatch(rf".+, {age}, of .+", line)
+
+
+def test_few_shot_eval(runtime: rl.Runtime) -> None:
+    output = run("few_shot_eval", "--url", runtime.program_address)
+    accuracy, cached = re.findall(r"accuracy (\d+)%, (\d+)% of the prompt", output)[0]
+    assert int(accuracy) >= 80
+    assert int(cached) >= 80
+
+
+def test_judge(runtime: rl.Runtime) -> None:
+    lines = run("judge", "--url", runtime.program_address).splitlines()
+    verdicts = [line.split()[0] for line in lines]
+    assert len(verdicts) == 4
+    assert verdicts[0] == "yes"
+    assert verdicts[2] == "no"
+
+
+def test_tree_of_thought(runtime: rl.Runtime) -> None:
+    output = run("tree_of_thought", "--url", runtime.program_address)
+    assert "How old is Ida Lund? 47" in output
+    assert run("tree_of_thought", "--url", runtime.program_address) == output
