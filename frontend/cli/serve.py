@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import signal
 import socket
@@ -209,8 +210,14 @@ async def _run(serve_gateway: Any, gateway: GatewayConfig, engine: EngineConfig)
     """Serve until a signal. One that comes while the model is loading ends the loading."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)  # asked twice: at once. The engine ends with its standard input.
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     is_ready = False
 
     def ready(listening: Listening) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -18,7 +19,10 @@ from rootlace.runtime.gateway.http.tokenization import Tokenization
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
-SHUTDOWN_SECONDS = 2.0
+log = logging.getLogger(__name__)
+
+# What still runs when the server stops is cancelled after this.
+SHUTDOWN_SECONDS = 0.5
 
 
 def make_app(gateway: Gateway) -> web.Application:
@@ -61,5 +65,5 @@ def make_runner(gateway: Gateway) -> web.AppRunner:
         make_app(gateway),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
-        access_log=None,
+        access_log=log,
     )

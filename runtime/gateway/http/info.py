@@ -71,17 +71,18 @@ class Info:
 
     async def server_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info
+        status = await self._gateway.status()
         return json_response(
             {
                 "version": metadata.version("rootlace"),
                 "model_path": info.path,
                 "served_model_name": info.name,
                 "context_length": info.context_length,
-                "max_total_num_tokens": info.capacity_tokens,
+                "max_total_num_tokens": status.get("blocks_total", 0) * info.block_size,
                 "page_size": info.block_size,
                 "program_address": self._gateway.program_address,
                 "healthy": self._gateway.healthy,
-                "status": await self._gateway.status(),
+                "status": status,
             }
         )
 

@@ -194,7 +194,7 @@ class FakeGateway:
         return call(*args, **kwargs)
 
     async def status(self) -> dict[str, Any]:
-        return {"running": 0}
+        return {"running": 0, "blocks_total": 10}
 
     async def flush(self) -> None:
         self.flushed += 1

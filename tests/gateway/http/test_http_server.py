@@ -8,7 +8,9 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
+from rootlace.runtime.gateway.http.app import make_runner
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 
@@ -112,7 +114,8 @@ async def test_information(served: Served) -> None:
     assert (info["context_length"], info["program_address"]) == (1000, "tcp://127.0.0.1:1")
     async with served.http.get("/get_server_info") as reply:
         info = await reply.json()
-    assert info["status"] == {"running": 0} and info["version"]
+    assert info["status"] == {"running": 0, "blocks_total": 10} and info["version"]
+    assert info["max_total_num_tokens"] == 160
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -146,3 +149,26 @@ async def test_tokenize_and_back(served: Served) -> None:
         assert reply.status == 400
     async with served.http.post("/tokenize", json={"prompt": 3}) as reply:
         assert (await reply.json())["error"]["param"] == "prompt"
+
+
+async def test_stopping_ends_streams(serve: Serve) -> None:
+    """A server that stops cancels what it still streams, and does not wait for it."""
+    gateway = FakeGateway()
+    gateway.script = lambda prompt, index: "he" + PAUSE
+    runner = make_runner(gateway)  # type: ignore[arg-type]
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with (
+        aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as client,
+        client.post("/generate", json={"text": "a", "stream": True}) as reply,
+    ):
+        await reply.content.readuntil(b"\n\n")
+        async with asyncio.timeout(20):
+            await runner.cleanup()
+    assert gateway.sessions[0].closed
+
+
+async def test_text_that_is_not_unicode(served: Served) -> None:
+    for body in (b'{"text": "\\ud800"}', b'{"text": "\xff"}', b'{"text": "\x00"}'):
+        async with served.http.post("/generate", data=body) as reply:
+            assert reply.status == 400, body
