@@ -1,0 +1,282 @@
+"""Programs on a real runtime: sockets, processes, the embedded model.
+
+What the model says is not the point here (evaluate.py of the demo model measures that); how its
+words reach programs is: the same with a warm cache and a cold one, in forks and without, streamed
+and not, and never in another program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rootlace as rl
+from rootlace.errors import ContextLengthExceeded, InvalidConstraint, ServerUnavailable
+
+FEW_SHOT = (
+    "Review: I loved every minute of it.\nLabel: positive\n\n"
+    "Review: A waste of my evening.\nLabel: negative\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
+    with rl.Runtime(
+        demo_model,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        num_blocks=1024,
+        check_invariants=True,
+        http_port=0,
+        launch_timeout=100,
+    ) as started:
+        rl.set_default_backend(started)
+        yield started
+        rl.set_default_backend(None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(runtime: rl.Runtime) -> Iterator[None]:
+    yield
+    gc.collect()
+    patiently(lambda: (info := runtime.get_server_info())["branches"] == 0 and not info["running"])
+
+
+def patiently(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+@rl.function
+def review(s, text):
+    s += FEW_SHOT
+    s += "Review: " + text + "\nLabel:"
+    s += rl.select("label", [" positive", " negative"])
+    s += "\n\nReason:" + rl.gen("reason", max_tokens=12, stop="\n")
+    s += "\n\nIn short:" + rl.gen("short", max_tokens=6)
+
+
+REVIEWS = [f"The {thing} was {word}." for thing in ("plot", "cast") for word in ("great", "awful")]
+
+
+def test_one_round_trip_for_a_straight_line_program(runtime: rl.Runtime) -> None:
+    counters = runtime.endpoint.connect().counters
+    before = counters.round_trips
+    state = review.run("Splendid.", temperature=0)
+    assert counters.round_trips - before <= 1
+    assert state["label"] in (" positive", " negative")
+    assert state.text().startswith(FEW_SHOT + "Review: Splendid.\nLabel:" + state["label"])
+
+
+def test_warm_cold_and_batched_say_the_same(runtime: rl.Runtime) -> None:
+    cold = []
+    for text in REVIEWS:
+        rl.flush_cache()
+        cold.append(review.run(text, temperature=0).text())
+    warm = [review.run(text, temperature=0).text() for text in REVIEWS]
+    rl.flush_cache()
+    states = review.run_batch([{"text": text} for text in REVIEWS], temperature=0)
+    assert warm == cold
+    assert [state.text() for state in states] == cold
+    # The examples were computed once: every program found them.
+    for state in states:
+        assert state.get_meta_info("label")["cached_tokens"] > 20
+
+
+def test_a_fork_continues_as_its_parent_would(runtime: rl.Runtime) -> None:
+    @rl.function
+    def forked(s, width):
+        s += FEW_SHOT + "Review: The light was beau"
+        forks = s.fork(width)
+        # The word goes on in the fork: tokens do not end where the pieces of text do.
+        forks += lambda i: "tiful" + " and" * i + rl.gen("next", max_tokens=10)
+        forks.join()
+
+    @rl.function
+    def straight(s, i):
+        s += FEW_SHOT + "Review: The light was beautiful" + " and" * i
+        s += rl.gen("next", max_tokens=10)
+
+    rl.flush_cache()
+    forked_texts = forked.run(3, temperature=0)["next"]
+    rl.flush_cache()
+    assert forked_texts == [straight.run(i, temperature=0)["next"] for i in range(3)]
+
+
+def test_joining_appends_what_the_forks_said(runtime: rl.Runtime) -> None:
+    @rl.function
+    def joined(s):
+        s += "Facts:\n"
+        forks = s.fork(2)
+        forks += lambda i: f"Fact {i}:" + rl.gen("fact", max_tokens=8, stop="\n") + "\n"
+        forks.join("concate_and_append")
+        s += "So:" + rl.gen("so", max_tokens=8)
+
+    @rl.function
+    def replay(s, text):
+        s += text + rl.gen("so", max_tokens=8)
+
+    state = joined.run(temperature=0)
+    prompt = state.text()[: len(state.text()) - len(state["so"])]
+    assert re.fullmatch(r"Facts:\nFact 0:.*\nFact 1:.*\nSo:", prompt)
+    assert replay.run(prompt, temperature=0)["so"] == state["so"]
+
+
+def test_a_conversation_hits_the_cache_to_the_last_turn(runtime: rl.Runtime) -> None:
+    @rl.function
+    def chat(s):
+        s += rl.user("Hello, who are you?")
+        s += rl.assistant(rl.gen("first", max_tokens=16))
+        with s.user():
+            s += "Thank you."
+        with s.assistant():
+            s += rl.gen("second", max_tokens=16)
+
+    rl.flush_cache()
+    state = chat.run(temperature=0)
+    assert [message["role"] for message in state.messages()] == [
+        "user", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    first, second = state.get_meta_info("first"), state.get_meta_info("second")
+    said = first["prompt_tokens"] + first["completion_tokens"]
+    assert second["cached_tokens"] >= said - 1
+    assert state.messages()[1]["content"] == state["first"].lstrip()
+
+
+def test_constrained_values(runtime: rl.Runtime) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "ok": {"type": "boolean"}},
+        "required": ["name", "ok"],
+        "additionalProperties": False,
+    }
+
+    @rl.function
+    def constrained(s):
+        s += "Code: " + rl.gen("code", regex=r"[A-Z]{3}-[0-9]{2}", max_tokens=32)
+        s += "\nNumber: " + rl.gen_int("number", max_tokens=8)
+        s += "\nSwitch: " + rl.gen("switch", dtype=bool)
+        s += "\nObject: " + rl.gen("object", json_schema=schema, max_tokens=96)
+
+    state = constrained.run(temperature=1.0)
+    assert re.fullmatch(r"[A-Z]{3}-[0-9]{2}", state["code"])
+    assert re.fullmatch(r"[-+]?[0-9]+", state["number"]) or state["number"] == ""
+    assert state["switch"] in ("True", "False")
+    value = json.loads(state["object"])
+    assert set(value) == {"name", "ok"} and isinstance(value["ok"], bool)
+
+
+def test_samples_and_seeds(runtime: rl.Runtime) -> None:
+    @rl.function
+    def sampled(s, seed):
+        s += "The " + rl.gen("words", n=4, max_tokens=8, seed=seed) + rl.gen("more", max_tokens=3)
+
+    one, same, other = (sampled.run(seed) for seed in (1, 1, 2))
+    assert one["words"] == same["words"] != other["words"]
+    assert len(set(one["words"])) > 1
+    assert one.text().startswith("The " + one["words"][0])
+
+
+def test_streams_are_what_the_run_says(runtime: rl.Runtime) -> None:
+    whole = review.run("Wonderful, naïve, 素晴らしい.", temperature=0)
+    assert "".join(review.stream("Wonderful, naïve, 素晴らしい.", temperature=0)) == whole.text()
+    state = review.run("Wonderful, naïve, 素晴らしい.", temperature=0, stream=True)
+    pieces = list(state.text_iter("reason"))
+    assert "".join(pieces) == whole["reason"]
+    assert len(pieces) > 1 or len(whole["reason"]) < 4
+
+
+async def test_hundreds_of_programs_on_one_loop(runtime: rl.Runtime) -> None:
+    @rl.function
+    async def agent(s, number):
+        s += f"Count on from {number}:" + rl.gen("a", max_tokens=4)
+        s += f" ({len(await s['a'])})" + rl.gen("b", max_tokens=4)
+
+    arguments = [{"number": i} for i in range(300)]
+    states = await agent.run_batch_async(arguments, temperature=0)
+    again = await asyncio.gather(*[agent.run_async(i, temperature=0) for i in range(0, 300, 50)])
+    assert [state.error() for state in states] == [None] * 300
+    assert [state.text() for state in states[::50]] == [state.text() for state in again]
+
+
+def test_failures_name_the_line_and_the_reason(runtime: rl.Runtime) -> None:
+    @rl.function
+    def wrong(s, pattern):
+        s += "x" + rl.gen("fine", max_tokens=2)
+        s += rl.gen("bad", regex=pattern)  # here
+        s += rl.gen("after")
+
+    lines, start = inspect.getsourcelines(wrong.func)
+    line = start + next(i for i, text in enumerate(lines) if "# here" in text)
+    states = wrong.run_batch([{"pattern": "[0-9]{2}"}, {"pattern": "(unclosed"}], max_tokens=4)
+    assert states[0].error() is None and len(states[0]["bad"]) == 2
+    error = states[1].error()
+    assert isinstance(error, rl.ProgramError)
+    assert (error.filename, error.lineno) == (__file__, line)
+    assert error.code == "invalid_constraint" and isinstance(error.__cause__, InvalidConstraint)
+
+    @rl.function
+    def endless(s):
+        s += "word " * 100_000 + rl.gen("x")
+
+    with pytest.raises(rl.ProgramError) as caught:
+        endless.run()
+    assert isinstance(caught.value.__cause__, ContextLengthExceeded)
+
+
+def test_what_is_given_up_is_cancelled_on_the_server(runtime: rl.Runtime) -> None:
+    @rl.function
+    def long(s):
+        s += "On and on" + rl.gen("x", max_tokens=None, ignore_eos=True)
+        raise KeyError("given up")
+
+    with pytest.raises(KeyError, match="given up"):
+        long.run(max_tokens=400)
+    # `nothing_stays_behind` finds no branch and no running request.
+
+
+def test_the_http_address_leads_to_the_programs(runtime: rl.Runtime) -> None:
+    assert runtime.url is not None
+    endpoint = rl.RuntimeEndpoint(runtime.url)
+    assert endpoint.model_info == runtime.endpoint.model_info
+    state = review.run("Fine.", temperature=0, backend=endpoint)
+    assert state.text() == review.run("Fine.", temperature=0).text()
+    endpoint.close()
+
+
+def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.Runtime) -> None:
+    @rl.function
+    def plain(s, prompt):
+        s += prompt + rl.gen("x", max_tokens=8)
+
+    prompts = [FEW_SHOT + text for text in REVIEWS]
+    expected = [state["x"] for state in plain.run_batch([(p,) for p in prompts], temperature=0)]
+    with rl.Engine(model_path=demo_model, dtype="float32", threads=1, num_blocks=256) as engine:
+        params = {"max_new_tokens": 8, "temperature": 0}
+        replies = engine.generate(prompts, params)
+        assert [reply["text"] for reply in replies] == expected
+        *_, last = engine.generate(prompts[0], params, stream=True)
+        assert last["text"] == expected[0]
+        ids = replies[0]["output_ids"]
+        assert replies[0]["meta_info"]["completion_tokens"] == len(ids)
+        empty: Any = engine.generate(input_ids=ids, sampling_params={**params, "max_new_tokens": 0})
+        assert empty["text"] == "" and empty["meta_info"]["prompt_tokens"] == len(ids)
+    with pytest.raises(ServerUnavailable):
+        engine.generate("x")
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(rl.RootlaceError, match=re.escape(str(tmp_path / "none"))):
+        rl.Runtime(tmp_path / "none", launch_timeout=60)
