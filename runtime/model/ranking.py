@@ -10,18 +10,32 @@ import torch
 
 
 def best_ids(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of each row's `count` best, best first. values float32 [R, V] -> int64 [R, count]."""
-    keys = rank_keys(values)
+    """Ids of each row's `count` best, best first. values float32 [R, V] -> int64 [R, count].
+
+    NaN ranks before everything.
+    """
     count = min(count, values.shape[1])
-    return values.shape[1] - 1 - (torch.topk(keys, count, dim=1).values & 0xFFFF_FFFF)
+    top, ids = torch.topk(values, count, dim=1)
+    # Which of several equal values made it into the last places is up to topk: where some were left
+    # out, the row is ranked by keys instead, which are slower to make and to compare.
+    split = ((values >= top[:, -1:]).sum(1) > count).nonzero().squeeze(1)
+    if len(split):
+        chosen = values.index_select(0, split)
+        every = torch.arange(values.shape[1], device=values.device)
+        keys = torch.topk(_rank_keys(chosen, every), count, dim=1).values
+        ids = ids.index_copy(0, split, _KEY_IDS - (keys & _KEY_IDS))
+    keys = _rank_keys(values.gather(1, ids), ids).sort(dim=1, descending=True).values
+    return _KEY_IDS - (keys & _KEY_IDS)
 
 
-def rank_keys(values: torch.Tensor) -> torch.Tensor:
+_KEY_IDS = 0xFFFF_FFFF
+
+
+def _rank_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """int64 keys, all different within a row, that sort as (value, -id).
 
     The float's bits, made monotonic, are the upper half, the reversed id the lower.
     """
     bits = (values + 0.0).view(torch.int32)  # + 0.0: -0.0 becomes 0.0, which it equals
     ordered = (bits ^ ((bits >> 31) & 0x7FFF_FFFF)).to(torch.int64)
-    ids = torch.arange(values.shape[1] - 1, -1, -1, device=values.device)
-    return (ordered << 32) + ids
+    return (ordered << 32) + (_KEY_IDS - ids)

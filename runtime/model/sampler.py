@@ -33,7 +33,8 @@ NO_TOKEN = -1
 """What a row gets whose distribution is empty (everything masked) or not a number."""
 
 FIRST_CANDIDATES = 256
-"""Tokens looked at first when a row is cut; the whole vocabulary where they do not suffice."""
+MORE_CANDIDATES = 16
+"""Where a row is cut that many tokens are ranked first, then times so many, until they suffice."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> np.ndarray:
@@ -114,7 +115,7 @@ def _sample_cut(logits: torch.Tensor, rows: Sequence[SampleRow], u: np.ndarray) 
         found, decided = _among_best(_select(logits, pending), chosen, u[pending], candidates)
         tokens[np.array(pending)[decided]] = found[decided]
         pending = [i for i, done in zip(pending, decided, strict=True) if not done]
-        candidates = vocab
+        candidates = min(candidates * MORE_CANDIDATES, vocab)
     return tokens
 
 
