@@ -14,8 +14,8 @@ unconditional_likelihood_normalized
     token when the scored tokens stand alone; u(c, 0), which nothing precedes, counts as 0.
 
 The methods and their names are those of sglang's frontend. With a temperature T above 0 choice c is
-drawn with probability proportional to exp(score(c) / T) instead. All choices are submitted together, so
-the prefix they share is computed once.
+drawn with probability proportional to exp(score(c) / T) instead. All choices are submitted
+together, so the prefix they share is computed once.
 """
 
 from __future__ import annotations
