@@ -170,12 +170,13 @@ class RadixTree:
         of a locked ancestor frees nothing when its turn comes and goes all the same: looking at it
         again each time would cost more than its few tokens are worth.
         """
-        freed = 0
-        while freed < count:
+        # Counted by the pool: a merge that follows a removal may free a partial block as well.
+        before = self.pool.free
+        while (freed := self.pool.free - before) < count:
             leaf = self.queue.pop()
             if leaf is None:
                 break
-            freed += self._trim(leaf, count - freed)
+            self._trim(leaf, count - freed)
         self.evicted_blocks += freed
         self.queue.compact(self.num_nodes)
         return freed
@@ -263,30 +264,29 @@ class RadixTree:
         leaf.tokens = np.concatenate((leaf.tokens, tokens))
         leaf.end += len(tokens)
 
-    def _trim(self, leaf: Node, count: int) -> int:
-        """Take up to `count` blocks from the end of an unlocked leaf; returns how many got free."""
+    def _trim(self, leaf: Node, count: int) -> None:
+        """Take up to `count` blocks from the end of an unlocked leaf."""
         kept = max(len(leaf.blocks) - count, 0)
         end = (leaf.start // self.block_size + kept) * self.block_size
         if end <= leaf.start:
-            return self._remove(leaf)
-        freed = self.pool.drop(leaf.blocks[kept:], pinned=False)
+            self._remove(leaf)
+            return
+        self.pool.drop(leaf.blocks[kept:], pinned=False)
         self.num_tokens -= leaf.end - end
         leaf.tokens = leaf.tokens[: end - leaf.start]
         leaf.blocks = leaf.blocks[:kept]
         leaf.end = end
         self.queue.push(leaf)
-        return freed
 
-    def _remove(self, leaf: Node) -> int:
+    def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        freed = self.pool.drop(leaf.blocks, pinned=False)
+        self.pool.drop(leaf.blocks, pinned=False)
         del parent.children[int(leaf.tokens[0])]
         leaf.alive = False
         self.num_nodes -= 1
         self.num_tokens -= len(leaf.tokens)
         self._settle(parent)
-        return freed
 
     def _settle(self, node: Node) -> None:
         """`node` lost a handle or a child: queue it, merge it, or drop an empty root."""

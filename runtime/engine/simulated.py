@@ -102,7 +102,7 @@ class SimulatedExecutor:
         ends = plan.row_start[1:] - 1
         hashes = self._hashes[plan.slots[ends]]
         tokens = np.array(
-            [self._next_token(int(hashes[sample.row]), sample) for sample in plan.samples], np.int32
+            [self.next_token(int(hashes[sample.row]), sample) for sample in plan.samples], np.int32
         )
         scores = (
             [
@@ -123,7 +123,8 @@ class SimulatedExecutor:
 
     # ------------------------------------------------------------ made-up model
 
-    def _next_token(self, history: int, sample: SampleRow) -> int:
+    def next_token(self, history: int, sample: SampleRow) -> int:
+        """What follows a sequence whose hash (see `history_hash`) is `history`."""
         mixed = int(_mix(np.array([history], np.uint64))[0])
         if sample.mask is None and not sample.banned:
             return mixed % self._vocab_size

@@ -1,0 +1,240 @@
+"""Tree, pool and scheduler against a brute-force model, driven at random.
+
+The model of the cache is a list of token lists; that of the memory is the simulated executor's (it
+looks at every slot that a row attends to); that of the output is what a request gets when alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rootlace.errors import ContextLengthExceeded, InternalError
+from rootlace.runtime.scheduler import running
+from tests.scheduler.world import World
+
+VOCAB = 3
+NAMESPACES = st.sampled_from(["", "", "tenant"])
+PROGRAMS = st.sampled_from(["", "p", "q"])
+SUFFIX = st.lists(st.integers(0, VOCAB - 1), max_size=9)
+
+
+def common(a: list[int], b: list[int]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+class Machine(RuleBasedStateMachine):
+    """`stored` lists, per namespace, what must be cached while nothing was lost (`lossless`).
+
+    `partial` lists what may be cached beside: requests that were retracted and then aborted.
+    """
+
+    block_size = 4
+
+    @initialize(
+        blocks=st.sampled_from([6, 12, 40]),
+        policy=st.sampled_from(["lpm", "fcfs", "dfs"]),
+        step_tokens=st.sampled_from([3, 7, 64]),
+        rows=st.sampled_from([2, 8]),
+        overtaken=st.sampled_from([0, 3]),
+        context=st.sampled_from([30, 200]),
+        enabled=st.sampled_from([True, True, True, False]),
+        reserve=st.sampled_from([0.0, 8.0]),
+    )
+    def start(
+        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve
+    ) -> None:
+        self.world = World(
+            block_size=self.block_size,
+            num_blocks=-(-4 * blocks // self.block_size),
+            context_length=context,
+            vocab_size=VOCAB,
+            enabled=enabled,
+            policy=policy,
+            max_step_tokens=step_tokens,
+            max_running=rows,
+            max_overtaken=overtaken,
+        )
+        # With little headroom kept free, retractions are frequent.
+        self.world.scheduler._running.reserve = reserve
+        self.enabled = enabled
+        self.lossless = True
+        self.stored: list[tuple[str, list[int]]] = []
+        self.partial: list[tuple[str, list[int]]] = []
+        self.counted: set[int] = set()
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, prompt: list[int], namespace: str, program: str, **params: object) -> None:
+        try:
+            self.world.submit(prompt, namespace=namespace, program=program, **params)
+        except ContextLengthExceeded:
+            assert len(prompt) >= self.world.max_length - 1
+
+    @rule(
+        prompt=SUFFIX.filter(len),
+        namespace=NAMESPACES,
+        program=PROGRAMS,
+        max_tokens=st.sampled_from([0, 1, 6, 40]),
+        stop=st.booleans(),
+    )
+    def submit_fresh(self, prompt, namespace, program, max_tokens, stop) -> None:
+        stops = (1,) if stop else ()
+        self.submit(prompt, namespace, program, max_tokens=max_tokens, stop_token_ids=stops)
+
+    @precondition(lambda self: self.world.jobs)
+    @rule(
+        data=st.data(),
+        suffixes=st.lists(SUFFIX, min_size=1, max_size=4),
+        program=PROGRAMS,
+        max_tokens=st.sampled_from([0, 1, 6]),
+        scores=st.booleans(),
+    )
+    def fork(self, data, suffixes, program, max_tokens, scores) -> None:
+        """Several requests that continue, or branch off, one that came before (turns and forks)."""
+        job = self.world.jobs[data.draw(st.sampled_from(sorted(self.world.jobs)))]
+        whole = job.prompt + job.output
+        cut = data.draw(st.integers(1, len(whole)))
+        for suffix in suffixes:
+            prompt = whole[:cut] + suffix
+            self.submit(
+                prompt,
+                job.namespace,
+                program,
+                max_tokens=max_tokens,
+                min_tokens=min(max_tokens, 2),
+                stop_token_ids=(0,),
+                prompt_logprobs_from=cut if scores else None,
+            )
+
+    @precondition(lambda self: self.world.open_rids())
+    @rule(data=st.data(), in_flight=st.booleans())
+    def abort(self, data, in_flight) -> None:
+        rid = data.draw(st.sampled_from(self.world.open_rids()))
+        scheduler = self.world.scheduler
+        plan = scheduler.plan() if in_flight else None
+        self.world.take(scheduler.take_updates())
+        sequence = scheduler._by_rid.get(rid)
+        if sequence is not None:
+            job = self.world.jobs[rid]
+            self.keep(job.namespace, sequence.tokens[: sequence.computed].tolist())
+            self.partial.append((job.namespace, sequence.tokens[: sequence.length].tolist()))
+        self.world.abort(rid)
+        assert self.world.jobs[rid].finish is not None
+        if plan is not None:
+            self.world.take(scheduler.commit(plan, self.world.executor.run(plan)))
+
+    # ------------------------------------------------------------ the rest
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count) -> None:
+        for _ in range(count):
+            self.world.step()
+
+    @rule()
+    def fail(self) -> None:
+        plan = self.world.fail(InternalError("injected"))
+        if plan is not None:
+            self.lossless = False
+
+    @rule()
+    def flush(self) -> None:
+        self.world.scheduler.flush()
+        self.lossless = False
+
+    @rule(program=PROGRAMS)
+    def release_program(self, program) -> None:
+        self.world.scheduler.release_program(program)
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count) -> None:
+        before = self.world.scheduler.kv.pool.evictable
+        freed = self.world.scheduler.kv.tree.evict(count)
+        assert freed == min(count, before)
+        self.lossless = self.lossless and not freed
+
+    @precondition(lambda self: self.world.scheduler._running.sequences[1:])
+    @rule(data=st.data())
+    def retract(self, data) -> None:
+        victims = self.world.scheduler._running.sequences[1:]
+        self.world.scheduler._running.retract(data.draw(st.sampled_from(victims)))
+        self.world.scheduler.check()
+
+    @precondition(lambda self: not self.world.scheduler.has_work)
+    @rule(data=st.data(), suffix=SUFFIX.filter(len), namespace=NAMESPACES)
+    def solo(self, data, suffix, namespace) -> None:
+        """Alone, a request finds exactly what the model says is cached."""
+        known = [tokens for where, tokens in self.stored if where == namespace] or [[]]
+        base = data.draw(st.sampled_from(known))
+        prompt = base[: data.draw(st.integers(0, len(base)))] + suffix
+        if len(prompt) >= self.world.max_length:
+            return
+        least, most = self.bounds(prompt, namespace)
+        cached = self.world.run(prompt, 1, namespace=namespace).cached
+        assert cached is not None and cached <= min(most, len(prompt) - 1)
+        if not self.world.stats["evicted_blocks"]:
+            assert cached >= min(least, len(prompt) - 1)
+
+    # ------------------------------------------------------------ the model
+
+    def keep(self, namespace: str, tokens: list[int]) -> None:
+        if self.enabled and tokens:
+            self.stored.append((namespace, tokens))
+
+    def bounds(self, tokens: list[int], namespace: str) -> tuple[int, int]:
+        """How many tokens are cached at least, if nothing was lost, and at most."""
+
+        def longest(lists: list[tuple[str, list[int]]]) -> int:
+            mine = [stored for where, stored in lists if where == namespace]
+            return max((common(tokens, stored) for stored in mine), default=0)
+
+        lossless = self.lossless and not self.world.stats["evicted_blocks"]
+        least = longest(self.stored)
+        return (least if lossless else 0), max(least, longest(self.partial))
+
+    @invariant()
+    def outputs_are_those_of_cold_requests(self) -> None:
+        for rid, job in self.world.jobs.items():
+            if rid in self.counted or job.finish is None:
+                continue
+            self.counted.add(rid)
+            if job.finish in ("stop", "length"):
+                self.world.expect_cold(job)
+                self.keep(job.namespace, job.stored)
+
+    @invariant()
+    def what_is_cached_is_what_was_computed(self) -> None:
+        self.outputs_are_those_of_cold_requests()
+        if self.world.scheduler.has_work:
+            return
+        for namespace, tokens in self.stored[-6:]:
+            for probe in (tokens, [*tokens, 0, 1], [*tokens[:-1], (tokens[-1] + 1) % VOCAB]):
+                for where in {namespace, ""}:
+                    least, most = self.bounds(probe, where)
+                    assert least <= self.world.match(probe, where) <= most
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.drain()
+        self.outputs_are_those_of_cold_requests()
+        assert all(job.finish is not None for job in self.world.jobs.values())
+        self.world.expect_empty()
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_machine(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_LEAST_RESERVE", 0.0)
+    machine = type(f"Machine{block_size}", (Machine,), {"block_size": block_size})
+    case = machine.TestCase
+    case.settings = settings(
+        max_examples=25,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    case("runTest").runTest()
