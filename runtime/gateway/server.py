@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import itertools
 import logging
 import time
 from collections import deque
@@ -43,6 +44,7 @@ SEND_HWM = 1000
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
+RECEIVE_BURST = 16
 
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
@@ -124,12 +126,15 @@ class ProgramServer:
 
     async def _receive(self) -> None:
         assert self._socket is not None
-        while True:
+        for count in itertools.count(1):
             frames = await self._socket.recv_multipart()
             try:
                 self._take(frames)
             except Exception:
                 log.exception("a message could not be handled")
+            if count % RECEIVE_BURST == 0:
+                # A receive that finds a message does not yield: a flood would starve the rest.
+                await asyncio.sleep(0)
 
     def _take(self, frames: list[bytes]) -> None:
         identity, *body = frames
