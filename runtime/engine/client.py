@@ -296,6 +296,8 @@ class EngineClient:
                     self._handle(message)
                 except Exception:
                     log.exception("handling %s failed", type(message).__name__)
+            # A frame that is there already is received without a pause; others want their turn.
+            await asyncio.sleep(0)
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
