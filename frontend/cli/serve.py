@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
@@ -146,7 +147,10 @@ def serve(
             check_invariants=check_invariants,
         ),
     )
-    _check_port(host, port)
+    _check_port(host, port, "--port")
+    found = _TCP.fullmatch(gateway.program_address)
+    if found is not None:
+        _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
     if host not in _LOOPBACK and not api_key:
         typer.echo(f"warning: listening on {host} without an API key", err=True)
     _serve_until_signal(gateway, engine, log_level.value)
@@ -177,7 +181,7 @@ def _read_key(path: Path) -> str:
     return key
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, option: str) -> None:
     """Say at once what would otherwise be found out after the model is loaded."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -190,7 +194,7 @@ def _check_port(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen(1)
         except OSError as error:
-            hint = "; choose another one with --port" if port else ""
+            hint = f"; choose another one with {option}" if port else ""
             fail(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}")
 
 

@@ -58,6 +58,23 @@ def test_it_answers_http_and_programs(served: Serve) -> None:
         backend.close()
 
 
+def test_a_forced_tool_call(served: Serve) -> None:
+    """Even a model of random weights calls the tool that it has to, with arguments that fit."""
+    x = {"type": "object", "properties": {"x": {"enum": [17, 23]}}, "required": ["x"]}
+    parameters = {**x, "additionalProperties": False}
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        reply = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "go"}],
+            tools=[{"type": "function", "function": {"name": "pick", "parameters": parameters}}],
+            tool_choice="required",
+        )
+    (call,) = reply.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "pick"
+    assert json.loads(call.function.arguments)["x"] in (17, 23)
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
 def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
@@ -134,7 +151,10 @@ def test_a_taken_port(tiny_model: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         output = _fails(str(tiny_model), "--port", str(port))
+        programs = f"tcp://127.0.0.1:{port}"
+        also = _fails(str(tiny_model), "--port", "0", "--program-address", programs)
     assert f"cannot listen on 127.0.0.1:{port}" in output and "--port" in output
+    assert f"cannot listen on 127.0.0.1:{port}" in also and "--program-address" in also
 
 
 def test_a_wrong_folder(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ _UNSUPPORTED = (
     "session_params",
     "token_ids_logprob",
     "return_hidden_states",
+    "return_routed_experts",
+    "custom_logit_processor",
+    "modalities",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 )
 
 

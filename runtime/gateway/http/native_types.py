@@ -36,8 +36,9 @@ class SamplingParamsBody(_Body):
     json_schema: dict[str, Any] | str | None = None
     ebnf: str | None = None
 
-    # sglang's frontend always sends it; it concerns only slow tokenizers
+    # accepted and ignored: the first concerns only slow tokenizers (sglang's frontend sends it)
     spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
 
     # refused unless null
     stop_regex: Any = None
@@ -61,7 +62,13 @@ class GenerateBody(_Body):
     cache_salt: str | list[str] | None = None
 
     model: str | None = None
+
+    # accepted and ignored: they do not change the answer
     log_metrics: bool | None = None
+    no_logs: bool | None = None
+    background: bool | None = None
+    priority: int | None = None
+    return_bytes: bool | None = None
 
     # refused unless they ask for nothing
     input_embeds: Any = None
@@ -72,3 +79,9 @@ class GenerateBody(_Body):
     session_params: Any = None
     token_ids_logprob: Any = None
     return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    custom_logit_processor: Any = None
+    modalities: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None

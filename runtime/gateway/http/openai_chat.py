@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rootlace.protocol import Chunk, Generated, Output
+from rootlace.protocol import Chunk, Generated, Output, Text
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.conversation import render
@@ -24,7 +24,13 @@ from rootlace.runtime.gateway.http.replies import (
 )
 from rootlace.runtime.gateway.http.sampling import make_params, openai_constraint, openai_fields
 from rootlace.runtime.gateway.http.sse import stream_events
-from rootlace.runtime.gateway.http.tool_calls import ToolCall, ToolCallParser, split_tool_calls
+from rootlace.runtime.gateway.http.tool_calls import (
+    BEGIN,
+    ToolCall,
+    ToolCallParser,
+    split_tool_calls,
+)
+from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools
 
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
@@ -39,6 +45,7 @@ class _Request:
     model: str
     job: one_shot.Job
     tools: bool
+    must_call: bool
     top: int | None
     usage_chunk: bool
 
@@ -64,7 +71,10 @@ class ChatCompletions:
     def _understand(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
         _refuse_unsupported(body)
-        tools = body.tools if body.tool_choice != "none" else None
+        tools = offered_tools(body)
+        constraint, call = openai_constraint(body), forced_call(body)
+        if constraint is not None and call is not None:
+            raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
         top = _top_logprobs(body)
         fields = openai_fields(body)
         limit = body.max_completion_tokens
@@ -84,15 +94,17 @@ class ChatCompletions:
             body.add_generation_prompt,
             body.chat_template_kwargs,
         )
-        job = one_shot.Job(parts, params, openai_constraint(body), body.cache_salt or "")
-        return _Request(model, job, bool(tools), top, wants_usage(body))
+        if call is not None:
+            parts = (*parts, Text(BEGIN, special=True))
+        job = one_shot.Job(parts, params, call or constraint, body.cache_salt or "")
+        return _Request(model, job, bool(tools), call is not None, top, wants_usage(body))
 
     def _choice(self, asked: _Request, index: int, output: Output) -> dict[str, Any]:
         """One sample, complete."""
         content: str | None = output.text
         calls: list[ToolCall] = []
         if asked.tools:
-            content, calls = split_tool_calls(output.text)
+            content, calls = split_tool_calls(output.text, asked.must_call)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if calls:
             message["content"] = content or None
@@ -138,7 +150,7 @@ class _Deltas:
         self._tokenizer = gateway.tokenizer
         self._index = index
         self._top = asked.top
-        self._parser = ToolCallParser() if asked.tools else None
+        self._parser = ToolCallParser(asked.must_call) if asked.tools else None
         self._calls = 0
         self._begun = False
 
@@ -202,8 +214,6 @@ def _top_logprobs(body: ChatBody) -> int | None:
 
 
 def _refuse_unsupported(body: ChatBody) -> None:
-    if body.tool_choice not in (None, "none", "auto"):
-        raise InvalidParameter("tool_choice", "tool_choice must be 'none' or 'auto'")
     if body.modalities not in (None, [], ["text"]):
         raise InvalidParameter("modalities", "the only modality is 'text'")
     for name, instead in (

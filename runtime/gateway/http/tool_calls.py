@@ -38,8 +38,9 @@ class ToolCallParser:
     (not JSON, no name, never closed) is content: nothing the model said is lost.
     """
 
-    def __init__(self) -> None:
-        self._buffer = ""
+    def __init__(self, opened: bool = False) -> None:
+        """`opened`: the text begins within a call, because the prompt ended with its tag."""
+        self._buffer = BEGIN if opened else ""
 
     def feed(self, text: str) -> list[str | ToolCall]:
         """The pieces that are decided now, in order; a `str` is content."""
@@ -76,9 +77,9 @@ class ToolCallParser:
         return [rest if call is None else call]
 
 
-def split_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+def split_tool_calls(text: str, opened: bool = False) -> tuple[str, list[ToolCall]]:
     """A finished text's content, without the white space around calls, and its calls."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(opened)
     pieces = parser.feed(text) + parser.finish()
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
     content = "".join(piece for piece in pieces if isinstance(piece, str))

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -14,6 +15,7 @@ from rootlace.protocol import Text, Tokens
 from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 async def test_completion(served: Served) -> None:
@@ -249,6 +251,34 @@ async def test_tool_calls(served: Served) -> None:
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_forced_tool_call(served: Served, stream: bool) -> None:
+    served.gateway.script = lambda prompt, index: '{"name":"now","arguments":{"x":1}}'
+    tools = [_tool("add"), _tool("now")]
+    tools[0]["function"]["parameters"]["$defs"] = {"number": {"type": "number"}}
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        given: dict[str, Any] = {"messages": ASK, "tools": tools, "tool_choice": choice}
+        reply = await served.openai().chat.completions.create(model="fake", stream=stream, **given)
+        if stream:
+            calls, finish = [], None
+            async for chunk in reply:
+                calls += chunk.choices[0].delta.tool_calls or []
+                assert not chunk.choices[0].delta.content
+                finish = chunk.choices[0].finish_reason or finish
+        else:
+            calls, finish = reply.choices[0].message.tool_calls, reply.choices[0].finish_reason
+        assert [(c.function.name, c.function.arguments) for c in calls] == [("now", '{"x":1}')]
+        assert finish == "tool_calls"
+        assert served.gateway.last_parts[-1] == Text("<tool_call>", special=True)
+        constraint = served.gateway.last_generate.constraint
+        assert constraint is not None and constraint.kind == "json_schema"
+        schema = json.loads(constraint.source)
+        validator = jsonschema.Draft202012Validator(schema)
+        assert validator.is_valid({"name": "now", "arguments": {}})
+        assert validator.is_valid({"name": "add", "arguments": {}}) == (choice == "required")
+        assert not validator.is_valid({"name": "now"})
+
+
 async def test_without_tools_nothing_is_parsed(served: Served) -> None:
     served.gateway.script = lambda prompt, index: CALLS
     client = served.openai()
@@ -363,6 +393,13 @@ async def test_the_synchronous_client(served: Served) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "maybe", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice.function"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]},
+            "tool_choice",
+        ),
+        ({"tool_choice": "required", "tools": [TOOL], "regex": "a"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -1,0 +1,67 @@
+"""OpenAI's `tool_choice`: whether the model may, must, or must not call a tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rootlace.protocol import Constraint
+from rootlace.runtime.gateway.http.body import convert
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
+    function: _Named
+
+
+def offered_tools(body: ChatBody) -> list[Tool] | None:
+    """The tools that the model is told of. Raises InvalidParameter for a choice among none."""
+    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+        raise InvalidParameter("tool_choice", "tool_choice needs tools")
+    return body.tools if body.tools and body.tool_choice != "none" else None
+
+
+def forced_call(body: ChatBody) -> Constraint | None:
+    """What the text must be where the model has to call a tool: one call's JSON.
+
+    It stands behind the opening tag, which is made part of the prompt, so that the model writes a
+    call where it has learnt to. Raises InvalidParameter for an unknown choice or tool.
+    """
+    choice, tools = body.tool_choice, body.tools or []
+    if choice in (None, "none", "auto"):
+        return None
+    if choice != "required":
+        if isinstance(choice, str):
+            raise InvalidParameter(
+                "tool_choice", "tool_choice must be 'none', 'auto', 'required' or a function"
+            )
+        name = convert(choice, _Choice, "tool_choice").function.name
+        tools = [tool for tool in tools if tool.function.name == name]
+        if not tools:
+            raise InvalidParameter("tool_choice", f"tool_choice: there is no tool {name!r}")
+    definitions: dict[str, Any] = {}
+    calls = [_call_schema(tool, definitions) for tool in tools]
+    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if definitions:
+        schema = {**schema, "$defs": definitions}
+    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call; the parameters' `$defs` move up to where their references look."""
+    parameters = dict(tool.function.parameters or {"type": "object"})
+    for name, definition in parameters.pop("$defs", {}).items():
+        if definitions.setdefault(name, definition) != definition:
+            raise InvalidParameter("tools", f"two tools define {name!r} differently")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
