@@ -85,7 +85,7 @@ def applies_here(requirement: str) -> bool:
     marker = requirement.partition(";")[2]
     if "extra" in marker:
         return False
-    system = re.search(r"platform_system\s*==\s*[\"'](\w+)[\"']", marker)
+    system = re.search(r"platform_system\s*==\s*[\"']([^\"']+)[\"']", marker)
     current = {"linux": "Linux", "darwin": "Darwin", "win32": "Windows"}.get(sys.platform)
     return system is None or system.group(1) == current
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder of checkpoints, tokenizers and evaluation sets that may lie beside the checkout."""
+    """The checkpoints, tokenizers and evaluation sets that may lie beside the checkout."""
     path = ROOT.parent / "shared"
     if not (path / "data" / "README.md").exists():
         pytest.skip(f"needs the shared data beside the checkout ({path})")

@@ -144,7 +144,9 @@ def violations(name: str, path: Path) -> Iterator[str]:
         if is_within(target, "rootlace"):
             # "rootlace" as a layer is the client's modules, not the packages below it.
             fine = any(
-                layer_of(target) == "rootlace" if prefix == "rootlace" else is_within(target, prefix)
+                layer_of(target) == "rootlace"
+                if prefix == "rootlace"
+                else is_within(target, prefix)
                 for prefix in allowed
             )
         else:
