@@ -97,6 +97,9 @@ class StepResult:
     are of the model's own distribution, log-softmax of the raw logits, before penalties,
     temperature and masks, as OpenAI and sglang report them), `prompt_scores[j]` to
     `plan.prompt_scores[j]`.
+
+    A token id of -1 says that the row has no distribution to sample from: nothing is allowed, or
+    the logits are not numbers. That request failed; the others of the step did not.
     """
 
     token_ids: np.ndarray  # [S] int32
