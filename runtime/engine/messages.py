@@ -7,6 +7,7 @@ lets a request resume where another engine left it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -139,7 +140,7 @@ _to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 _from_engine = msgspec.msgpack.Decoder(list[FromEngine])
 
 
-def encode(messages: list[ToEngine] | list[FromEngine]) -> bytes:
+def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
     return _encoder.encode(messages)
 
 
