@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket as socket_module
+import os
 import threading
 import time
 from collections import deque
@@ -28,7 +28,6 @@ from zmq.utils.monitor import parse_monitor_message
 
 from rootlace import protocol
 from rootlace.errors import (
-    Cancelled,
     InvalidRequest,
     ProtocolError,
     RootlaceError,
@@ -42,7 +41,6 @@ Sink = Callable[[protocol.Event], None]
 MAX_FRAME_BYTES = 32 * 2**20
 """Half of what a gateway accepts by default: the estimate below leaves out small fields."""
 _MAX_FRAME_OPS = 1024
-_CLIENT_NAME = "rootlace-python"
 
 
 @dataclass
@@ -199,7 +197,7 @@ class Connection:
             op=0,
             version=protocol.PROTOCOL_VERSION,
             api_key=self._api_key,
-            client=f"{_CLIENT_NAME} on {socket_module.gethostname()}",
+            client=f"rootlace-python pid {os.getpid()}",
         )
         await self._send_frame(socket, [hello])
         parts = [
@@ -337,7 +335,3 @@ def check_size(op: protocol.Op) -> None:
     size = text_bytes(op)
     if size > MAX_FRAME_BYTES:
         raise InvalidRequest(f"one append of about {size} bytes; at most {MAX_FRAME_BYTES} travel")
-
-
-def cancelled() -> Cancelled:
-    return Cancelled("the program was cancelled")

@@ -272,3 +272,11 @@ def assistant_begin() -> RoleBegin:
 
 def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
+
+
+def tool_begin() -> RoleBegin:
+    return RoleBegin("tool")
+
+
+def tool_end() -> RoleEnd:
+    return RoleEnd("tool")

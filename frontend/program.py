@@ -102,8 +102,8 @@ class Function:
         return self.run(*args, **kwargs)
 
     def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Iterator[str]:
-        """Run the program and yield its text as it comes."""
-        return self.run(*args, stream=True, backend=backend, **kwargs).text_iter()
+        """Run the program and yield its text as it comes. Closing the iterator cancels it."""
+        return _text_of(self.run(*args, stream=True, backend=backend, **kwargs))
 
     async def run_async(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
@@ -276,6 +276,14 @@ def complete(
     state = state or ProgramState(Branch(run))
     state.ret_value = run.execute(functools.partial(body, state))
     return state
+
+
+def _text_of(state: ProgramState) -> Iterator[str]:
+    try:
+        yield from state.text_iter()
+    finally:
+        if not state.branch.run.ended.done:
+            state.branch.run.cancel()
 
 
 def _own_loop(coroutine: Any, name: str) -> Any:

@@ -167,11 +167,3 @@ class ProgramRun:
             self.finish()
             self.connection.flush()
             self.conclude(error)
-
-    def exception(self) -> BaseException | None:
-        """What `state.error()` gives once the program is over."""
-        if self.error is not None:
-            return self.error
-        for failure in self._failures:
-            return failure.exception()
-        return None

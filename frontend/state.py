@@ -14,6 +14,7 @@ from rootlace.expressions import (
     RoleEnd,
     assistant,
     system,
+    tool,
     user,
 )
 from rootlace.variables import Gathered, Readable
@@ -113,6 +114,10 @@ class State:
     def assistant(self, content: Appendable | None = None) -> Any:
         """As a call, append an assistant's message; as `with s.assistant():`, open one."""
         return self._role("assistant", None if content is None else assistant(content))
+
+    def tool(self, content: Appendable | None = None) -> Any:
+        """As a call, append a tool's result; as `with s.tool():`, open one."""
+        return self._role("tool", None if content is None else tool(content))
 
     def _role(self, role: str, message: Expression | None) -> Any:
         if message is None:
@@ -252,9 +257,13 @@ class ProgramState(State):
 
         branch = self.branch
         cursor = TextCursor(branch) if var_name is None else VariableCursor(branch, var_name)
-        for text, _ in follow(branch.run, cursor):
-            if text:
-                yield text
+        try:
+            for text, _ in follow(branch.run, cursor):
+                if text:
+                    yield text
+        except KeyboardInterrupt:  # Ctrl-C while waiting for more
+            branch.run.cancel()
+            raise
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False

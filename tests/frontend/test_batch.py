@@ -233,3 +233,39 @@ def test_cache_computes_the_prefix(gateway: FakeGateway) -> None:
     assert len(gateway.sent(protocol.Prefill)) == 1
     assert rl.function(lambda s, x: s.append(x)).cache() == ""
     eventually(lambda: gateway.open_branches == 0)
+
+
+def test_ctrl_c_while_following_a_stream_cancels_it(gateway: FakeGateway) -> None:
+    gateway.hold()
+    state = classify.run("a", stream=True)
+    following = state.branch.run.signal
+    thread = interrupt_when(
+        lambda: len(gateway.sent(protocol.Generate)) == 2 and bool(following._subscribers)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        list(state.text_iter())
+    thread.join()
+    eventually(lambda: gateway.open_branches == 0)
+    assert isinstance(state.error(), rl.ProgramError)
+
+
+def test_ctrl_c_cancels_coroutines(gateway: FakeGateway) -> None:
+    @rl.function
+    async def program(s, i):
+        s += "start " + i + rl.gen("x")
+        await s["x"]
+
+    gateway.hold()
+    thread = interrupt_when(lambda: len(gateway.sent(protocol.Generate)) == 20)
+    with pytest.raises(KeyboardInterrupt):
+        program.run_batch([{"i": str(i)} for i in range(20)])
+    thread.join()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_closing_a_stream_cancels_it(gateway: FakeGateway) -> None:
+    gateway.hold()
+    stream = classify.stream("a")
+    assert next(stream) == EXAMPLES
+    stream.close()
+    eventually(lambda: gateway.open_branches == 0)
