@@ -164,7 +164,8 @@ class RadixTree:
     # ------------------------------------------------------------ forgetting
 
     def evict(self, count: int) -> int:
-        """Free up to `count` blocks, least recently used first; returns how many were freed.
+        """Free `count` blocks if so many are evictable, least recently used first; returns how many
+        were freed (a few more where removing a leaf lets its neighbours merge).
 
         A leaf is trimmed from its end, only as far as needed. A leaf that lies whole inside a block
         of a locked ancestor frees nothing when its turn comes and goes all the same: looking at it
