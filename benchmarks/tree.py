@@ -13,6 +13,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,13 @@ def measure_tree(block_size: int, nodes: int, repeats: int) -> dict[str, float]:
     sizes = {"nodes": tree.num_nodes, "tokens": tree.num_tokens}
     for i in range(repeats):
         known = cache.prompts[i % len(cache.prompts)]
-        hits.append(microseconds(lambda known=known: tree.match("", known)))
+        hits.append(microseconds(partial(tree.match, "", known)))
         new = np.concatenate((known[: PROMPT // 2], cache.fresh(PROMPT // 2)))
-        misses.append(microseconds(lambda new=new: tree.match("", new)))
-        inserts.append(microseconds(lambda new=new: cache.store(new)))
+        misses.append(microseconds(partial(tree.match, "", new)))
+        inserts.append(microseconds(partial(cache.store, new)))
     per_prompt = PROMPT // 2 // block_size
     for _ in range(repeats):
-        evictions.append(microseconds(lambda: tree.evict(per_prompt)))
+        evictions.append(microseconds(partial(tree.evict, per_prompt)))
     return {
         "block_size": block_size,
         **sizes,
@@ -119,7 +120,6 @@ def measure_steps(rows: int, context: int, repeats: int) -> dict[str, float]:
     for rid in range(rows):
         own = random.integers(0, VOCAB, context - len(shared), dtype=np.int32)
         scheduler.add(Request(rid, np.concatenate((shared, own)), params))
-    prefill = 0.0
 
     def step() -> None:
         plan = scheduler.plan()
