@@ -12,8 +12,13 @@ from rootlace.runtime.scheduler.update import Update
 def sampled(sequence: Sequence, token: int, scores: TokenScores | None, max_length: int) -> Update:
     """Append `token` and say so; `finish` is set if it is the last one.
 
-    `max_length`: a sequence that is this long ends with "length".
+    `max_length`: a sequence that is this long ends with "length". A token of -1 (see `StepResult`)
+    is not appended: the request ends with an error that says what left nothing to sample.
     """
+    if token < 0:
+        update = Update(sequence.rid, finish="error", code="internal", error=_nothing(sequence))
+        announce(sequence, update)
+        return update
     may_stop = sequence.outputs >= sequence.request.params.min_tokens
     sequence.append(token)
     update = Update(sequence.rid, token_ids=(token,), scores=scores)
@@ -29,6 +34,12 @@ def sampled(sequence: Sequence, token: int, scores: TokenScores | None, max_leng
     elif sequence.outputs >= sequence.max_tokens or sequence.length >= max_length:
         update.finish = "length"
     return update
+
+
+def _nothing(sequence: Sequence) -> str:
+    if sequence.request.matcher is not None:
+        return "no token can follow: constraint, banned tokens and logit bias exclude all of them"
+    return "no token can follow: the model's logits are not numbers, or all tokens are excluded"
 
 
 def prefilled(sequence: Sequence) -> Update:
