@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rootlace import protocol
 from rootlace.backends.default import endpoint_of
 from rootlace.branch import Branch
-from rootlace.completion import Completion
+from rootlace.completion import LOOK_UP_SECONDS, Completion
 from rootlace.errors import InvalidRequest, RootlaceError, from_code
 from rootlace.prefix import SharedPrefix, merge
 from rootlace.program import complete
@@ -243,7 +243,7 @@ def _in_threads(
                 futures.append(future)
             futures.reverse()
             while futures:
-                yield futures.pop().result()
+                yield _result(futures.pop())
     except BaseException:  # Ctrl-C, or a generator that nobody wants to the end
         pool.shutdown(wait=False, cancel_futures=True)
         shared.cancel()
@@ -251,6 +251,15 @@ def _in_threads(
     finally:
         pool.shutdown(wait=False)
         shared.close()
+
+
+def _result(future: Future[ProgramState]) -> ProgramState:
+    while True:
+        try:
+            return future.result(timeout=LOOK_UP_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()  # in case it is the program's own
 
 
 async def run_batch_async(

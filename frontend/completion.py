@@ -38,13 +38,12 @@ class Completion:
                 return
             callback()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Block until it is over; interruptible by Ctrl-C. False when the time ran out."""
-        if self.done:
-            return True
-        event = threading.Event()
-        self.add_callback(event.set)
-        return event.wait(timeout)
+    def wait(self) -> None:
+        """Block until it is over; interruptible by Ctrl-C."""
+        if not self.done:
+            event = threading.Event()
+            self.add_callback(event.set)
+            wait_for_event(event)
 
     async def wait_async(self) -> None:
         if self.done:
@@ -60,6 +59,20 @@ class Completion:
 
         self.add_callback(lambda: call_in_loop(loop, resolve))
         await future
+
+
+LOOK_UP_SECONDS = 0.5
+"""How often the main thread looks for Ctrl-C: a signal that comes in the very instant before a
+thread blocks does not wake it, and would be noticed only with the next event."""
+
+
+def wait_for_event(event: threading.Event) -> None:
+    """Block until `event` is set; interruptible by Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        event.wait()
+        return
+    while not event.wait(LOOK_UP_SECONDS):
+        pass
 
 
 class Signal:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
 from rootlace.branch import Branch
-from rootlace.completion import call_in_loop
+from rootlace.completion import call_in_loop, wait_for_event
 from rootlace.program_run import ProgramRun
 from rootlace.transcript import Piece
 from rootlace.variables import Generation, Readable, logprob_meta
@@ -119,7 +119,7 @@ def follow(run: ProgramRun, cursor: Cursor) -> Iterator[Step]:
             if finished:
                 break
             run.connection.flush()
-            event.wait()
+            wait_for_event(event)
             event.clear()
     finally:
         run.signal.unsubscribe(event.set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace import sampling
@@ -292,9 +292,26 @@ def _own_loop(coroutine: Any, name: str) -> Any:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return asyncio.run(_looking_up(coroutine))
     coroutine.close()
     raise RuntimeError(f"{name}: an event loop is running here; await the `_async` method instead")
+
+
+async def _looking_up(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run `coroutine`, and wake the loop now and then so that Ctrl-C is noticed."""
+    import asyncio
+
+    from rootlace.completion import LOOK_UP_SECONDS
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(LOOK_UP_SECONDS)
+
+    ticking = asyncio.ensure_future(tick())
+    try:
+        return await coroutine
+    finally:
+        ticking.cancel()
 
 
 @overload

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rootlace import chat_format, protocol
-from rootlace.completion import Completion, Signal
+from rootlace.completion import Completion, Signal, wait_for_event
 from rootlace.failures import Failure
 from rootlace.prefix import SharedPrefix
 
@@ -127,7 +127,7 @@ class ProgramRun:
         self.signal.subscribe(event.set)
         try:
             while not condition() and not self.ended.done:
-                event.wait()
+                wait_for_event(event)
                 event.clear()
         finally:
             self.signal.unsubscribe(event.set)
