@@ -33,6 +33,16 @@ class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+class UnsupportedModel(RootlaceError):
+    """A model folder that is missing, damaged, or of a kind that is not implemented.
+
+    The message names the file and the field or weight.
+    """
+
+    code = "unsupported_model"
+    http_status = 400
+
+
 class Unauthorized(RootlaceError):
     """The API key is missing or wrong."""
 
@@ -81,6 +91,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         InvalidRequest,
         InvalidConstraint,
         ContextLengthExceeded,
+        UnsupportedModel,
         Unauthorized,
         ProtocolError,
         Overloaded,

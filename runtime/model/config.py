@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from rootlace.runtime.model.errors import UnsupportedModel
+from rootlace.errors import UnsupportedModel
 
 ARCHITECTURES = (
     "LlamaForCausalLM",

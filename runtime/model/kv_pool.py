@@ -5,9 +5,9 @@ from __future__ import annotations
 import psutil
 import torch
 
+from rootlace.errors import UnsupportedModel
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.errors import UnsupportedModel
 
 GIB = 1 << 30
 CPU_SHARE = 0.25

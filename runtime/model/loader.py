@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rootlace.errors import UnsupportedModel
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.errors import UnsupportedModel
 from rootlace.runtime.model.weights import LayerWeights, ModelWeights
 
 Progress = Callable[[str, float], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from rootlace.errors import UnsupportedModel
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.errors import UnsupportedModel
 
 
 class RotaryEmbedding:

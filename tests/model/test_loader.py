@@ -11,10 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.errors import InvalidRequest
+from rootlace.errors import InvalidRequest, UnsupportedModel
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.errors import UnsupportedModel
 from rootlace.runtime.model.loader import load_weights
 from rootlace.runtime.model.runner import ModelRunner
 from tests.model.checkpoints import configs, save
