@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -57,8 +56,8 @@ class _Batch:
         self._function = function
         self._endpoint = endpoint
         self._options = options
-        self._program = uuid.uuid4().hex
         self._connection = endpoint.connect()
+        self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()
         self._lock = threading.Lock()
         self._cancelled = False

@@ -16,6 +16,7 @@ import itertools
 import os
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,8 @@ class Connection:
         self._timeout = timeout
         self._op_ids = itertools.count(1)
         self._branch_ids = itertools.count(1)
+        self._program_ids = itertools.count(1)
+        self._session = uuid.uuid4().hex
         self._outbox: deque[protocol.Op] = deque()
         self._sinks: dict[int, Sink] = {}
         self._armed = False
@@ -122,6 +125,10 @@ class Connection:
 
     def next_branch(self) -> int:
         return next(self._branch_ids)
+
+    def next_program(self) -> str:
+        """An id for one run of a program, unlike any of this or another connection."""
+        return f"{self._session}-{next(self._program_ids)}"
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
         """Queue `op`; never blocks. On a lost connection the sink gets its `Failed` right here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ class ProgramRun:
         self.defaults = defaults
         self.stream = stream
         self.prefix = prefix
-        self.program = program or uuid.uuid4().hex
+        self.program = program or self.connection.next_program()
         self.signal = Signal()
         self.ended = Completion()
         self.error: BaseException | None = None
