@@ -18,7 +18,7 @@ from rootlace.prefix import SharedPrefix, merge
 from rootlace.program import complete
 from rootlace.program_run import ProgramRun
 from rootlace.state import ProgramState
-from rootlace.trace import Reference, constant_prefix
+from rootlace.tracer import Reference, constant_prefix
 
 if TYPE_CHECKING:
     from rootlace.backends.endpoint import RuntimeEndpoint

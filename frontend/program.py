@@ -94,7 +94,7 @@ class Function:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`run`; inside a trace, trace."""
-        from rootlace.trace import tracing
+        from rootlace.tracer import tracing
 
         outer = tracing()
         if outer is not None:
@@ -163,7 +163,7 @@ class Function:
 
     def trace(self, *args: Any, backend: Any = None, **kwargs: Any) -> Trace:
         """The program as a graph, without running it. Missing arguments stay symbolic."""
-        from rootlace.trace import trace
+        from rootlace.tracer import trace
 
         values, _ = self.split(kwargs)
         return trace(self, args, values)

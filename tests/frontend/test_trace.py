@@ -6,7 +6,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.protocol import Text
-from rootlace.trace import constant_prefix
+from rootlace.tracer import constant_prefix
 from tests.frontend.fake_gateway import CHAT
 
 
