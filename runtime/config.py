@@ -56,7 +56,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The gateway. `http_port=None`: no HTTP. `program_address` is where programs connect (ZeroMQ)."""
+    """The gateway. `http_port=None`: no HTTP. Programs connect to `program_address` (ZeroMQ)."""
 
     model: str
     program_address: str

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from rootlace.errors import InternalError, RootlaceError
+from rootlace.errors import InternalError, InvalidConstraint, RootlaceError
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.engine import messages
 from rootlace.runtime.engine.messages import (
@@ -148,16 +148,20 @@ class EngineLoop:
         )
 
     def _request(self, message: Submit) -> Request:
+        output = unpack_ids(message.output_ids) if message.output_ids else None
         matcher = None
         if message.constraint is not None:
             if self._compiler is None:
                 self._compiler = self._make_compiler()
             matcher = self._compiler.compile(message.constraint).matcher()
+            for token in () if output is None else output.tolist():
+                if not matcher.advance(token):
+                    raise InvalidConstraint("the tokens to resume from violate the constraint")
         return Request(
             rid=message.rid,
             token_ids=unpack_ids(message.token_ids),
             params=message.params,
-            output_ids=unpack_ids(message.output_ids) if message.output_ids else None,
+            output_ids=output,
             namespace=message.namespace,
             program=message.program,
             matcher=matcher,

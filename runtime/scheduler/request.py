@@ -35,8 +35,8 @@ class Request:
 
     `token_ids` is the prompt (int32, not empty). In `params`, `max_tokens` is a number, `n` is 1,
     `seed` is set and `stop_token_ids` holds every id that ends the request. `output_ids` (int32)
-    are tokens generated for it earlier; they count toward `max_tokens`. `matcher` is at the start
-    of the output: the scheduler feeds it `output_ids`.
+    are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
+    them in.
     """
 
     rid: int

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
 import numpy as np
+from tokenizers import Tokenizer, decoders, models
 
 from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint, SamplingParams
@@ -52,24 +54,28 @@ class CountingExecutor:
 class Conversation:
     """Scripts what the gateway says before each step, and keeps what the engine says."""
 
-    def __init__(self, *turns: list[ToEngine]) -> None:
+    def __init__(self, *turns: list[ToEngine], tokenizer: str | None = None) -> None:
         self.turns = deque(turns)
+        self.tokenizer = tokenizer
         self.said: list[FromEngine] = []
         self.loop = EngineLoop(
             Scheduler(
                 SchedulerConfig(max_step_tokens=32, check_invariants=True),
                 CacheConfig(block_size=4, num_blocks=64),
                 CountingExecutor.context_length,
+                vocab_size=VOCAB,
             ),
             CountingExecutor(),
-            self.no_compiler,
+            self.compiler,
             self.receive,
             self.said.extend,
         )
         self.loop.run()
 
-    def no_compiler(self) -> GrammarCompiler:
-        raise InvalidConstraint("this model has no tokenizer")
+    def compiler(self) -> GrammarCompiler:
+        if self.tokenizer is None:
+            raise InvalidConstraint("this model has no tokenizer")
+        return GrammarCompiler(self.tokenizer, VOCAB, [0])
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
         if self.turns:
@@ -122,7 +128,7 @@ def test_refusals_name_the_reason() -> None:
     constrained = Submit(
         4, pack_ids([1]), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
     )
-    talk = Conversation([submit(1), submit(2, *range(129)), constrained, submit(3, 1)])
+    talk = Conversation([submit(1), submit(2, *[1] * 129), constrained, submit(3, 1)])
     assert talk.end(1).code == "invalid_request"
     assert talk.end(2).code == "context_length_exceeded"
     assert talk.end(4).code == "invalid_constraint"
@@ -146,3 +152,22 @@ def test_a_request_resumes_where_another_engine_left_it() -> None:
     resumed = Submit(2, message.token_ids, message.params, output_ids=pack_ids([7, 8]))
     talk = Conversation([resumed])
     assert [7, 8, *talk.tokens(2)] == whole.tokens(1)
+
+
+def test_a_constrained_request_resumes_inside_its_constraint() -> None:
+    """Tokens 1..26 are the letters; the executor goes on counting, and so does the alphabet."""
+    letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    resumed = Submit(
+        1,
+        pack_ids([5]),
+        SamplingParams(max_tokens=9, temperature=0.0, seed=0),
+        output_ids=pack_ids([6, 7]),
+        constraint=Constraint("regex", "fghi"),
+    )
+    astray = msgspec.structs.replace(resumed, rid=2, output_ids=pack_ids([9]))
+    talk = Conversation([resumed, astray], tokenizer=tokenizer.to_str())
+    assert talk.tokens(1) == [8, 9]
+    assert talk.end(1).finish == "stop"
+    assert talk.end(2).code == "invalid_constraint"
