@@ -89,6 +89,7 @@ def test_warm_cold_and_batched_say_the_same(runtime: rl.Runtime) -> None:
     rl.flush_cache()
     states = review.run_batch([{"text": text} for text in REVIEWS], temperature=0)
     assert warm == cold
+    assert all(len(text) > len(FEW_SHOT + "Review: \nLabel: positive") for text in cold)
     assert [state.text() for state in states] == cold
     # The examples were computed once: every program found them.
     for state in states:
@@ -190,12 +191,19 @@ def test_samples_and_seeds(runtime: rl.Runtime) -> None:
 
 
 def test_streams_are_what_the_run_says(runtime: rl.Runtime) -> None:
-    whole = review.run("Wonderful, naïve, 素晴らしい.", temperature=0)
-    assert "".join(review.stream("Wonderful, naïve, 素晴らしい.", temperature=0)) == whole.text()
-    state = review.run("Wonderful, naïve, 素晴らしい.", temperature=0, stream=True)
-    pieces = list(state.text_iter("reason"))
-    assert "".join(pieces) == whole["reason"]
-    assert len(pieces) > 1 or len(whole["reason"]) < 4
+    @rl.function
+    def words(s, start):
+        s += start + rl.gen("first", max_tokens=24, ignore_eos=True)
+        s += "\n" + rl.select("which", ["one", "two"]) + rl.gen("second", max_tokens=5)
+
+    start = "Wonderful, naïve, 素晴らしい: "
+    whole = words.run(start, temperature=0)
+    assert "".join(words.stream(start, temperature=0)) == whole.text()
+    state = words.run(start, temperature=0, stream=True)
+    pieces = list(state.text_iter("first"))
+    assert "".join(pieces) == whole["first"]
+    assert len(pieces) > 1  # 24 tokens do not come in one step
+    assert state.text() == whole.text()
 
 
 async def test_hundreds_of_programs_on_one_loop(runtime: rl.Runtime) -> None:
