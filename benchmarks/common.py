@@ -97,6 +97,10 @@ class ForeignLoad:
         elapsed = time.monotonic() - start
         return max(0.0, (self._machine() - machine) - (self._own() - own)) / max(elapsed, 1e-9)
 
+    def own_seconds(self) -> float:
+        """CPU seconds that this program and its children took meanwhile."""
+        return self._own() - self._start[2]
+
     @staticmethod
     def _machine() -> float:
         times = psutil.cpu_times()

@@ -51,11 +51,8 @@ class Run:
     first_token: list[float] = field(repr=False)
     engine_busy: float
     engine_model: float
+    cpu: float
     foreign_cores: float
-
-    @property
-    def hit_rate(self) -> float:
-        return self.cached_tokens / self.prompt_tokens
 
 
 async def run_load(engine: rl.Engine, load: Load, seed: str, vocab_size: int, scale: float) -> Run:
@@ -81,7 +78,8 @@ async def run_load(engine: rl.Engine, load: Load, seed: str, vocab_size: int, sc
     before, foreign, start = engine.get_server_info(), ForeignLoad(), time.perf_counter()
     await asyncio.gather(*units)
     wall = time.perf_counter() - start
-    foreign_cores, after = foreign.cores(), engine.get_server_info()
+    foreign_cores, cpu = foreign.cores(), foreign.own_seconds()
+    after = engine.get_server_info()
     return Run(
         wall=wall,
         requests=len(metas),
@@ -92,6 +90,7 @@ async def run_load(engine: rl.Engine, load: Load, seed: str, vocab_size: int, sc
         first_token=[meta["time_to_first_token"] for meta in metas],
         engine_busy=after["engine_busy_seconds"] - before["engine_busy_seconds"],
         engine_model=after["engine_model_seconds"] - before["engine_model_seconds"],
+        cpu=cpu,
         foreign_cores=foreign_cores,
     )
 
@@ -112,6 +111,8 @@ class Summary:
     ideal_hit_rate: float
     overhead_share: float
     """Share of the engine's busy time that is not the model: planning, tree, messages."""
+    cpu_per_request: float
+    """CPU seconds of everything of ours: steadier than rates where other programs run as well."""
     foreign_cores: float
     repetitions: list[dict[str, Any]] = field(repr=False)
 
@@ -134,6 +135,7 @@ class Summary:
             hit_rate=sum(run.cached_tokens for run in runs) / prompt,
             ideal_hit_rate=sum(run.ideal_hit_rate * run.prompt_tokens for run in runs) / prompt,
             overhead_share=(busy - model) / busy if busy else 0.0,
+            cpu_per_request=statistics.median(run.cpu / run.requests for run in runs),
             foreign_cores=max(run.foreign_cores for run in runs),
             repetitions=[
                 {name: value for name, value in asdict(run).items() if name != "first_token"}
@@ -192,25 +194,38 @@ def runtime_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table whose first two columns are words and whose others are numbers; 80 columns wide."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    """A table of numbers, with a name in the first column; narrow enough for 80 columns."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < 2 else "right", no_wrap=True)
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
     return table
 
 
 def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
-    columns = ("load", "cache", "req/s", "tok/s", "gain", "TTFT", "p50", "p99", "hits", "possible")
+    columns = (
+        "load",
+        "req/s",
+        "tok/s",
+        "gain",
+        "CPU gain",
+        "TTFT",
+        "p50",
+        "p99",
+        "hits",
+        "possible",
+    )
     table = new_table(f"Prefix reuse, model {size} (TTFT in ms)", *columns)
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
-        ratio = summary.requests_per_second / without[summary.load].requests_per_second
+        other = without[summary.load]
+        gain = summary.requests_per_second / other.requests_per_second
+        cpu_gain = other.cpu_per_request / summary.cpu_per_request
         table.add_row(
-            summary.load if summary.cache else "",
-            "on" if summary.cache else "off",
+            summary.load if summary.cache else "  cache off",
             f"{summary.requests_per_second:.2f}",
             f"{summary.output_tokens_per_second:.1f}",
-            f"{ratio:.2f}x" if summary.cache else "",
+            f"{gain:.2f}x" if summary.cache else "",
+            f"{cpu_gain:.2f}x" if summary.cache else "",
             *(f"{s * 1e3:.0f}" for s in (summary.ttft_mean, summary.ttft_p50, summary.ttft_p99)),
             f"{summary.hit_rate:.1%}" if summary.cache else "",
             f"{summary.ideal_hit_rate:.1%}" if summary.cache else "",
@@ -220,12 +235,11 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
 
 
 def cost_table(costs: Sequence[TreeCost]) -> Table:
-    columns = ("model", "cache", "wall", "tree", "of wall", "scheduler", "of wall")
+    columns = ("model", "wall", "tree", "of wall", "scheduler", "of wall")
     table = new_table("What the tree costs where nothing is shared", *columns)
     for cost in costs:
         table.add_row(
             cost.size,
-            "on",
             f"{cost.wall:.2f} s",
             f"{cost.tree * 1e3:.1f} ms",
             f"{cost.tree / cost.wall:.3%}",
@@ -233,8 +247,7 @@ def cost_table(costs: Sequence[TreeCost]) -> Table:
             f"{cost.scheduling / cost.wall:.2%}",
         )
         table.add_row(
-            "",
-            "off",
+            "  cache off",
             f"{cost.wall_without:.2f} s",
             "",
             "",
@@ -287,7 +300,7 @@ def main() -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for size in arguments.sizes:
-            model = make_model(size, arguments.models)
+            model = make_model(size, arguments.models / size)
             summaries += measure(size, model, loads, arguments, progress)
             task = progress.add_task(f"{size} cost of the tree", total=None)
             costs.append(measure_tree_cost(size, model, arguments))
