@@ -63,16 +63,18 @@ class _InFlight:
     message: Submit
     on_update: Callable[[Update], None]
     output_ids: list[int] = field(default_factory=list)
-    replayed: bool = False
+    engines: int = 0
+    """How many engines were given it."""
+    aborted: bool = False
 
 
 class EngineClient:
     """One engine process. All methods belong to the event loop that `start` ran on.
 
     When the engine dies, it is started again and every request that was running is submitted again
-    with the tokens it had: its client notices a pause. A request is replayed only once, so one that
-    kills engines fails alone; after `MAX_RESTARTS` deaths in `RESTART_WINDOW_SECONDS` the engine
-    stays down and `on_exit` is called with the reason.
+    with the tokens it had: its client notices a pause. What was running when two engines died is
+    given up, because it may be what killed them; after `MAX_RESTARTS` deaths in
+    `RESTART_WINDOW_SECONDS` the engine stays down and `on_exit` is called with the reason.
     """
 
     info: Ready
@@ -126,13 +128,17 @@ class EngineClient:
 
     def submit(self, message: Submit, on_update: Callable[[Update], None]) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set."""
-        self._in_flight[message.rid] = _InFlight(message, on_update)
-        self._send(message)
+        request = self._in_flight[message.rid] = _InFlight(message, on_update)
+        if self._up:  # else the next engine is given it when it is ready
+            request.engines = 1
+            self._send(message)
 
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; those still running get a last update with `finish="abort"`."""
         running = tuple(rid for rid in rids if rid in self._in_flight)
-        if running:
+        for rid in running:
+            self._in_flight[rid].aborted = True
+        if running and self._up:
             self._send(Abort(running))
 
     def release_program(self, program: str) -> None:
@@ -228,10 +234,14 @@ class EngineClient:
 
     def _replay(self) -> None:
         for rid, request in list(self._in_flight.items()):
-            if request.replayed:
+            if request.aborted:
+                del self._in_flight[rid]
+                request.on_update(Update(rid, finish="abort"))
+                continue
+            if request.engines > 1:
                 self._finish(rid, InternalError("the engine died twice while running this request"))
                 continue
-            request.replayed = True
+            request.engines += 1
             before = unpack_ids(request.message.output_ids).tolist()
             self._send(
                 msgspec.structs.replace(

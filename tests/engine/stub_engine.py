@@ -1,0 +1,72 @@
+"""An engine process without a model: counts upwards from the last token, dies when told.
+
+Its start takes as long as the file `hold` in the folder given as the first argument exists. The
+token `DEADLY` kills it when it is submitted or sampled; `ENDLESS` requests are never finished.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import zmq
+
+from rootlace.runtime import processes
+from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.messages import (
+    Abort,
+    GetStats,
+    Ready,
+    Stats,
+    Stop,
+    Submit,
+    Update,
+    decode_to_engine,
+    encode,
+    unpack_ids,
+)
+
+DEADLY = 13
+ENDLESS = 1000
+
+
+def main(folder: Path) -> None:
+    config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
+    processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(config.inbox)
+    outbox.connect(config.outbox)
+    while (folder / "hold").exists():
+        time.sleep(0.01)
+    ready = Ready(os.getpid(), 8, 16, 128, 128, 2000, "none", "float32")
+    outbox.send(encode([ready]))
+    running: set[int] = set()
+    while True:
+        for message in decode_to_engine(inbox.recv()):
+            if isinstance(message, Stop):
+                return
+            if isinstance(message, Submit):
+                if message.rid in running:
+                    raise SystemExit(f"request id {message.rid} is in use")
+                prompt = unpack_ids(message.token_ids).tolist()
+                last = (prompt + unpack_ids(message.output_ids).tolist())[-1]
+                if last == DEADLY:
+                    os._exit(9)
+                running.add(message.rid)
+                finish = None if last >= ENDLESS else "length"
+                outbox.send(encode([Update(message.rid, (last + 1,), finish=finish)]))
+                if finish:
+                    running.discard(message.rid)
+            elif isinstance(message, Abort):
+                for rid in set(message.rids) & running:
+                    running.discard(rid)
+                    outbox.send(encode([Update(rid, finish="abort")]))
+            elif isinstance(message, GetStats):
+                outbox.send(encode([Stats(message.ticket, {"running": len(running)})]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

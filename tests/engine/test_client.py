@@ -1,0 +1,119 @@
+"""The gateway's end of the engine, with a stub in the engine's place that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rootlace.protocol import SamplingParams
+from rootlace.runtime import processes
+from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from tests.engine.stub_engine import DEADLY, ENDLESS
+
+PARAMS = SamplingParams(max_tokens=1, seed=0)
+
+
+class Request:
+    """One request and what was heard of it."""
+
+    def __init__(self, client: EngineClient, token: int) -> None:
+        self.updates: list[Update] = []
+        self.ended = asyncio.Event()
+        self.rid = client.next_rid()
+        client.submit(Submit(self.rid, pack_ids([token]), PARAMS), self.hear)
+
+    def hear(self, update: Update) -> None:
+        assert not self.ended.is_set(), "an update after the last one"
+        self.updates.append(update)
+        if update.finish is not None:
+            self.ended.set()
+
+    async def end(self) -> Update:
+        await asyncio.wait_for(self.ended.wait(), 20)
+        return self.updates[-1]
+
+
+@pytest_asyncio.fixture
+async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineClient]:
+    def stub(module: str) -> list[str]:
+        return [sys.executable, "-m", "tests.engine.stub_engine", str(tmp_path)]
+
+    monkeypatch.setattr(processes, "child_command", stub)
+    monkeypatch.chdir(Path(__file__).parents[2])
+    client = await EngineClient.start(EngineConfig())
+    yield client
+    await client.stop()
+
+
+async def kill(client: EngineClient) -> None:
+    """Kill the engine and wait until the client has noticed."""
+    os.kill(client.info.pid, signal.SIGKILL)
+    while client.healthy:
+        await asyncio.sleep(0.01)
+
+
+async def running(client: EngineClient) -> int:
+    while not client.healthy:
+        await asyncio.sleep(0.01)
+    return int((await client.stats())["running"])
+
+
+async def test_what_was_running_goes_on_in_the_next_engine(client: EngineClient) -> None:
+    request = Request(client, ENDLESS)
+    while not request.updates:
+        await asyncio.sleep(0.01)
+    await kill(client)
+    assert await running(client) == 1
+    while len(request.updates) < 2:
+        await asyncio.sleep(0.01)
+    assert [u.token_ids for u in request.updates] == [(ENDLESS + 1,), (ENDLESS + 2,)]
+
+
+async def test_what_is_submitted_while_the_engine_restarts_is_run_once(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    (tmp_path / "hold").touch()
+    await kill(client)
+    request = Request(client, 1)
+    await asyncio.sleep(0.1)
+    endless = Request(client, ENDLESS)
+    (tmp_path / "hold").unlink()
+    assert (await request.end()).token_ids == (2,)
+    assert await running(client) == 1
+    # No engine died with it before: one death more does not end it.
+    await kill(client)
+    assert await running(client) == 1
+    assert not endless.ended.is_set()
+
+
+async def test_what_is_aborted_while_the_engine_is_down_does_not_run_again(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    before, during = Request(client, ENDLESS), Request(client, ENDLESS)
+    while not (before.updates and during.updates):
+        await asyncio.sleep(0.01)
+    (tmp_path / "hold").touch()
+    client.abort([before.rid])
+    await kill(client)
+    late = Request(client, ENDLESS)
+    client.abort([during.rid, late.rid])
+    (tmp_path / "hold").unlink()
+    for request in (before, during, late):
+        assert (await request.end()).finish == "abort"
+    assert await running(client) == 0
+
+
+async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:
+    deadly = Request(client, DEADLY)
+    assert (await deadly.end()).finish == "error"
+    assert "died twice" in deadly.updates[-1].error
+    assert (await Request(client, 1).end()).token_ids == (2,)
