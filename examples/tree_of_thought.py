@@ -51,7 +51,7 @@ def search(s: rl.ProgramState, passage: str, questions: list[str]) -> list[str]:
                 forks += rl.user(question)
             # Each branch has a seed of its own, so the search is wide, and the same every time.
             forks += [
-                rl.assistant(rl.gen("answer", max_tokens=16, temperature=0.8, seed=seed))
+                rl.assistant(rl.gen("answer", max_tokens=16, temperature=0.5, seed=seed))
                 for seed in range(WIDTH)
             ]
             grown += [(score, answers, fork) for fork in forks]

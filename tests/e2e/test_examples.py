@@ -100,13 +100,21 @@ def test_few_shot_eval(runtime: rl.Runtime) -> None:
 
 def test_judge(runtime: rl.Runtime) -> None:
     lines = run("judge", "--url", runtime.program_address).splitlines()
-    verdicts = [line.split()[0] for line in lines]
-    assert len(verdicts) == 4
-    assert verdicts[0] == "yes"
-    assert verdicts[2] == "no"
+    assert len(lines) == 4
+    for line in lines:
+        found = re.match(r"(yes|no) +(\d+)%  ", line)
+        assert found, line
+        # The winner of two has at least half of the probability.
+        assert 50 <= int(found[2]) <= 100
 
 
 def test_tree_of_thought(runtime: rl.Runtime) -> None:
     output = run("tree_of_thought", "--url", runtime.program_address)
-    assert "How old is Ida Lund? 47" in output
+    scores = [float(score) for score in re.findall(r"level 2, +(-?[\d.]+):", output)]
+    assert len(scores) == 2
+    assert scores[0] >= scores[1]
+    best = re.findall(r"level 2, .*: (.*) / (.*)", output)[0]
+    answers = re.findall(r"^(?:Where|How) [^?]*\?(.*)", output, re.M)
+    assert [answer.strip() for answer in best] == [answer.strip() for answer in answers]
+    # Seeds make the search the same every time, whatever the cache holds by then.
     assert run("tree_of_thought", "--url", runtime.program_address) == output
