@@ -14,10 +14,7 @@ from operator import itemgetter
 import rootlace as rl
 from backend import arguments, backend
 
-PASSAGE = (
-    "Ida Lund is 47 years old. Ida Lund lives in Bergfeld. "
-    "Karl Brandt is 31 years old. Karl Brandt lives in Norwick."
-)
+PASSAGE = "Ida Lund is 47 years old. Ida Lund lives in Bergfeld. She works as a pilot."
 QUESTIONS = ["Where does Ida Lund live?", "How old is Ida Lund?"]
 WIDTH, KEEP = 4, 2
 
