@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import labels, pools
 from .passages import Passage, ask, fields_of, make_passage
@@ -25,13 +25,19 @@ def compact_json(pairs: Sequence[tuple[str, object]] | dict[str, object]) -> str
     return json.dumps(dict(pairs), separators=(",", ":"), ensure_ascii=False)
 
 
-def chat_document(messages: Sequence[Message]) -> Document:
+def short_answer_weight(answer: str) -> float:
+    """More for short answers: a label decides as much as a long object, in one token."""
+    return min(5.0, 1.0 + 24.0 / len(answer))
+
+
+def chat_document(messages: Sequence[Message], lift_short: bool = False) -> Document:
     """Messages in the ChatML layout of the template; only assistant text is learnt."""
     document: Document = []
     for message in messages:
         learnt = message["role"] == "assistant"
         document.append((f"{IM_START}{message['role']}\n", 0.0))
-        document.append((f"{message['content']}{IM_END}", 1.0 if learnt else 0.0))
+        weight = short_answer_weight(message["content"]) if lift_short else 1.0
+        document.append((f"{message['content']}{IM_END}", weight if learnt else 0.0))
         document.append(("\n", 0.0))
     return document
 
@@ -69,6 +75,54 @@ QUESTION_LAYOUTS = ("{p}\n\n{q}", "Passage: {p}\n\nQuestion: {q}", "{p}\n{q}",
                     "Passage: {p}\nQuestion: {q}", "Text: {p}\n\nQuestion: {q}", "{p} {q}",
                     "Context: {p}\nQuestion: {q}", "Question: {q}\nPassage: {p}",
                     "Passage:\n{p}\n\nQuestion: {q}")
+# Parts that later stages put together at random, so that the model learns to look for the field
+# names and the question rather than for a wording.
+ASK_VERBS = (
+    "Extract", "Return", "Give me", "Find", "Write", "Output", "Show", "Pick out", "Collect",
+    "Tell me", "I want", "I would like", "Can you extract", "Produce", "Make JSON with", "Read",
+    "Report", "Fill in", "Copy", "Note down", "Please extract", "Please return", "Print", "Send",
+    "Take", "Provide", "Name", "Could you find", "Answer with", "We need", "Please write",
+)
+ASK_TAILS = (
+    " as JSON", " in JSON", " as a JSON object", " from the text as JSON", " as compact JSON",
+    " from the passage", " in a JSON object", " (JSON)", "", " using JSON", " in JSON format",
+    " from the passage as JSON", " as one JSON object", " in the text below", " as json",
+    " mentioned in the text", " as valid JSON",
+)
+PASSAGE_TAGS = ("Passage", "Text", "Context", "Document", "Note", "Input", "Article", "Message")
+QUESTION_TAGS = ("Question", "Q", "Task", "Request", "Query")
+HELD_OUT_LAYOUTS = {
+    *EXTRACT_LAYOUTS[-pools.held_out_phrasings(EXTRACT_LAYOUTS):],
+    *QUESTION_LAYOUTS[-pools.held_out_phrasings(QUESTION_LAYOUTS):],
+}
+
+
+def composed_layout(source: Source, slot: str) -> str:
+    """Passage and request in either order, each with or without a tag; never a held-out form."""
+    while True:
+        passage, request = "{p}", f"{{{slot}}}"
+        if source.chance(0.6):
+            passage = source.pick(PASSAGE_TAGS) + source.pick((": ", ":\n")) + passage
+        if source.chance(0.3):
+            request = source.pick(QUESTION_TAGS) + source.pick((": ", ":\n")) + request
+        parts = [passage, request]
+        if source.chance(source.request_first):
+            parts.reverse()
+        layout = source.pick(("\n\n", "\n", "\n", " ")).join(parts)
+        if layout not in HELD_OUT_LAYOUTS:
+            return layout
+
+
+def extract_layout(source: Source) -> str:
+    layout = source.phrase(EXTRACT_LAYOUTS)
+    return composed_layout(source, "a") if source.vary() else layout
+
+
+def question_layout(source: Source) -> str:
+    layout = source.phrase(QUESTION_LAYOUTS)
+    return composed_layout(source, "q") if source.vary() else layout
+
+
 FOLLOW_UPS = ("{q}", "{q}", "Question: {q}", "And: {q}", "{q}")
 
 
@@ -90,14 +144,18 @@ def extract_request(source: Source, rows: Sequence[tuple[str, object]]) -> tuple
     chosen = source.rng.sample(list(rows), wanted)
     if source.chance(0.5):
         chosen.sort(key=list(rows).index)
-    request = source.phrase(EXTRACT_ASKS).format(f=list_fields(source, [k for k, _ in chosen]))
+    form = source.phrase(EXTRACT_ASKS)
+    if source.vary():
+        tail = source.pick(ASK_TAILS) + source.pick((".", ".", "", ":"))
+        form = source.pick(ASK_VERBS) + source.pick((" ", " ", " the fields ", ": ")) + "{f}" + tail
+    request = form.format(f=list_fields(source, [key for key, _value in chosen]))
     return request, compact_json(chosen)
 
 
 def extraction(source: Source, facts: int) -> list[Message]:
     passage = make_passage(source, facts)
     request, answer = extract_request(source, fields_of(source, passage))
-    layout = source.phrase(EXTRACT_LAYOUTS)
+    layout = extract_layout(source)
     return [user(layout.format(a=request, p=passage.text)), assistant(answer)]
 
 
@@ -121,7 +179,7 @@ def record_extraction(source: Source, facts: int) -> list[Message]:
                                   ("=", " "), (": ", "; ")))
     text = after.join(f"{key}{between}{value}" for key, value in rows)
     request, answer = extract_request(source, rows)
-    messages = [user(source.phrase(EXTRACT_LAYOUTS).format(a=request, p=text)), assistant(answer)]
+    messages = [user(extract_layout(source).format(a=request, p=text)), assistant(answer)]
     for _ in range(source.pick((0, 1, 2, 3))):
         key, value = source.pick(rows)
         messages += [user(source.pick(("What is {k}?", "{k}?", "Tell me {k}.")).format(k=key)),
@@ -149,7 +207,7 @@ def question(source: Source, facts: int) -> list[Message]:
         passages = [make_passage(source, facts)]
     text = source.pick((" ", "\n")).join(passage.text for passage in passages)
     asked, answer, _ = ask(source, source.pick(passages))
-    layout = source.phrase(QUESTION_LAYOUTS)
+    layout = question_layout(source)
     return [user(layout.format(p=text, q=asked)), assistant(answer)]
 
 
@@ -198,7 +256,7 @@ def choice_request(source: Source, passage: Passage) -> tuple[str, str]:
 def judge(source: Source, facts: int) -> list[Message]:
     passage = make_passage(source, facts)
     asked, answer = judge_request(source, passage)
-    return [user(source.phrase(QUESTION_LAYOUTS).format(p=passage.text, q=asked)),
+    return [user(question_layout(source).format(p=passage.text, q=asked)),
             assistant(answer)]
 
 
@@ -223,16 +281,16 @@ def passage_session(source: Source, facts: int) -> list[Message]:
         roll = source.rng.random()
         if roll < 0.35 and len(passages) == 1:
             asked, answer = extract_request(source, fields_of(source, passage))
-            layout = source.phrase(EXTRACT_LAYOUTS).replace("{a}", "{q}")
+            layout = extract_layout(source).replace("{a}", "{q}")
         elif roll < 0.82 or len(passages) > 1:
             asked, answer, _ = ask(source, passage)
-            layout = source.phrase(QUESTION_LAYOUTS)
+            layout = question_layout(source)
         elif roll < 0.92:
             asked, answer = judge_request(source, passage)
-            layout = source.phrase(QUESTION_LAYOUTS)
+            layout = question_layout(source)
         else:
             asked, answer = choice_request(source, passage)
-            layout = source.phrase(QUESTION_LAYOUTS)
+            layout = question_layout(source)
         if answer in answered:
             continue
         answered.add(answer)
@@ -289,6 +347,8 @@ def few_shot_lines(source: Source, shots: int) -> tuple[list[tuple[str, str]], s
             if word not in words:
                 words.append(word)
     input_tag, label_tag = source.phrase(task.input_tags), source.phrase(task.label_tags)
+    if source.any_tag > 0 and source.chance(source.any_tag):
+        input_tag, label_tag = source.made().capitalize(), source.made().capitalize()
     order = list(range(classes))
     source.rng.shuffle(order)
     order += [source.rng.randrange(classes) for _ in range(max(0, shots - classes))]
@@ -296,7 +356,7 @@ def few_shot_lines(source: Source, shots: int) -> tuple[list[tuple[str, str]], s
     return rows, input_tag, label_tag, words
 
 
-def few_shot_text(source: Source, shots: int) -> Document:
+def few_shot_text(source: Source, shots: int, label_weight: float = 1.5) -> Document:
     """The plain-text form, without chat markup."""
     rows, input_tag, label_tag, words = few_shot_lines(source, shots)
     between = source.pick(("\n\n", "\n\n", "\n"))
@@ -307,7 +367,7 @@ def few_shot_text(source: Source, shots: int) -> Document:
     for index, (text, label) in enumerate(rows):
         document.append((f"{input_tag}: {text}\n{label_tag}:", 0.0))
         known = len(seen) == len(words)
-        document.append((f" {label}", 1.5 if known else 0.0))
+        document.append((f" {label}", label_weight if known else 0.0))
         if index + 1 < len(rows):
             document.append((between, 0.3))
         seen.add(label)
@@ -399,7 +459,11 @@ def tools(source: Source, _: int) -> list[Message]:
 
 def small_talk(source: Source) -> list[Message]:
     asks, answer = source.pick(labels.SMALL_TALK)
-    return [user(source.phrase(asks)), assistant(answer)]
+    asked = source.phrase(asks)
+    if source.vary():
+        asked = source.pick((asked.lower(), asked.rstrip(".!?"), asked.rstrip(".!?") + "!",
+                             asked.rstrip(".!?").lower(), asked.rstrip(".!?") + "."))
+    return [user(asked), assistant(answer)]
 
 
 def name_recall(source: Source) -> list[Message]:
@@ -484,42 +548,64 @@ class Stage:
     records: float
     chained: float
     long: float
+    shares: tuple[float, ...] = (0.36, 0.16, 0.12, 0.02, 0.02, 0.05, 0.03, 0.09, 0.04, 0.04)
+    few_shot_text: float = 0.10
+    tips_text: float = 0.02
+    label_weight: float = 1.5
+    lift_short: bool = False
+    varied: float = 0.0
+    odd: float = 0.0
+    request_first: float = 0.5
+    any_tag: float = 0.0
 
 
 EARLY = Stage(facts=(1, 2, 2, 3), shots=(4, 6, 8), records=0.25, chained=0.0, long=0.0)
 MIDDLE = Stage(facts=(1, 2, 3, 4, 5), shots=(3, 4, 6, 8, 10), records=0.08, chained=0.08, long=0.0)
-LATE = Stage(facts=(1, 2, 3, 4, 5, 6, 7), shots=(2, 3, 4, 6, 8, 12), records=0.05, chained=0.12,
-             long=0.025)
+# The tokenizer is learnt from this mixture.
+MIXED = Stage(facts=(1, 2, 3, 4, 5, 6, 7), shots=(2, 3, 4, 6, 8, 12), records=0.05, chained=0.12,
+              long=0.025)
+# Copying is learnt by now.  Labels and yes/no answers, a token each, get their share of the
+# loss, and requests are worded from parts.
+LATE = Stage(facts=(1, 2, 3, 3, 4, 4, 5, 6, 7), shots=(4, 6, 8, 10, 12), records=0.04,
+             chained=0.10, long=0.02,
+             shares=(0.26, 0.18, 0.13, 0.05, 0.04, 0.09, 0.06, 0.08, 0.05, 0.05),
+             few_shot_text=0.18, tips_text=0.03, label_weight=5.0, lift_short=True, varied=0.4)
+# Names of any letters, and more requests before the passage, which is the harder order.
+WIDE = replace(LATE, varied=0.55, odd=0.3, request_first=0.65)
+# Labels are learnt; back to passages, the harder skill.  Tags of few-shot texts may be any word.
+LAST = replace(WIDE, shares=(0.36, 0.23, 0.13, 0.04, 0.03, 0.04, 0.03, 0.08, 0.03, 0.03),
+               few_shot_text=0.11, varied=0.6, odd=0.4, any_tag=0.4, long=0.02)
 
-CHAT_SKILLS: tuple[tuple[Callable[[Source, int], list[Message]], float], ...] = (
-    (passage_session, 0.36), (extraction, 0.16), (question, 0.12), (judge, 0.02), (choice, 0.02),
-    (few_shot_chat, 0.05), (zero_shot, 0.03), (tools, 0.09), (greetings, 0.04), (tips_chat, 0.04),
+# In the order of ``Stage.shares``.
+CHAT_SKILLS: tuple[Callable[[Source, int], list[Message]], ...] = (
+    passage_session, extraction, question, judge, choice, few_shot_chat, zero_shot, tools,
+    greetings, tips_chat,
 )
-FEW_SHOT_TEXT_SHARE, TIPS_TEXT_SHARE = 0.10, 0.02
 
 
 def chat_messages(source: Source, stage: Stage) -> list[Message]:
     if source.chance(stage.records):
         return record_extraction(source, source.pick((2, 3, 4, 5)))
-    makers = [maker for maker, _share in CHAT_SKILLS]
-    maker = source.rng.choices(makers, [share for _maker, share in CHAT_SKILLS])[0]
+    maker = source.rng.choices(CHAT_SKILLS, stage.shares)[0]
     size = stage.shots if maker is few_shot_chat else stage.facts
     return maker(source, source.pick(size))
 
 
 def document(source: Source, stage: Stage) -> Document:
     """One training document of the mixture."""
+    source.varied, source.odd = stage.varied, stage.odd
+    source.request_first, source.any_tag = stage.request_first, stage.any_tag
     if source.chance(stage.long):
         return long_document(source, stage)
     roll = source.rng.random()
-    if roll < FEW_SHOT_TEXT_SHARE:
-        return few_shot_text(source, source.pick(stage.shots))
-    if roll < FEW_SHOT_TEXT_SHARE + TIPS_TEXT_SHARE:
+    if roll < stage.few_shot_text:
+        return few_shot_text(source, source.pick(stage.shots), stage.label_weight)
+    if roll < stage.few_shot_text + stage.tips_text:
         return tips_text(source, 0)
     messages = _with_system(source, chat_messages(source, stage))
     if source.chance(stage.chained):
         messages += _chain(source, stage)
-    return chat_document(messages)
+    return chat_document(messages, stage.lift_short)
 
 
 def _chain(source: Source, stage: Stage) -> list[Message]:
@@ -533,9 +619,9 @@ def _chain(source: Source, stage: Stage) -> list[Message]:
 def long_document(source: Source, stage: Stage) -> Document:
     """Rows of 500 to 1000 tokens: many examples, or a long conversation."""
     if source.chance(0.4):
-        return few_shot_text(source, source.pick((20, 30, 40)))
+        return few_shot_text(source, source.pick((20, 30, 40)), stage.label_weight)
     messages = _with_system(source, chat_messages(source, stage))
     length = source.pick((1600, 2200, 3000))
     while sum(len(message["content"]) + 40 for message in messages) < length:
         messages += _chain(source, stage)
-    return chat_document(messages)
+    return chat_document(messages, stage.lift_short)

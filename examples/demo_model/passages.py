@@ -559,8 +559,40 @@ def ask(source: Source, passage: Passage) -> tuple[str, str, Value]:
     name = passage.subject
     if passage.domain.kind == "person" and source.chance(0.4):
         name = name.split()[0]
-    question = source.phrase(attribute.asks).format(n=name)
+    form = source.phrase(attribute.asks)
+    if source.vary():
+        form = _composed_question(source, attribute, form, named=bool(passage.others))
+    question = form.format(n=name)
     return question, str(passage.facts[position]), attribute.keys[0]
+
+
+COMPOSED_ASKS = (
+    "What is the {k} of {n}?", "Tell me the {k} of {n}.", "Give the {k} of {n}.",
+    "What {k} does {n} have?", "Which {k} does the text give for {n}?", "{n}: {k}?",
+    "What does the text say about the {k} of {n}?", "What is {n}'s {k}?", "The {k} of {n}?",
+    "Find the {k} of {n}.", "I want to know the {k} of {n}.", "What is the {k}?", "{k}?",
+    "What is the {k} here?", "Please tell me the {k} of {n}.", "Do you know the {k} of {n}?",
+    "Which {k} is given for {n}?", "What was the {k} of {n}?", "Name the {k} of {n}.",
+)
+WRAPPED_ASKS = ("Please answer: {q}", "{q} Answer briefly.", "Can you tell me: {l}",
+                "According to the text, {l}", "I would like to know: {l}", "Tell me: {l}",
+                "{q} Give only the answer.", "So, {l}", "Now tell me, {l}", "Q: {q}", "{l}")
+
+
+def _composed_question(source: Source, attribute: Attribute, form: str, named: bool) -> str:
+    """A question built from the field's name, or a known one in other clothes.
+
+    ``named`` asks for a question that names its subject: the passage has two.
+    """
+    if source.chance(0.5):
+        wrapped = source.pick(WRAPPED_ASKS)
+        return wrapped.format(q=form, l=form[0].lower() + form[1:])
+    composed = source.pick(COMPOSED_ASKS)
+    composed = composed.replace("{k}", source.pick(attribute.keys).replace("_", " "))
+    kept = pools.held_out_phrasings(attribute.asks)
+    if (kept and composed in attribute.asks[-kept:]) or (named and "{n}" not in composed):
+        return form
+    return composed
 
 
 def fields_of(source: Source, passage: Passage) -> list[tuple[str, Value]]:

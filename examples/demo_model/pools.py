@@ -119,6 +119,12 @@ _CODAS = ["", "", "", "", "", "", "l", "n", "r", "s", "t", "m", "k", "nd", "rt",
 _LAST_ENDS = "son sen er ini ova berg man ez ic ski ley ton stein ura well ford dahl".split()
 _CITY_ENDS = "ton ville burg ford ia stad port holm mouth field grad dale haven bridge".split()
 
+_ALL_WORDS = [
+    word for pool in (FIRST_NAMES, LAST_NAMES, CITIES, JOBS, HOBBIES, COLORS, ANIMALS, ITEMS, FOODS,
+                      ADJECTIVES, NOUNS, DAYS, MONTHS, COUNTRIES, COMPANY_ENDS, PLACE_ENDS)
+    for word in pool if not is_held_out(word)
+]
+
 
 def made_word(rng: random.Random, syllables: int) -> str:
     """A pronounceable word that (almost surely) exists nowhere else."""
@@ -140,6 +146,14 @@ class Source:
         self.rng = random.Random(seed)
         self.held_out = held_out
         self.unseen_phrasings = held_out and not known_phrasings
+        # The share of requests worded from parts (see ``corpus.py``); later stages set it.
+        self.varied = 0.0
+        # The share of name parts cut from arbitrary letters: copying must work for any token.
+        self.odd = 0.0
+        # How often a request worded from parts stands before its passage.
+        self.request_first = 0.5
+        # How often the tags of a few-shot text are made-up words.
+        self.any_tag = 0.0
 
     def value(self, make: Callable[[], T]) -> T:
         """Draw until the value lies on this side of the split."""
@@ -155,6 +169,10 @@ class Source:
     def chance(self, probability: float) -> bool:
         return self.rng.random() < probability
 
+    def vary(self) -> bool:
+        """Whether to word this request from parts.  Draws nothing while the share is zero."""
+        return self.varied > 0 and self.chance(self.varied)
+
     def phrase(self, options: Sequence[str], unseen: float = 1.0) -> str:
         """A phrasing; evaluation takes an unseen one with probability ``unseen``."""
         kept = held_out_phrasings(options)
@@ -166,7 +184,19 @@ class Source:
         """A lower-case word of a closed pool (jobs, items); the model must know these."""
         return self.rng.choice(pool)
 
+    def _odd_word(self) -> str:
+        """Halves of two words, or random letters: pieces that made-up syllables never give."""
+        if self.chance(0.3):
+            letters = "abcdefghijklmnopqrstuvwxyz"
+            word = "".join(self.rng.choice(letters) for _ in range(self.rng.randint(3, 7)))
+        else:
+            first, second = self.rng.choice(_ALL_WORDS), self.rng.choice(_ALL_WORDS)
+            word = first[: self.rng.randint(2, 5)] + second[-self.rng.randint(2, 5) :]
+        return word.lower().capitalize()
+
     def _name_part(self, pool: Sequence[str], ends: Sequence[str]) -> str:
+        if self.odd > 0 and self.chance(self.odd):
+            return self._odd_word()
         if self.chance(0.35):
             return self.rng.choice(pool)
         word = made_word(self.rng, self.rng.choice((1, 1, 2) if ends else (2, 2, 2, 3)))

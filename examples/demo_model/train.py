@@ -87,7 +87,7 @@ def build_tokenizer(seed: int, vocabulary: int, documents: int = 12000) -> Token
     """Byte-level BPE learnt from a sample of the corpus."""
     source = Source(seed)
     texts = (
-        "".join(text for text, _weight in corpus.document(source, corpus.LATE))
+        "".join(text for text, _weight in corpus.document(source, corpus.MIXED))
         .replace(corpus.IM_START, "\n").replace(corpus.IM_END, "\n")
         .replace(corpus.END_OF_TEXT, "\n").replace("<tool_call>", "\n")
         .replace("</tool_call>", "\n")
@@ -219,7 +219,11 @@ def stage_at(progress: float) -> corpus.Stage:
     """Short and simple passages first, everything later."""
     if progress < 0.12:
         return corpus.EARLY
-    return corpus.MIDDLE if progress < 0.40 else corpus.LATE
+    if progress < 0.35:
+        return corpus.MIDDLE
+    if progress < 0.525:
+        return corpus.LATE
+    return corpus.WIDE if progress < 0.70 else corpus.LAST
 
 
 def learning_rate_factor(progress: float, step: int) -> float:
