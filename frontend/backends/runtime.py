@@ -87,6 +87,8 @@ def gateway_config(
 class Runtime:
     """Starts a runtime for the model in the folder `model` (also `model_path`) and connects to it.
 
+    Without a model it is the embedded demo model.
+
     Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
     `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `cache`, `policy`,
     `max_step_tokens`, `max_running`, `max_waiting`, `http_port`, `host`, `api_key`, ...). Its
@@ -107,14 +109,15 @@ class Runtime:
         log_level: str | None = None,
         **options: Any,
     ) -> None:
-        if (model is None) == (model_path is None):
-            raise TypeError("Runtime() needs the model's folder, once: model=... or model_path=...")
+        if model is not None and model_path is not None:
+            raise TypeError("Runtime() takes the model's folder once: model=... or model_path=...")
+        folder = model or model_path or _embedded_model()
         self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
         self._process: subprocess.Popen[str] | None = None
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = gateway_config(str(model or model_path), address, options)
+            config = gateway_config(str(folder), address, options)
             ready = self._launch(config, launch_timeout)
             self.pid: int = ready["pid"]
             self.program_address: str = ready["program_address"]
@@ -221,6 +224,12 @@ class Runtime:
 
     def __repr__(self) -> str:
         return f"Runtime({self.program_address!r})"
+
+
+def _embedded_model() -> Path:
+    from rootlace.runtime.assets import demo_model
+
+    return demo_model()
 
 
 def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,9 +73,22 @@ def test_wrong_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"blok_size.*did you mean 'block_size'"):
         rl.Runtime("m", blok_size=3)
     with pytest.raises(TypeError, match="once"):
-        rl.Runtime()
-    with pytest.raises(TypeError, match="once"):
         rl.Runtime("a", model_path="b")
+
+
+def test_without_a_model_it_is_the_embedded_one(
+    monkeypatch: pytest.MonkeyPatch, demo_model: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def launch(self: rl.Runtime, config: dict[str, Any], timeout: float) -> dict[str, Any]:
+        asked.append(config)
+        raise ServerUnavailable("seen enough")
+
+    monkeypatch.setattr(rl.Runtime, "_launch", launch)
+    with pytest.raises(ServerUnavailable):
+        rl.Runtime()
+    assert Path(asked[0]["gateway"]["model"]) == demo_model
 
 
 def test_a_runtime_that_does_not_start() -> None:
