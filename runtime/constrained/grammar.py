@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint
@@ -64,6 +65,41 @@ class Grammar:
         return GrammarMatcher(self._prototype.deep_copy())
 
 
+class _TextTokenizer:
+    """What llguidance asks of a tokenizer; text never becomes a special token.
+
+    llguidance tokenizes text that must follow. Its own tokenizer makes a special token of text that
+    is spelled like one, which its grammars then refuse: the request could not go on.
+    """
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: list[int]) -> None:
+        added = json.loads(tokenizer_json).get("added_tokens", [])
+        special = [token for token in added if token["special"] and token["id"] < vocab_size]
+        self._own = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_token_ids)
+        self.eos_token_id = self._own.eos_token
+        self.bos_token_id = None
+        self.tokens = [self._bytes(i) for i in range(vocab_size)]
+        self.special_token_ids = [token["id"] for token in special]
+        # llguidance calls some added tokens special that are not, such as <tool_call>: as text they
+        # are themselves.
+        contents = sorted((token["content"].encode() for token in special), key=len, reverse=True)
+        self._special = re.compile(b"|".join(map(re.escape, contents))) if contents else None
+
+    def _bytes(self, token_id: int) -> bytes:
+        """What a token stands for; nothing where the vocabulary is padded."""
+        data = self._own.decode_bytes([token_id])
+        return b"" if data == b"<[%d]>" % token_id else data
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        start = 0
+        for match in self._special.finditer(text) if self._special else ():
+            cut = match.start() + 1  # no special token is seen in either part
+            ids += self._own.tokenize_bytes(text[start:cut])
+            start = cut
+        return ids + self._own.tokenize_bytes(text[start:])
+
+
 class GrammarCompiler:
     """Compiles constraints for one tokenizer; the latest `cache_size` grammars are kept.
 
@@ -74,7 +110,10 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: list[int], cache_size: int = 256
     ) -> None:
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos_token_ids)
+        text = _TextTokenizer(tokenizer_json, vocab_size, eos_token_ids)
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(text), n_vocab=vocab_size, eos_token=eos_token_ids
+        )
         self._cache: OrderedDict[Constraint, Grammar] = OrderedDict()
         self._cache_size = cache_size
 
@@ -131,7 +170,12 @@ def _choices_grammar(source: str) -> str:
     for index, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice:
             raise InvalidConstraint(f"choices[{index}]: must be a string of at least one character")
-    return "start: " + " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+    return "start: " + " | ".join(map(_literal, choices))
+
+
+def _literal(text: str) -> str:
+    """A string of the grammar's language: JSON's, but for DEL, which is a control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _schema_grammar(constraint: Constraint) -> str:

@@ -143,3 +143,46 @@ def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None
 def test_what_cannot_hold_is_refused_with_a_reason(compiler, constraint, said) -> None:
     with pytest.raises(InvalidConstraint, match=said):
         compiler.compile(constraint)
+
+
+SPELLED = "ab <eos> <eos"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("choices", json.dumps([SPELLED])),
+        Constraint("regex", SPELLED),
+        Constraint("json_schema", json.dumps({"const": SPELLED})),
+        Constraint("ebnf", f"start: {json.dumps(SPELLED)}"),
+    ],
+    ids=lambda constraint: constraint.kind,
+)
+def test_text_spelled_like_a_special_token_is_text(tokenizer, compiler, constraint) -> None:
+    text = random_text(tokenizer, compiler.compile(constraint).matcher(), random.Random(1))
+    assert text == (json.dumps(SPELLED) if constraint.kind == "json_schema" else SPELLED)
+
+
+def test_an_added_token_that_is_not_special_is_text(tokenizer: Tokenizer) -> None:
+    larger = Tokenizer.from_str(tokenizer.to_str())
+    larger.add_tokens(["<tool_call>"])
+    compiler = GrammarCompiler(larger.to_str(), larger.get_vocab_size(), [0])
+    matcher = compiler.compile(Constraint("regex", "a<tool_call>b")).matcher()
+    size, ids = larger.get_vocab_size(), []
+    while not matcher.is_finished():
+        ids.append(allowed(matcher, size)[0])
+        assert matcher.advance(ids[-1]), matcher.error()
+    assert larger.decode(ids) == "a<tool_call>b"
+
+
+def test_free_text_holds_no_token_of_the_padding(tokenizer, compiler) -> None:
+    matcher = compiler.compile(Constraint("regex", "(?s:.)+")).matcher()
+    tokens = allowed(matcher, tokenizer.get_vocab_size() + 13)
+    assert 0 not in tokens
+    assert max(tokens) < tokenizer.get_vocab_size()
+
+
+def test_choices_hold_any_character(tokenizer, compiler) -> None:
+    text = "".join(map(chr, range(1, 0xA0))) + "\u2028\U0001f600"
+    choices = Constraint("choices", json.dumps([text]))
+    assert random_text(tokenizer, compiler.compile(choices).matcher(), random.Random(1)) == text
