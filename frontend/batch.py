@@ -22,6 +22,7 @@ from rootlace.tracer import Reference, constant_prefix
 
 if TYPE_CHECKING:
     from rootlace.backends.endpoint import RuntimeEndpoint
+    from rootlace.client import Connection
     from rootlace.program import Function
 
 Body = Callable[[Any], Any]
@@ -68,16 +69,13 @@ class _Batch:
         texts = merge(constant_prefix(self._function, chat, common))
         if not texts:
             return None
-        connection = self._connection
-        prefix = SharedPrefix(connection.next_branch(), texts)
-        for op in (
-            protocol.Open(connection.next_op(), prefix.branch, program=self._program),
-            protocol.Append(connection.next_op(), prefix.branch, texts),
-            protocol.Prefill(connection.next_op(), prefix.branch),
-        ):
+        branch = self._connection.next_branch()
+        try:
             # A prefix that fails (too long, say) fails the programs themselves, with their lines.
-            connection.send(op, _Outcome())
-        return prefix
+            _compute(self._connection, branch, texts, self._program)
+        except InvalidRequest:
+            return None
+        return SharedPrefix(branch, texts)
 
     def start(self) -> ProgramRun:
         run = self._function.start_in_batch(
@@ -135,6 +133,28 @@ class _Batch:
         except Exception:
             assert run.error is not None
         return state
+
+
+def _compute(
+    connection: Connection, branch: int, texts: tuple[protocol.Text, ...], program: str = ""
+) -> list[_Outcome]:
+    """Open `branch` with `texts` computed; what is then to be waited for.
+
+    Raises InvalidRequest, and leaves no branch, if they cannot be sent.
+    """
+    outcomes = []
+    try:
+        for op in (
+            protocol.Open(connection.next_op(), branch, program=program),
+            protocol.Append(connection.next_op(), branch, texts),
+            protocol.Prefill(connection.next_op(), branch),
+        ):
+            outcomes.append(_Outcome())
+            connection.send(op, outcomes[-1])
+    except InvalidRequest:
+        connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
+        raise
+    return outcomes
 
 
 def bodies(function: Function, batch: Sequence[Any]) -> list[Body]:
@@ -330,15 +350,8 @@ def cache_prefix(function: Function, backend: Any) -> str:
     if not texts:
         return ""
     branch = connection.next_branch()
-    outcomes = []
-    for op in (
-        protocol.Open(connection.next_op(), branch),
-        protocol.Append(connection.next_op(), branch, texts),
-        protocol.Prefill(connection.next_op(), branch),
-        protocol.Close(connection.next_op(), branch),
-    ):
-        outcomes.append(_Outcome())
-        connection.send(op, outcomes[-1])
+    outcomes = _compute(connection, branch, texts)
+    connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
     connection.flush()
     for outcome in outcomes:
         outcome.wait()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from rootlace import chat_format, client, protocol, sampling
+from rootlace import chat_format, protocol, sampling
 from rootlace.completion import Completion
 from rootlace.errors import Cancelled, InvalidRequest, RootlaceError
 from rootlace.expressions import (
@@ -223,21 +223,27 @@ class Branch:
 
     def _append(self, parts: tuple[protocol.Part, ...]) -> None:
         op = protocol.Append(self._next(), self.id, parts)
-        operation = Operation(self, call_site(), "appending text")
-        try:
-            client.check_size(op)
-        except InvalidRequest as error:
-            raise ProgramError(operation.site, operation.what, error) from error
-        self._issue(op, operation)
+        self._issue(op, Operation(self, call_site(), "appending text"))
 
     def _next(self) -> int:
         return self.run.connection.next_op()
 
     def _issue(self, op: protocol.Op, operation: Operation) -> None:
         self.last = operation
-        self.run.connection.send(op, operation)
+        try:
+            self.run.connection.send(op, operation)
+        except InvalidRequest as error:
+            self._refuse(operation, error)
         if self.run.cancelled:  # the canceller may not have seen this branch's latest operation
             self.cancel()
+
+    def _refuse(self, operation: Operation, error: InvalidRequest) -> NoReturn:
+        """End `operation`, which cannot be sent, as the server ends one that fails."""
+        operation.failure = failure = self.failed(operation, error)
+        operation.finish()
+        # What follows would continue a text without this operation: the branch is broken.
+        self.run.connection.send(protocol.Cancel(self._next(), self.id), _Closing())
+        raise failure.exception()
 
     def _check_open(self) -> None:
         if self.run.cancelled:

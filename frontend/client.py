@@ -40,7 +40,7 @@ Sink = Callable[[protocol.Event], None]
 """Gets every event of one operation, in the I/O thread; the last one is terminal."""
 
 MAX_FRAME_BYTES = 32 * 2**20
-"""Half of what a gateway accepts by default: the estimate below leaves out small fields."""
+"""Half of what a gateway accepts by default."""
 _MAX_FRAME_OPS = 1024
 
 
@@ -82,7 +82,7 @@ class Connection:
         self._branch_ids = itertools.count(1)
         self._program_ids = itertools.count(1)
         self._session = uuid.uuid4().hex
-        self._outbox: deque[protocol.Op] = deque()
+        self._outbox: deque[msgspec.Raw] = deque()
         self._sinks: dict[int, Sink] = {}
         self._armed = False
         self._hurried = False
@@ -131,9 +131,13 @@ class Connection:
         return f"{self._session}-{next(self._program_ids)}"
 
     def send(self, op: protocol.Op, sink: Sink) -> None:
-        """Queue `op`; never blocks. On a lost connection the sink gets its `Failed` right here."""
+        """Queue `op`; never blocks. On a lost connection the sink gets its `Failed` right here.
+
+        Raises InvalidRequest for what no frame can carry: here, where it concerns nobody else.
+        """
+        packed = pack(op)
         self._sinks[op.op] = sink
-        self._outbox.append(op)
+        self._outbox.append(packed)
         if self._lost is not None:
             # Whoever pops the sink answers it: this thread, or the I/O thread's sweep.
             self._outbox.clear()
@@ -206,7 +210,7 @@ class Connection:
             api_key=self._api_key,
             client=f"rootlace-python pid {os.getpid()}",
         )
-        await self._send_frame(socket, [hello])
+        await self._send_frame(socket, [pack(hello)])
         parts = [
             asyncio.ensure_future(part)
             for part in (
@@ -221,7 +225,7 @@ class Connection:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         if self._lost is None and self._model is not None:
-            goodbye = protocol.Goodbye(op=self.next_op())
+            goodbye = pack(protocol.Goodbye(op=self.next_op()))
             await self._send_frame(socket, [*self._drain(), goodbye])
         for task in done:
             task.result()
@@ -233,12 +237,12 @@ class Connection:
         self._started.set()  # only now: a frame must not leave while its first program is at it
         await asyncio.gather(self._write(socket), self._ping())
 
-    async def _send_frame(self, socket: zmq.asyncio.Socket, ops: list[protocol.Op]) -> None:
+    async def _send_frame(self, socket: zmq.asyncio.Socket, ops: list[msgspec.Raw]) -> None:
         self.counters.messages_sent += 1
         self.counters.ops_sent += len(ops)
         await socket.send(protocol.encode(ops))
 
-    def _drain(self) -> list[protocol.Op]:
+    def _drain(self) -> list[msgspec.Raw]:
         ops = []
         while self._outbox:
             ops.append(self._outbox.popleft())
@@ -250,10 +254,10 @@ class Connection:
             self._wake.clear()
             self._armed = self._hurried = False  # before draining: what comes later wakes again
             while self._outbox:
-                frame: list[protocol.Op] = []
+                frame: list[msgspec.Raw] = []
                 size = 0
                 while self._outbox and len(frame) < _MAX_FRAME_OPS:
-                    size += text_bytes(self._outbox[0])
+                    size += len(memoryview(self._outbox[0]))
                     if frame and size > MAX_FRAME_BYTES:
                         break
                     frame.append(self._outbox.popleft())
@@ -324,21 +328,13 @@ class Connection:
             sink(protocol.Failed(op=op, code=reason.code, message=str(reason)))
 
 
-def text_bytes(op: protocol.Op) -> int:
-    """About how many bytes `op` takes on the wire."""
-    if isinstance(op, protocol.Append):
-        size = 0
-        for part in op.parts:
-            if isinstance(part, protocol.Text):
-                size += 4 * len(part.text)
-            elif isinstance(part, protocol.Tokens):
-                size += 5 * len(part.ids)
-        return size
-    return 0
-
-
-def check_size(op: protocol.Op) -> None:
-    """Raises InvalidRequest for an operation that no frame can carry."""
-    size = text_bytes(op)
+def pack(op: protocol.Op) -> msgspec.Raw:
+    """`op` as it travels. Raises InvalidRequest for what no frame can carry."""
+    try:
+        packed = protocol.pack(op)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidRequest(f"it cannot be sent: {error}") from None
+    size = len(memoryview(packed))
     if size > MAX_FRAME_BYTES:
-        raise InvalidRequest(f"one append of about {size} bytes; at most {MAX_FRAME_BYTES} travel")
+        raise InvalidRequest(f"an operation of {size} bytes; at most {MAX_FRAME_BYTES} travel")
+    return packed

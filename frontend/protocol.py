@@ -204,7 +204,10 @@ class Close(_Op, tag="close"):
 
 
 class Cancel(_Op, tag="cancel"):
-    """Abort the branch: its running and queued operations fail with `cancelled`."""
+    """Abort the branch: its running and queued operations fail with `cancelled`.
+
+    A branch whose `Close` still waits behind such operations can be cancelled, too.
+    """
 
     branch: int
 
@@ -372,9 +375,17 @@ _ops = msgspec.msgpack.Decoder(list[Op])
 _events = msgspec.msgpack.Decoder(list[Event])
 
 
-def encode(messages: list[Op] | list[Event]) -> bytes:
+def encode(messages: list[Op] | list[Event] | list[msgspec.Raw]) -> bytes:
     """One frame."""
     return _encoder.encode(messages)
+
+
+def pack(message: Op) -> msgspec.Raw:
+    """One message as it will stand in a frame.
+
+    Raises UnicodeEncodeError for a lone surrogate and OverflowError for a number over 64 bits.
+    """
+    return msgspec.Raw(_encoder.encode(message))
 
 
 def decode_ops(frame: bytes) -> list[Op]:

@@ -253,6 +253,61 @@ def test_appending_what_cannot_be_carried() -> None:
         program.run()
 
 
+@pytest.mark.parametrize(
+    "unsendable",
+    [
+        "half a character: \ud83d",
+        rl.gen("x", stop="\ud83d"),
+        rl.gen("\ud83d"),
+        rl.select("x", ["a", "\ud83d"]),
+        rl.gen("x", logit_bias={2**70: 1.0}),
+    ],
+)
+def test_what_cannot_be_sent_concerns_nobody_else(gateway: FakeGateway, unsendable: Any) -> None:
+    @rl.function
+    def program(s, expression):
+        s += "It began well." + rl.gen("before")
+        s += expression  # here
+        s += rl.gen("after")
+
+    states = program.run_batch([("fine",), (unsendable,), ("fine",)])
+    assert [state.error() for state in states[::2]] == [None, None]
+    error = states[1].error()
+    assert isinstance(error, rl.ProgramError) and isinstance(error.__cause__, InvalidRequest)
+    with pytest.raises(rl.ProgramError, match="cannot be sent"):
+        states[1].text()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_what_cannot_be_sent_breaks_its_branch() -> None:
+    @rl.function
+    def stubborn(s):
+        try:
+            s += "half a character: \ud83d"
+        except rl.ProgramError as error:
+            s["error"] = error
+        s += rl.gen("after")
+        with pytest.raises(rl.ProgramError, match="appending text failed: it cannot be sent"):
+            s["after"]
+
+    state = stubborn.run()
+    assert state["error"].lineno == line_of(stubborn, "half a character")
+    assert isinstance(state.error(), rl.ProgramError)
+
+
+def test_a_constant_prefix_that_cannot_be_sent(gateway: FakeGateway) -> None:
+    @rl.function
+    def program(s, x):
+        s += "half a character: \ud83d"
+        s += x + rl.gen("x")
+
+    for state in program.run_batch([("a",), ("b",)]):
+        assert isinstance(state.error(), rl.ProgramError)
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        program.cache()
+    eventually(lambda: gateway.open_branches == 0)
+
+
 def test_no_backend() -> None:
     rl.set_default_backend(None)
     with pytest.raises(InvalidRequest, match="no backend"):
