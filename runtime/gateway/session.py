@@ -78,6 +78,8 @@ class Session:
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._branches: dict[int, Branch] = {}
+        # Closed by the client, but with operations to do before: these can still be cancelled.
+        self._closing: dict[int, Branch] = {}
         self._alive: set[Branch] = set()  # closed ones too, until their queue is empty
         self._programs: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,6 +122,7 @@ class Session:
             branch.interrupt(error)
             self._release(branch)
         self._branches.clear()
+        self._closing.clear()
         self._on_close(self)
 
     # ------------------------------------------------------------ dispatch
@@ -133,6 +136,8 @@ class Session:
             self._open(op)
         elif isinstance(op, Append | Prefill | Generate | Select | Close | Cancel):
             branch = self._branches.get(op.branch)
+            if branch is None and isinstance(op, Cancel):
+                branch = self._closing.get(op.branch)
             if branch is None:
                 raise InvalidRequest(f"branch {op.branch} is not open")
             self._on_branch(op, branch)
@@ -153,6 +158,7 @@ class Session:
     ) -> None:
         if isinstance(op, Close):
             del self._branches[op.branch]
+            self._closing[op.branch] = branch
             branch.post(Work(op.op, partial(self._close, op, branch), always=True))
             return
         if isinstance(op, Cancel):
@@ -220,6 +226,8 @@ class Session:
             branch.post(Work(op.op, partial(_adopt, branch, self._snapshot(parent, True), op.op)))
 
     async def _close(self, op: Close, branch: Branch) -> Event:
+        if self._closing.get(op.branch) is branch:  # the id may have been used again
+            del self._closing[op.branch]
         self._release(branch)
         return Done(op.op)
 

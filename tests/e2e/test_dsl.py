@@ -7,11 +7,13 @@ and not, and never in another program.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import gc
 import inspect
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +255,22 @@ def test_what_is_given_up_is_cancelled_on_the_server(runtime: rl.Runtime) -> Non
     with pytest.raises(KeyError, match="given up"):
         long.run(max_tokens=400)
     # `nothing_stays_behind` finds no branch and no running request.
+
+
+def test_a_batch_that_is_given_up_is_cancelled_while_it_waits(runtime: rl.Runtime) -> None:
+    @rl.function
+    def long(s, number):
+        s += f"{number}: on and on" + rl.gen("x", max_tokens=1500, ignore_eos=True)
+
+    states = long.run_batch([(i,) for i in range(40)], generator_style=True)
+    threads = threading.active_count()
+    interrupt = threading.Timer(0.3, _thread.interrupt_main)
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(states)
+    interrupt.join()
+    # 60,000 tokens would take longer than this; that the server is idle is checked behind.
+    patiently(lambda: threading.active_count() <= threads)
 
 
 def test_the_http_address_leads_to_the_programs(runtime: rl.Runtime) -> None:

@@ -497,6 +497,26 @@ async def test_cancel_running_and_queued(client: MakeClient) -> None:
     assert failed(c, 22)[0] == "cancelled" and "quoted branch 1" in failed(c, 22)[1]
 
 
+async def test_cancel_behind_a_close(client: MakeClient) -> None:
+    c = client()
+    c.engine.paused = True
+    c.send(Open(1, 1), Append(2, 1, text("x")), Generate(3, 1), Close(4, 1))
+    c.send(Open(5, 1), Append(6, 1, text("y")), Generate(7, 1), Close(8, 1))  # the id again
+    await c.settle()
+    assert len(c.engine.running) == 2
+    c.send(Cancel(9, 1))
+    await c.settle()
+    assert failed(c, 7) == ("cancelled", "cancelled by the client")
+    assert c.terminal(8) == Done(8) and c.terminal(9) == Done(9) and c.terminal(3) is None
+    c.engine.paused = False
+    c.engine._schedule()
+    assert isinstance(await c.result(3), Generated)
+    await c.settle()
+    c.send(Cancel(10, 1))
+    await c.settle()
+    assert failed(c, 10) == ("invalid_request", "branch 1 is not open")
+
+
 async def test_cancel_while_waiting_for_a_parent(client: MakeClient) -> None:
     c = client()
     c.engine.paused = True
