@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -178,12 +178,11 @@ class _Grown:
     prompt_tokens: int
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(self, asked: _Asked, chunk: Chunk) -> dict[str, Any]:
         self.text += chunk.text
         self.ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
         meta: dict[str, Any] = {
             "id": asked.rid,
             "finish_reason": None,
@@ -191,7 +190,8 @@ class _Grown:
             "completion_tokens": len(self.ids),
         }
         if asked.logprobs:
-            meta |= _logprobs("output", self.logprobs, asked)
+            for name, new in _logprobs("output", chunk.logprobs, asked).items():
+                meta[name] = self.logprobs[name] = [*self.logprobs.get(name, ()), *new]
         return {"text": self.text, "output_ids": list(self.ids), "meta_info": meta}
 
 
@@ -219,11 +219,9 @@ def _finish_reason(output: Output) -> dict[str, Any]:
     return {"type": output.finish_reason}
 
 
-def _logprobs(
-    side: str, tokens: list[TokenLogprob] | tuple[TokenLogprob, ...], asked: _Asked
-) -> dict[str, Any]:
+def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[str, list[Any]]:
     """`{side}_token_logprobs` as [logprob, id, text], and `{side}_top_logprobs` if asked for."""
-    found: dict[str, Any] = {
+    found: dict[str, list[Any]] = {
         f"{side}_token_logprobs": [
             [
                 None if token.logprob is None else finite(token.logprob),
