@@ -6,7 +6,8 @@ For query head h of a token at position p, with key head g = h // (Nq / Nk):
     lse = log sum_j exp(q . k[j, g] / sqrt(D))
 
 Scores and softmax are in float32. Grouped queries share the gathered keys: they are laid out as
-further queries of the same key head, nothing is repeated.
+further queries of the same key head, nothing is repeated. Rows that share a prefix share its
+gathered keys in the same way; the parts are merged by their log-sum-exps.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 
 import torch
 
-from rootlace.kernels.reference.attention_plan import AttentionPlan
+from rootlace.kernels.reference.attention_plan import AttentionPlan, SharedGroup
 
 
 def paged_attention(
@@ -30,8 +31,10 @@ def paged_attention(
     heads, dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
     keys, values = k_cache.view(-1, kv_heads, dim), v_cache.view(-1, kv_heads, dim)
+    flat = q
     if plan.order is not None:
         q = q.index_select(0, plan.order)
+    keep_lse = want_lse or bool(plan.shared)
     outs: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []
 
@@ -41,7 +44,7 @@ def paged_attention(
         v = values.index_select(0, group.slots).view(shape).transpose(1, 2)
         query = q[group.start : group.start + group.count]
         query = query.reshape(group.count, kv_heads, heads // kv_heads, dim)
-        out, lse = _attend(query, k, v, group.mask, want_lse)
+        out, lse = _attend(query, k, v, group.mask, keep_lse)
         outs.append(out.reshape(group.count, heads, dim))
         if lse is not None:
             sums.append(lse.reshape(group.count, heads))
@@ -52,17 +55,47 @@ def paged_attention(
         for chunk in row.chunks:
             query = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
             part = slice(chunk.first, chunk.last)
-            out, lse = _attend(query, k[:, :, part], v[:, :, part], chunk.mask, want_lse)
+            out, lse = _attend(query, k[:, :, part], v[:, :, part], chunk.mask, keep_lse)
             outs.append(out[0].transpose(0, 1))
             if lse is not None:
                 sums.append(lse[0].transpose(0, 1))
 
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    total = torch.cat(sums) if want_lse else None
+    total = torch.cat(sums) if keep_lse else None
     if plan.restore is not None:
         out = out.index_select(0, plan.restore)
         total = total.index_select(0, plan.restore) if total is not None else None
-    return out, total
+    if total is not None and plan.shared:
+        out = out.float()  # merged several times, rounded once
+        for part in plan.shared:
+            merged = slice(part.start, part.stop)
+            _merge(out[merged], total[merged], *_attend_shared(flat[merged], keys, values, part))
+        out = out.to(q.dtype)
+    return out, total if want_lse else None
+
+
+def _attend_shared(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: SharedGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows of a run are queries of one attention call. q [M, Nq, D] -> [M, Nq, D], [M, Nq]."""
+    count, heads, dim = q.shape
+    kv_heads = keys.shape[1]
+    k = keys.index_select(0, part.slots).transpose(0, 1).unsqueeze(0)
+    v = values.index_select(0, part.slots).transpose(0, 1).unsqueeze(0)
+    query = q.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
+    out, lse = _attend(query, k, v, None, True)
+    assert lse is not None
+    out = out.view(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
+    return out, lse.view(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
+
+
+def _merge(
+    out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor
+) -> None:
+    """Add attention over further keys to `out` float32 [M, Nq, D], `lse` [M, Nq], in place."""
+    weight = torch.sigmoid(part_lse - lse).unsqueeze(-1)  # exp(b) / (exp(a) + exp(b))
+    out.lerp_(part.float(), weight)
+    torch.logaddexp(lse, part_lse, out=lse)
 
 
 def _attend(

@@ -1,9 +1,10 @@
 """Host side of the reference attention: rows become groups that one dense attention call handles.
 
-Rows with one new token (decode) are batched: sorted by context length, cut into groups whose
-padding is small and whose gathered keys and values stay in the processor's cache. A row with more
-new tokens (extend) is a group of its own, in chunks of queries, so that a long prompt neither needs
-a [T, T] mask nor computes the half above the diagonal.
+Rows with one new token (decode) are batched. Blocks that neighbours have in common are read once
+for all of them (`shared_prefix`); what is left of each row is sorted by length, cut into groups
+whose padding is small and whose gathered keys and values stay in the processor's cache. A row with
+more new tokens (extend) is a group of its own, in chunks of queries, so that a long prompt neither
+needs a [T, T] mask nor computes the half above the diagonal.
 
 Padding repeats a slot of the row itself: a slot nobody has written is never read.
 """
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels.interface import AttentionBatch
+from rootlace.kernels.reference.shared_prefix import SharedRun, shared_runs
 
 QUERY_CHUNK = 256
 """Queries per attention call of an extend row."""
@@ -38,6 +40,15 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True)
+class SharedGroup:
+    """The flat tokens `start : stop`, one per row, all see the keys in `slots`."""
+
+    start: int
+    stop: int
+    slots: torch.Tensor  # [S] int64
+
+
+@dataclass(frozen=True)
 class ExtendChunk:
     """Queries `start : stop` (ordered tokens) over the gathered keys `first : last`."""
 
@@ -56,12 +67,16 @@ class ExtendRow:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """`order` permutes the step's tokens so that every group is a slice; None: already so."""
+    """`order` permutes the step's tokens so that every group is a slice; None: already so.
+
+    What `shared` says comes on top of what `decode` says of the same tokens, to be merged.
+    """
 
     order: torch.Tensor | None  # [T] int64: ordered token i is flat token order[i]
     restore: torch.Tensor | None  # [T] int64, the inverse
     decode: list[DecodeGroup]
     extend: list[ExtendRow]
+    shared: list[SharedGroup]
 
 
 def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
@@ -69,10 +84,16 @@ def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
     row_start = batch.row_start.astype(np.int64)
     lengths = np.diff(row_start)
     context = batch.context_len.astype(np.int64)
-    # The first position any new token of the row may see.
+    # The first position any new token of the row may see; later: that the row sees by itself.
     first = np.zeros_like(context)
     if window is not None:
         first = np.maximum(context - lengths - (window - 1), 0)
+    shared = []
+    if batch.device.type == "cpu":  # elsewhere the reference has no log-sum-exp at little cost
+        decoding = (lengths == 1) & (first == 0)
+        for run in shared_runs(batch.block_tables, context, decoding, batch.block_size):
+            shared.append(_shared_group(batch, run))
+            first[run.begin : run.end] = run.high * batch.block_size
     span = context - first
 
     decode_rows = np.flatnonzero(lengths == 1)
@@ -97,10 +118,17 @@ def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
         start += int(lengths[row])
 
     if ordered:
-        return AttentionPlan(None, None, decode, extend)
+        return AttentionPlan(None, None, decode, extend, shared)
     restore = np.empty_like(order)
     restore[order] = np.arange(len(order))
-    return AttentionPlan(_upload(order, batch), _upload(restore, batch), decode, extend)
+    return AttentionPlan(_upload(order, batch), _upload(restore, batch), decode, extend, shared)
+
+
+def _shared_group(batch: AttentionBatch, run: SharedRun) -> SharedGroup:
+    positions = np.arange(run.low * batch.block_size, run.high * batch.block_size)
+    slots = _slots(batch, np.asarray(run.begin), positions)
+    start, stop = int(batch.row_start[run.begin]), int(batch.row_start[run.end])
+    return SharedGroup(start, stop, _upload(slots, batch))
 
 
 def _gather_limit(batch: AttentionBatch) -> int:
