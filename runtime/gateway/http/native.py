@@ -141,12 +141,14 @@ class Generate:
         jobs = [one.job for one in asked]
         # Choices are numbered through the batch; prompts may ask for different n.
         first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
-        counts = [await self._prompt_tokens(one.prompt) for one in asked]
+        counts: dict[int, int] = {}
         grown: dict[int, _Grown] = {}
         with one_shot.OneShots(self._gateway, jobs, stream=True) as shots:
             async for prompt, event in shots:
                 one = asked[prompt]
                 if isinstance(event, Chunk):
+                    if prompt not in counts:  # not before: now the prompt is known to fit
+                        counts[prompt] = await self._prompt_tokens(one.prompt)
                     choice = first[prompt] + event.index
                     replies = {
                         choice: grown.setdefault(choice, _Grown(counts[prompt])).add(one, event)

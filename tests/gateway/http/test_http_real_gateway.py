@@ -197,3 +197,17 @@ async def test_tokenize(real: Served, reference: FastTokenizer) -> None:
     assert found["tokens"] == reference.encode("<|user|>hi<|end|><|assistant|>").ids
     async with real.http.post("/detokenize", json={"tokens": found["tokens"]}) as reply:
         assert await reply.json() == {"prompt": "<|user|>hi<|end|><|assistant|>"}
+
+
+async def test_a_native_stream_refuses_a_prompt_too_long_without_tokenizing_it(
+    real: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("tokenized")
+
+    for name in ("encode", "encode_pieces", "settle"):
+        monkeypatch.setattr(real.gateway.tokenizer, name, never)
+    body = {"text": "long " * 100_000, "stream": True}
+    async with real.http.post("/generate", json=body) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["code"] == "context_length_exceeded"
