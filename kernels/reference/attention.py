@@ -67,21 +67,21 @@ def paged_attention(
         total = total.index_select(0, plan.restore) if total is not None else None
     if total is not None and plan.shared:
         out = out.float()  # merged several times, rounded once
-        for part in plan.shared:
-            merged = slice(part.start, part.stop)
-            _merge(out[merged], total[merged], *_attend_shared(flat[merged], keys, values, part))
+        for run in plan.shared:
+            rows = slice(run.start, run.stop)
+            _merge(out[rows], total[rows], *_attend_shared(flat[rows], keys, values, run))
         out = out.to(q.dtype)
     return out, total if want_lse else None
 
 
 def _attend_shared(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: SharedGroup
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, run: SharedGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All rows of a run are queries of one attention call. q [M, Nq, D] -> [M, Nq, D], [M, Nq]."""
     count, heads, dim = q.shape
     kv_heads = keys.shape[1]
-    k = keys.index_select(0, part.slots).transpose(0, 1).unsqueeze(0)
-    v = values.index_select(0, part.slots).transpose(0, 1).unsqueeze(0)
+    k = keys.index_select(0, run.slots).transpose(0, 1).unsqueeze(0)
+    v = values.index_select(0, run.slots).transpose(0, 1).unsqueeze(0)
     query = q.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
     out, lse = _attend(query, k, v, None, True)
     assert lse is not None

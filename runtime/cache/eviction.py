@@ -8,9 +8,13 @@ from rootlace.runtime.cache.node import Node
 
 CLOSED, NORMAL, LIVE = 0, 1, 2
 
+_SMALL_HEAP = 1024
+
 
 class EvictionQueue:
-    """Unlocked leaves by (tier, last use): a heap whose stale entries are skipped when met.
+    """Unlocked leaves by (tier, last use): a heap whose stale entries are skipped when met, and
+    thrown out when they outnumber the others (a leaf that is used again and again leaves one each
+    time, and with enough memory nobody ever pops).
 
     Tier `CLOSED`: only programs that have ended used the node. `LIVE`: a program that still runs
     used it. `NORMAL`: everything else. A push or pop costs O(log n); nothing ever scans the tree.
@@ -21,6 +25,7 @@ class EvictionQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Node]] = []
+        self._compact_at = _SMALL_HEAP
         self._open: dict[str, int] = {}
         self._live: dict[int, set[Node]] = {}
         self._tidy_at: dict[int, int] = {}
@@ -40,6 +45,8 @@ class EvictionQueue:
         if node.key != key:
             node.key = key
             heapq.heappush(self._heap, (*key, node))
+            if len(self._heap) > self._compact_at:
+                self._compact()
 
     def pop(self) -> Node | None:
         """The leaf to evict next, taken out of the queue; None if there is none."""
@@ -56,13 +63,19 @@ class EvictionQueue:
             return node
         return None
 
-    def compact(self, leaves: int) -> None:
-        """Throw stale entries out when they outnumber the `leaves` by far."""
-        if len(self._heap) > 4 * leaves + 1024:
-            self._heap = [
-                entry for entry in self._heap if entry[3].key == entry[:3] and _evictable(entry[3])
-            ]
-            heapq.heapify(self._heap)
+    def _compact(self) -> None:
+        """Throw stale entries out; due when half of them may be, so a push pays O(1) for it."""
+        kept = []
+        for entry in self._heap:
+            node = entry[3]
+            if node.key == entry[:3]:
+                if _evictable(node):
+                    kept.append(entry)
+                else:
+                    node.key = None
+        heapq.heapify(kept)
+        self._heap = kept
+        self._compact_at = max(2 * len(kept), _SMALL_HEAP)
 
     def open_program(self, name: str) -> int:
         """The id by which nodes know the program `name`; 0 for the empty name: nobody.

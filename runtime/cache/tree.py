@@ -179,7 +179,6 @@ class RadixTree:
                 break
             self._trim(leaf, count - freed)
         self.evicted_blocks += freed
-        self.queue.compact(self.num_nodes)
         return freed
 
     def flush(self) -> int:

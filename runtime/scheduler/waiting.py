@@ -67,12 +67,14 @@ class WaitingQueue:
 
     def refresh(self) -> None:
         """Renew some estimates; call once per step in which there is room for more requests."""
-        for _ in range(min(REFRESHED, len(self._rotation))):
+        if self._policy != "lpm":
+            return
+        for _ in range(min(REFRESHED, len(self._all))):
             number = self._rotation.popleft()
-            sequence = self._all.get(number)
-            if sequence is not None:
-                self._rotation.append(number)
-                self._set_estimate(number, self._estimate(sequence))
+            while number not in self._all:  # left the queue since
+                number = self._rotation.popleft()
+            self._rotation.append(number)
+            self._set_estimate(number, self._estimate(self._all[number]))
 
     def peek(self) -> Sequence | None:
         """Who is to be admitted next."""

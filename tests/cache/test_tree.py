@@ -192,3 +192,15 @@ def test_random_use_against_a_set_of_prefixes(block_size: int) -> None:
         assert cache.tree.evict(choose.randint(1, 9))
         cache.check()
     assert cache.pool.free == 4000 and cache.tree.num_tokens == 0
+
+
+def test_uses_of_a_leaf_do_not_pile_up() -> None:
+    """With room for everything nothing is evicted, and every use queues the leaf once more."""
+    cache = Cache()
+    for first in (1, 2, 3):
+        cache.keep([first] * 6)
+    for use in range(5000):
+        cache.unlock(cache.lock([1 + use % 2] * 6))
+    assert len(cache.tree.queue) < 2000
+    assert cache.tree.evict(2) == 2
+    assert (cache.match([3] * 6), cache.match([1] * 6), cache.match([2] * 6)) == (0, 6, 6)

@@ -449,3 +449,15 @@ def test_the_simulated_memory_notices_bad_plans() -> None:
     ):
         with pytest.raises(BadPlan):
             spoilt(**change)
+
+
+def test_a_queue_that_is_never_empty_remembers_only_who_waits() -> None:
+    world = World(max_running=64, max_step_tokens=512)
+    scheduler = world.scheduler
+    scheduler.config = dataclasses.replace(scheduler.config, check_invariants=False)
+    for _ in range(60):
+        while len(scheduler._waiting) < 100:
+            world.submit([len(world.jobs) % 7] * 9, 1)
+        world.step()
+        assert len(scheduler._waiting._rotation) <= 300
+    assert len(world.jobs) > 3000
