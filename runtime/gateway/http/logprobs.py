@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,31 +37,61 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> dict[str, Any]:
-    # A token may be a part of a character; then its text is U+FFFD, but its bytes are known.
-    raw = tokenizer.token_bytes[token_id] if "\ufffd" in text else text.encode()
     return {
         "token": text,
         "logprob": IMPOSSIBLE if logprob is None else finite(logprob),
-        "bytes": list(raw),
+        "bytes": list(_bytes(tokenizer, token_id, text)),
     }
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprob], top: int, offset: int) -> dict[str, Any]:
-    """`logprobs` of a completion choice; `offset` is the first token's place in the text.
+def _bytes(tokenizer: Tokenizer, token_id: int, text: str) -> bytes:
+    # A token may be a part of a character; then its text is U+FFFD, but its bytes are known.
+    return tokenizer.token_bytes[token_id] if "\ufffd" in text else text.encode()
+
+
+class TextOffsets:
+    """Where the tokens of a growing text begin in it, in characters.
+
+    A token that only continues a character begins behind what was complete before it. `start` is
+    the first token's place; below 0 it is that of a prompt that begins with tokens that are not
+    text (BOS): their place is 0.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, start: int) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._next = start
+
+    def of(self, tokens: Sequence[TokenLogprob]) -> list[int]:
+        """The places of the next tokens."""
+        places = []
+        for token in tokens:
+            places.append(max(self._next, 0))
+            self._next += len(
+                self._utf8.decode(_bytes(self._tokenizer, token.token_id, token.text))
+            )
+        return places
+
+
+def text_length(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> int:
+    """Characters that the tokens are together."""
+    data = b"".join(_bytes(tokenizer, token.token_id, token.text) for token in tokens)
+    return len(data.decode("utf-8", "replace"))
+
+
+def completion_logprobs(
+    tokens: Sequence[TokenLogprob], top: int, offsets: TextOffsets
+) -> dict[str, Any]:
+    """`logprobs` of a completion choice.
 
     A token's own log-probability stands among its top ones even if it is not one of them, and
-    alternatives with equal text keep the more probable one. An `offset` below 0 is a prompt that
-    begins with tokens that are not text (BOS): their place is 0.
+    alternatives with equal text keep the more probable one.
     """
-    offsets = []
-    for token in tokens:
-        offsets.append(max(offset, 0))
-        offset += len(token.text)
     return {
         "tokens": [token.text for token in tokens],
         "token_logprobs": [None if t.logprob is None else finite(t.logprob) for t in tokens],
         "top_logprobs": [_alternatives(token, top) for token in tokens] if top else None,
-        "text_offset": offsets,
+        "text_offset": offsets.of(tokens),
     }
 
 

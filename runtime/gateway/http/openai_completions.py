@@ -12,7 +12,11 @@ from rootlace.protocol import Chunk, Constraint, Generated, Output, SamplingPara
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.logprobs import completion_logprobs
+from rootlace.runtime.gateway.http.logprobs import (
+    TextOffsets,
+    completion_logprobs,
+    text_length,
+)
 from rootlace.runtime.gateway.http.openai_types import CompletionBody
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
@@ -110,8 +114,10 @@ class Completions:
         if asked.top is not None:
             tokens = (*result.prompt_logprobs, *output.logprobs) if asked.echo else output.logprobs
             # Measured from the prompt's end, so that a BOS, which the echo does not show, counts 0.
-            shown = sum(len(token.text) for token in result.prompt_logprobs) if asked.echo else 0
-            logprobs = completion_logprobs(tokens, asked.top, len(echo) - shown)
+            tokenizer = self._gateway.tokenizer
+            shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
+            offsets = TextOffsets(tokenizer, len(echo) - shown)
+            logprobs = completion_logprobs(tokens, asked.top, offsets)
         return {
             "index": prompt * len(result.outputs) + index,
             "text": echo + output.text,
@@ -131,20 +137,20 @@ class Completions:
         # The prompt's logprobs are known only with the whole result, and come first in the text.
         whole = asked.echo and asked.top is not None
         n = asked.params.n
-        lengths: dict[int, int] = {}
+        offsets: dict[int, TextOffsets] = {}
         results = []
         with one_shot.OneShots(self._gateway, asked.jobs, stream=not whole) as shots:
             async for prompt, event in shots:
                 if isinstance(event, Chunk):
                     choice = prompt * n + event.index
                     text = event.text
-                    if asked.echo and choice not in lengths:
-                        text = self._echo(asked.prompts[prompt]) + text
-                    start = lengths.get(choice, 0) + len(text) - len(event.text)
-                    lengths[choice] = lengths.get(choice, 0) + len(text)
+                    if choice not in offsets:
+                        echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
+                        text = echo + text
+                        offsets[choice] = TextOffsets(self._gateway.tokenizer, len(echo))
                     logprobs = None
                     if asked.top is not None:
-                        logprobs = completion_logprobs(event.logprobs, asked.top, start)
+                        logprobs = completion_logprobs(event.logprobs, asked.top, offsets[choice])
                     yield {**head, "choices": [_piece(choice, text, logprobs)]}
                     continue
                 results.append(event)
@@ -154,7 +160,7 @@ class Completions:
                         yield {**head, "choices": [self._choice(asked, prompt, event, index)]}
                         continue
                     text = ""
-                    if asked.echo and choice not in lengths:  # nothing was generated
+                    if asked.echo and choice not in offsets:  # nothing was generated
                         text = self._echo(asked.prompts[prompt])
                     yield {**head, "choices": [{**_piece(choice, text, None), **_finish(output)}]}
         if asked.usage_chunk:

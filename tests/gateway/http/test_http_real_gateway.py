@@ -104,6 +104,22 @@ async def test_bytes_of_half_characters(real: Served) -> None:
     assert said == "héllo. bye<|end|>".encode()
 
 
+@pytest.mark.parametrize("stop", [None, "o. b!"])
+async def test_places_of_tokens_count_characters(real: Served, stop: str | None) -> None:
+    """The fake engine says a token a byte: two for the é, and the held back "o. b" is no shift."""
+    places = [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    ask = {"model": "tiny", "prompt": "é", "logprobs": 1, "stop": stop}
+    whole = await real.openai().completions.create(**ask)
+    assert whole.choices[0].text == "héllo. bye" and whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.text_offset == places
+    stream = await real.openai().completions.create(**ask, stream=True)
+    chunks = [c.choices[0].logprobs async for c in stream if c.choices[0].logprobs]
+    assert [place for chunk in chunks for place in chunk.text_offset or ()] == places
+    echo = await real.openai().completions.create(**ask, echo=True)
+    assert echo.choices[0].logprobs is not None
+    assert echo.choices[0].logprobs.text_offset == [0, 0, *(1 + place for place in places)]
+
+
 async def test_echo_of_token_ids_and_their_logprobs(real: Served, reference: FastTokenizer) -> None:
     ids = reference.encode("<|user|>ab").ids
     reply = await real.openai().completions.create(
