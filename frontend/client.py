@@ -118,6 +118,9 @@ class Connection:
     @property
     def lost(self) -> RootlaceError | None:
         """Why the connection is of no use any more, or None."""
+        if self._lost is None and not self._thread.is_alive():
+            # This process is a fork of the one that connected: threads are not inherited.
+            return ServerUnavailable(f"the connection to {self.address} is another process's")
         return self._lost
 
     def next_op(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -112,6 +113,7 @@ class Runtime:
         if model is not None and model_path is not None:
             raise TypeError("Runtime() takes the model's folder once: model=... or model_path=...")
         folder = model or model_path or _embedded_model()
+        self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
         self._process: subprocess.Popen[str] | None = None
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
@@ -193,8 +195,11 @@ class Runtime:
         Function(lambda s: s.append(prefix)).cache(self)
 
     def shutdown(self, grace: float = 10.0) -> None:
-        """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds."""
-        if self._process is None:
+        """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds.
+
+        Does nothing in a fork of the process that started it.
+        """
+        if self._process is None or os.getpid() != self._owner:
             return
         atexit.unregister(self.shutdown)
         self.endpoint.close()

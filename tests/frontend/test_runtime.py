@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,29 @@ def test_a_runtime_that_does_not_start() -> None:
         rl.Runtime("refuse")
     with pytest.raises(ServerUnavailable, match="not ready after"):
         rl.Runtime("hang", launch_timeout=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_connects_for_itself(tmp_path: Path) -> None:
+    with rl.Runtime("m", served_model_name=str(tmp_path / "seen.json")) as runtime:
+        expected = program.run(backend=runtime)["x"]
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(program.run(backend=runtime)["x"] != expected)
+                runtime.shutdown()  # as at the end of a process: it is not this one's runtime
+            finally:
+                os._exit(status)
+        ended: list[int] = []
+        try:
+            eventually(lambda: ended.extend(os.waitpid(child, os.WNOHANG)) or ended[-2] == child)
+        finally:
+            if child not in ended:
+                os.kill(child, signal.SIGKILL)
+        assert ended[-1] == 0
+        assert program.run(backend=runtime)["x"] == expected
+        assert runtime._log_path.exists()
 
 
 def test_a_stubborn_runtime_is_killed(tmp_path: Path) -> None:
