@@ -30,7 +30,7 @@ class SchedulerConfig:
     policy: Policy = "lpm"
     max_step_tokens: int = 2048
     max_running: int = 256
-    max_waiting: int = 4096
+    max_waiting: int = 16384
     max_overtaken: int = 64
     check_invariants: bool = False
 

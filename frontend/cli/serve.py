@@ -93,7 +93,7 @@ def serve(
     max_running: Annotated[int, typer.Option(min=1, help="Requests in one step at most.")] = 256,
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests in the queue; beyond it clients get 429.")
-    ] = 4096,
+    ] = 16384,
     policy: Annotated[PolicyName, typer.Option(help="Order of waiting requests.")] = PolicyName.lpm,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not reuse any prefix.")] = False,
     check_invariants: Annotated[
