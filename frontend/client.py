@@ -193,6 +193,7 @@ class Connection:
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.IPV6, "[" in self.address)
         # A gateway forgets a peer's branches when the peer goes: there is nothing to reconnect to.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
         try:

@@ -89,6 +89,7 @@ class ProgramServer:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        socket.setsockopt(zmq.IPV6, "[" in self._config.program_address)
         # Larger ones are cut off by ZeroMQ; up to here they get an answer that says why.
         socket.setsockopt(zmq.MAXMSGSIZE, 2 * self._config.max_message_bytes)
         try:

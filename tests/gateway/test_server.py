@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from rootlace.client import Connection
 from rootlace.errors import InvalidRequest
 from rootlace.protocol import (
     PROTOCOL_VERSION,
@@ -227,6 +229,24 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
         w.engine.paused = False
         w.engine._schedule()
         assert isinstance(await good.terminal(3), Generated)
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+async def test_an_ipv6_address(stories: Tokenizer) -> None:
+    async with world(stories, program_address="tcp://[::1]:0") as w:
+        assert w.address.startswith("tcp://[::1]:")
+        connection = await asyncio.to_thread(Connection, w.address)
+        assert connection.model == w.gateway.model_info
+        await asyncio.to_thread(connection.close)
 
 
 async def test_a_client_that_disappears_is_freed(stories: Tokenizer) -> None:
