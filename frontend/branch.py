@@ -131,7 +131,7 @@ class Branch:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self.ensure_open()
-        operation = Generation(self, site, expression.what, params.n)
+        operation = Generation(self, site, expression.what, params)
         self._record(expression.name, operation)
         op = protocol.Generate(
             op=self._next(),

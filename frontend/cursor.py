@@ -29,7 +29,7 @@ class _GenerationReader:
         self._generation = generation
         self._seen = 0
         self._length = 0
-        self._tokens = 0
+        self._ids: list[int] = []
 
     def read(self) -> tuple[list[Step], bool]:
         done = self._generation.done  # before looking: later chunks are for the next look
@@ -37,8 +37,12 @@ class _GenerationReader:
         for chunk in self._generation.chunks_from(self._seen):
             self._seen += 1
             self._length += len(chunk.text)
-            self._tokens += len(chunk.token_ids)
-            meta: dict[str, Any] = {"completion_tokens": self._tokens, "finish_reason": None}
+            self._ids.extend(chunk.token_ids)
+            meta: dict[str, Any] = {
+                "finish_reason": None,
+                "completion_tokens": len(self._ids),
+                "output_ids": list(self._ids),
+            }
             if chunk.logprobs:
                 meta.update(logprob_meta("output", chunk.logprobs))
             if chunk.text or chunk.token_ids:

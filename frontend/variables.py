@@ -63,11 +63,14 @@ class Operation(Completion):
 class Generation(Operation):
     """The value of a `gen`. Streams: `so_far` grows while it runs."""
 
-    __slots__ = ("_chunks", "n", "result")
+    __slots__ = ("_chunks", "_params", "n", "result")
 
-    def __init__(self, branch: Branch, site: Site, what: str, n: int) -> None:
+    def __init__(
+        self, branch: Branch, site: Site, what: str, params: protocol.SamplingParams
+    ) -> None:
         super().__init__(branch, site, what)
-        self.n = n
+        self._params = params
+        self.n = params.n
         self.result: protocol.Generated | None = None
         self._chunks: list[protocol.Chunk] = []
 
@@ -116,8 +119,8 @@ class Generation(Operation):
             "completion_tokens": len(output.token_ids),
             "output_ids": list(output.token_ids),
         }
-        if output.logprobs:
-            meta.update(logprob_meta("output", output.logprobs))
+        if self._params.logprobs:  # also where nothing was generated
+            meta.update(logprob_meta("output", output.logprobs, self._params.top_logprobs > 0))
         if result.prompt_logprobs:
             meta.update(logprob_meta("input", result.prompt_logprobs))
         return meta
@@ -213,10 +216,13 @@ def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]
     }
 
 
-def logprob_meta(kind: str, logprobs: Sequence[protocol.TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities as [logprob, id, text], and the best alternatives where asked for."""
+def logprob_meta(
+    kind: str, logprobs: Sequence[protocol.TokenLogprob], top: bool = False
+) -> dict[str, Any]:
+    """Log-probabilities as (logprob, id, text), and the best alternatives if there are some (or
+    `top` says that they were asked for)."""
     meta: dict[str, Any] = {f"{kind}_token_logprobs": list(map(_triple, logprobs))}
-    if any(token.top for token in logprobs):
+    if top or any(token.top for token in logprobs):
         meta[f"{kind}_top_logprobs"] = [
             [(logprob, token_id, text) for token_id, logprob, text in token.top]
             for token in logprobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,15 @@ class _Request:
     """One prompt: a program of an append and a gen."""
 
     def __init__(self, engine: Engine, prompt: Appendable, options: dict[str, Any], stream: bool):
+        self.n: int = options.get("n", 1)
         self.run = ProgramRun(engine.endpoint, {}, stream=stream)
         branch = Branch(self.run)
         self.state = ProgramState(branch)
-        branch.append(prompt)
-        branch.append(Gen(_NAME, options, call_site()))
-        self._last = self.run.finish()
+        try:
+            branch.append(prompt)
+            branch.append(Gen(_NAME, options, call_site()))
+        finally:
+            self._last = self.run.finish()
 
     def replies(self) -> list[Reply]:
         """One per sample; to be called when all is over."""
@@ -54,23 +58,26 @@ class _Request:
             self.run.cancel()
             raise
 
-    def stream(self) -> Iterator[Reply]:
-        """Cumulative replies, the last one complete."""
+    def stream(self) -> Iterator[tuple[int, Reply]]:
+        """(number of the sample, reply): the first sample as it comes, the others at the end."""
         text = ""
         try:
             for new, meta in follow(self.run, VariableCursor(self.state.branch, _NAME)):
                 text += new
-                yield _reply(text, meta or {})
+                yield 0, _reply(text, meta or {})
+            yield from enumerate(self.replies()[1:], 1)
         except BaseException:
             self.run.cancel()
             raise
 
-    async def stream_async(self) -> AsyncIterator[Reply]:
+    async def stream_async(self) -> AsyncIterator[tuple[int, Reply]]:
         text = ""
         try:
             async for new, meta in follow_async(self.run, VariableCursor(self.state.branch, _NAME)):
                 text += new
-                yield _reply(text, meta or {})
+                yield 0, _reply(text, meta or {})
+            for numbered in enumerate(self.replies()[1:], 1):
+                yield numbered
         except BaseException:
             self.run.cancel()
             raise
@@ -101,8 +108,8 @@ class Engine:
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
         top_logprobs_num: int | None = None,
@@ -112,24 +119,28 @@ class Engine:
 
         A reply is {"text", "output_ids", "meta_info"}. `sampling_params` has sglang's names or
         OpenAI's; a list gives each prompt its own. With `n` > 1 the samples stand one after the
-        other in a list. With `stream` an iterator of replies whose text is cumulative; with several
-        prompts each carries its "index".
+        other in a list. With `stream` an iterator of replies whose text is cumulative; where there
+        are several, each carries its "index" in that list. Of several samples of one prompt, the
+        first streams and the others come whole.
 
         Raises ProgramError with the runtime's reason, TypeError for an unknown parameter.
         """
         given = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
         requests, single = self._start(prompt, input_ids, sampling_params, given, stream)
         if stream:
-            return requests[0].stream() if single else _one_after_other(requests)
-        replies = [request.wait() for request in requests]
-        return _flat(replies, single)
+            return _one_after_other(requests, single)
+        try:
+            return _flat([request.wait() for request in requests], single)
+        except BaseException:
+            _cancel(requests)
+            raise
 
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
         top_logprobs_num: int | None = None,
@@ -141,8 +152,12 @@ class Engine:
         given = _logprob_options(return_logprob, logprob_start_len, top_logprobs_num)
         requests, single = self._start(prompt, input_ids, sampling_params, given, stream)
         if stream:
-            return requests[0].stream_async() if single else _interleaved(requests)
-        replies = await asyncio.gather(*[request.wait_async() for request in requests])
+            return _interleaved(requests, single)
+        try:
+            replies = await asyncio.gather(*[request.wait_async() for request in requests])
+        except BaseException:
+            _cancel(requests)
+            raise
         return _flat(replies, single)
 
     def _start(
@@ -156,10 +171,13 @@ class Engine:
         prompts, single = _prompts(prompt, input_ids)
         options = _options(sampling_params, len(prompts))
         resolved = [sampling.normalise({**own, **given}, "generate()") for own in options]
-        requests = [
-            _Request(self, prompt, own, stream)
-            for prompt, own in zip(prompts, resolved, strict=True)
-        ]
+        requests: list[_Request] = []
+        try:
+            for prompt, own in zip(prompts, resolved, strict=True):
+                requests.append(_Request(self, prompt, own, stream))
+        except BaseException:
+            _cancel(requests)
+            raise
         return requests, single
 
     def flush_cache(self) -> None:
@@ -230,28 +248,55 @@ def _flat(replies: list[list[Reply]], single: bool) -> Any:
     return flat[0] if single and len(flat) == 1 else flat
 
 
-def _one_after_other(requests: list[_Request]) -> Iterator[Reply]:
-    for index, request in enumerate(requests):
-        for reply in request.stream():
-            yield {**reply, "index": index}
+def _cancel(requests: list[_Request]) -> None:
+    """Abort those that are not over."""
+    for request in requests:
+        request.run.cancel()
 
 
-async def _interleaved(requests: list[_Request]) -> AsyncIterator[Reply]:
+def _cancel(requests: list[_Request]) -> None:
+    """Abort those that are not over."""
+    for request in requests:
+        request.run.cancel()
+
+
+def _indices(requests: list[_Request], single: bool) -> list[int | None]:
+    """The index of each request's first sample; None where there is only one reply."""
+    if single and requests[0].n == 1:
+        return [None]
+    return list(itertools.accumulate((request.n for request in requests[:-1]), initial=0))
+
+
+def _indexed(first: int | None, sample: int, reply: Reply) -> Reply:
+    return reply if first is None else {**reply, "index": first + sample}
+
+
+def _one_after_other(requests: list[_Request], single: bool) -> Iterator[Reply]:
+    try:
+        for first, request in zip(_indices(requests, single), requests, strict=False):
+            for sample, reply in request.stream():
+                yield _indexed(first, sample, reply)
+    finally:
+        _cancel(requests)
+
+
+async def _interleaved(requests: list[_Request], single: bool) -> AsyncIterator[Reply]:
     """Replies of all requests, as they come."""
     import asyncio
 
     replies: asyncio.Queue[Reply | None] = asyncio.Queue()
 
-    async def pump(index: int, request: _Request) -> None:
-        async for reply in request.stream_async():
-            await replies.put({**reply, "index": index})
+    async def pump(first: int | None, request: _Request) -> None:
+        async for sample, reply in request.stream_async():
+            await replies.put(_indexed(first, sample, reply))
 
     async def pump_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for index, request in enumerate(requests):
-                    group.create_task(pump(index, request))
+                for first, request in zip(_indices(requests, single), requests, strict=False):
+                    group.create_task(pump(first, request))
         finally:
+            _cancel(requests)
             await replies.put(None)
 
     pumping = asyncio.ensure_future(pump_all())
@@ -262,4 +307,4 @@ async def _interleaved(requests: list[_Request]) -> AsyncIterator[Reply]:
         pumping.cancel()
         await asyncio.gather(pumping, return_exceptions=True)
     if not pumping.cancelled() and (error := pumping.exception()) is not None:
-        raise error
+        raise error.exceptions[0] if isinstance(error, ExceptionGroup) else error

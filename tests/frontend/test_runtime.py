@@ -183,6 +183,35 @@ def test_streams_are_cumulative(engine: rl.Engine) -> None:
     assert indexed == sorted(indexed) and set(indexed) == {0, 1}
 
 
+def test_streams_lose_no_sample_and_no_token(engine: rl.Engine) -> None:
+    last = {}
+    for reply in engine.generate(["a", "b"], {"n": 3, "max_new_tokens": 7}, stream=True):
+        last[reply["index"]] = reply
+        assert len(reply["output_ids"]) == reply["meta_info"]["completion_tokens"] > 0
+    whole = engine.generate(["a", "b"], {"n": 3, "max_new_tokens": 7})
+    assert [last[i]["text"] for i in range(6)] == [reply["text"] for reply in whole]
+
+
+def test_log_probabilities_that_were_asked_for_are_there(engine: rl.Engine) -> None:
+    params = {"max_new_tokens": 0}
+    info = engine.generate("a", params, return_logprob=True, top_logprobs_num=2)["meta_info"]
+    assert (info["output_token_logprobs"], info["output_top_logprobs"]) == ([], [])
+    assert "output_token_logprobs" not in engine.generate("a", params)["meta_info"]
+
+
+async def test_what_fails_takes_its_company_along(engine: rl.Engine) -> None:
+    """The other prompts of a failed call are cancelled, and no branch stays open."""
+    for wrong, error in (([2**70], rl.ProgramError), ([-1], InvalidRequest)):
+        with pytest.raises(error):
+            engine.generate(input_ids=[[1], wrong])
+        with pytest.raises(error):
+            await engine.async_generate(input_ids=[[1], wrong])
+    stream = engine.generate(["a"] * 3, stream=True)
+    next(stream)
+    stream.close()
+    eventually(lambda: engine.get_server_info()["branches"] == 0)
+
+
 async def test_async_generate(engine: rl.Engine) -> None:
     replies = await asyncio.gather(*[engine.async_generate(str(i)) for i in range(50)])
     assert [reply["text"] for reply in replies] == [
