@@ -140,7 +140,7 @@ def measure_steps(rows: int, context: int, repeats: int) -> dict[str, float]:
 def show(title: str, results: list[dict[str, float]], console: Console) -> None:
     table = Table(title=title)
     for name in results[0]:
-        table.add_column(name, justify="right")
+        table.add_column(name.replace("_", " "), justify="right")  # narrow terminals break lines
     for result in results:
         table.add_row(*(f"{v:,.1f}" if isinstance(v, float) else f"{v:,}" for v in result.values()))
     console.print(table)
