@@ -186,3 +186,10 @@ def test_choices_hold_any_character(tokenizer, compiler) -> None:
     text = "".join(map(chr, range(1, 0xA0))) + "\u2028\U0001f600"
     choices = Constraint("choices", json.dumps([text]))
     assert random_text(tokenizer, compiler.compile(choices).matcher(), random.Random(1)) == text
+
+
+def test_thousands_of_choices(tokenizer, compiler) -> None:
+    choices = [f"choice {i}" for i in range(5000)]
+    grammar = compiler.compile(Constraint("choices", json.dumps(choices)))
+    for seed in range(5):
+        assert random_text(tokenizer, grammar.matcher(), random.Random(seed)) in choices
