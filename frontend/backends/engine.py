@@ -173,8 +173,8 @@ class Engine:
         resolved = [sampling.normalise({**own, **given}, "generate()") for own in options]
         requests: list[_Request] = []
         try:
-            for prompt, own in zip(prompts, resolved, strict=True):
-                requests.append(_Request(self, prompt, own, stream))
+            for text, own in zip(prompts, resolved, strict=True):
+                requests.append(_Request(self, text, own, stream))
         except BaseException:
             _cancel(requests)
             raise
@@ -246,12 +246,6 @@ def _options(params: Any, size: int) -> list[Mapping[str, Any]]:
 def _flat(replies: list[list[Reply]], single: bool) -> Any:
     flat = [reply for group in replies for reply in group]
     return flat[0] if single and len(flat) == 1 else flat
-
-
-def _cancel(requests: list[_Request]) -> None:
-    """Abort those that are not over."""
-    for request in requests:
-        request.run.cancel()
 
 
 def _cancel(requests: list[_Request]) -> None:
