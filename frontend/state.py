@@ -17,6 +17,7 @@ from rootlace.expressions import (
     tool,
     user,
 )
+from rootlace.failures import ProgramError
 from rootlace.variables import Gathered, Readable
 
 if TYPE_CHECKING:
@@ -274,6 +275,13 @@ class ProgramState(State):
         """
         async for step in _follow_async(self, var_name, return_meta_data):
             yield step
+
+    def __str__(self) -> str:
+        """The text, waited for; `repr` waits for nothing."""
+        try:
+            return f"ProgramState({self.text()})"
+        except ProgramError:
+            return repr(self)
 
     def __repr__(self) -> str:
         return f"ProgramState(variables={sorted(self.branch.variables)})"

@@ -354,6 +354,20 @@ def test_copy_and_set_var(gateway: FakeGateway) -> None:
     assert state["length"] == len("x attempt" + state["tried"][0])
 
 
+def test_printing_a_state_shows_its_text(gateway: FakeGateway) -> None:
+    @sgl.function
+    def program(s):
+        s += "x"
+        fork = s.fork(1)[0]
+        fork += "y" + sgl.gen("a")
+        return str(fork)
+
+    state = program.run()
+    assert str(state) == "ProgramState(x)"
+    assert re.fullmatch(r"ProgramState\(xy.+\)", state.ret_value)
+    assert "a" not in repr(state).partition("variables=")[2]
+
+
 def test_flush_and_info(gateway: FakeGateway) -> None:
     sgl.flush_cache()
     assert gateway.flushes == 1
