@@ -66,7 +66,6 @@ class SamplingParams(_Wire):
     no_stop_trim: bool = False
 
     def __post_init__(self) -> None:
-        inf = float("inf")
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -82,9 +81,8 @@ class SamplingParams(_Wire):
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, inf, low_open=True)
-        if self.repetition_penalty == inf:
-            raise ValueError("repetition_penalty must be finite")
+        # Beyond these a logit could leave the range of float32.
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if len(self.stop) > 64:
             raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
         if any(not s for s in self.stop):
