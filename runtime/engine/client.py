@@ -41,7 +41,7 @@ from rootlace.runtime.engine.messages import (
 log = logging.getLogger(__name__)
 
 # A loop that is silent for this long is hung, not busy with a long step.
-STALL_SECONDS = 60.0
+STALL_SECONDS = 30.0
 STOP_GRACE_SECONDS = 5.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
@@ -329,10 +329,18 @@ class EngineClient:
         if not self._up:
             raise ServerUnavailable("the engine is not running")
         self._next_ticket += 1
+        ticket = self._next_ticket
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._tickets[self._next_ticket] = future
-        self._send(kind(self._next_ticket))
-        return await future
+        self._tickets[ticket] = future
+        self._send(kind(ticket))
+        try:
+            return await asyncio.wait_for(future, STALL_SECONDS)
+        except TimeoutError:
+            raise ServerUnavailable(
+                f"the engine has not answered for {STALL_SECONDS:g} s"
+            ) from None
+        finally:
+            self._tickets.pop(ticket, None)
 
     def _answer(self, ticket: int, value: Any) -> None:
         future = self._tickets.pop(ticket, None)

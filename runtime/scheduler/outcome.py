@@ -28,7 +28,7 @@ def sampled(sequence: Sequence, token: int, scores: TokenScores | None, max_leng
         update.finish, update.matched = "stop", token
     elif matcher is not None and not matcher.advance(token):
         update.finish, update.code = "error", "internal"
-        update.error = f"token {token} was sampled although the constraint does not allow it"
+        update.error = f"the constraint stopped at token {token}: {matcher.error()}"
     elif matcher is not None and matcher.is_finished():
         update.finish = "stop"
     elif sequence.outputs >= sequence.max_tokens or sequence.length >= max_length:

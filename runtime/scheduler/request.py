@@ -22,6 +22,9 @@ class Matcher(Protocol):
     def is_finished(self) -> bool:
         """Nothing but the end of the sequence can follow."""
 
+    def error(self) -> str:
+        """Why the constraint can go no further, after `advance` gave False; empty if it can."""
+
     def forced_tokens(self) -> list[int]:
         """Tokens that must follow, if known."""
 

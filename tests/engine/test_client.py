@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from rootlace.errors import ServerUnavailable
 from rootlace.protocol import SamplingParams
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
@@ -117,3 +118,18 @@ async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) ->
     assert (await deadly.end()).finish == "error"
     assert "died twice" in deadly.updates[-1].error
     assert (await Request(client, 1).end()).token_ids == (2,)
+
+
+async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.stats()
+    assert client.healthy
+    monkeypatch.setattr("rootlace.runtime.engine.client.STALL_SECONDS", 0.2)
+    os.kill(client.info.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ServerUnavailable, match="has not answered"):
+            await client.stats()
+        assert not client.healthy
+    finally:
+        os.kill(client.info.pid, signal.SIGCONT)

@@ -369,6 +369,9 @@ class Digits:
     def is_finished(self) -> bool:
         return len(self.seen) >= self.length
 
+    def error(self) -> str:
+        return "only digits"
+
     def forced_tokens(self) -> list[int]:
         return []
 

@@ -1,0 +1,6 @@
+"""`python -m rootlace`: the console script."""
+
+from rootlace.cli import main
+
+if __name__ == "__main__":
+    main()
