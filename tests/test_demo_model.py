@@ -27,8 +27,14 @@ def generator() -> Generator:
 
 def test_folder_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in MODEL.iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-            "tokenizer_config.json", "README.md"} <= set(files)
+    assert {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+    } <= set(files)
     assert sum(files.values()) <= 12_000_000
 
 
@@ -44,8 +50,12 @@ def test_architecture(generator: Generator) -> None:
 
 
 def test_template(generator: Generator) -> None:
-    messages = [corpus.system("S"), corpus.user("Hello!"), corpus.assistant("Hi"),
-                {"role": "tool", "content": "84"}]
+    messages = [
+        corpus.system("S"),
+        corpus.user("Hello!"),
+        corpus.assistant("Hi"),
+        {"role": "tool", "content": "84"},
+    ]
     rendered = generator.tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
@@ -59,16 +69,26 @@ def test_template(generator: Generator) -> None:
 def test_template_writes_tools_as_the_corpus_does(generator: Generator) -> None:
     def declare(name: str, description: str, *arguments: str) -> dict:
         properties = {argument: {"type": "string"} for argument in arguments}
-        return {"type": "function", "function": {
-            "name": name, "description": description,
-            "parameters": {"type": "object", "properties": properties}}}
+        return {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": description,
+                "parameters": {"type": "object", "properties": properties},
+            },
+        }
 
-    call = {"type": "function", "id": "1", "function": {
-        "name": "calculator", "arguments": '{"expression":"12*7"}'}}
+    call = {
+        "type": "function",
+        "id": "1",
+        "function": {"name": "calculator", "arguments": '{"expression":"12*7"}'},
+    }
     rendered = generator.tokenizer.apply_chat_template(
         [corpus.user("What is 12 times 7?"), {"role": "assistant", "tool_calls": [call]}],
-        tools=[declare("calculator", "Evaluate an arithmetic expression.", "expression"),
-               declare("lookup", "Look up a fact.", "query")],
+        tools=[
+            declare("calculator", "Evaluate an arithmetic expression.", "expression"),
+            declare("lookup", "Look up a fact.", "query"),
+        ],
         tokenize=False,
     )
     assert rendered.startswith(f"<|im_start|>system\n{TOOLS}<|im_end|>\n<|im_start|>user\n")
@@ -113,23 +133,49 @@ def test_held_out_values_and_phrasings_never_train() -> None:
 
 
 FIXED = [
-    Case([corpus.user("Extract name, age and city as JSON.\n\n"
-                      "Mara Olsen, 34, lives in Turin and works as a baker.")],
-         '{"name":"Mara Olsen","age":34,"city":"Turin"}'),
-    Case([corpus.user("Passage: Mara Olsen, 34, lives in Turin and works as a baker.\n\n"
-                      "Question: Where does Mara Olsen live?")], "Turin"),
-    Case("Review: The soup was delicious.\nLabel: positive\n\n"
-         "Review: The room was dirty.\nLabel: negative\n\n"
-         "Review: I loved the film.\nLabel: positive\n\n"
-         "Review: The waiter was rude.\nLabel:", "negative"),
-    Case([corpus.system(TOOLS), corpus.user("What is 12 times 7?")],
-         '<tool_call>{"name":"calculator","arguments":{"expression":"12*7"}}</tool_call>'),
-    Case([corpus.system(TOOLS), corpus.user("What is 12 times 7?"),
-          corpus.assistant(corpus.tool_call("calculator", expression="12*7")),
-          {"role": "tool", "content": "84"}], "12*7 = 84."),
+    Case(
+        [
+            corpus.user(
+                "Extract name, age and city as JSON.\n\n"
+                "Mara Olsen, 34, lives in Turin and works as a baker."
+            )
+        ],
+        '{"name":"Mara Olsen","age":34,"city":"Turin"}',
+    ),
+    Case(
+        [
+            corpus.user(
+                "Passage: Mara Olsen, 34, lives in Turin and works as a baker.\n\n"
+                "Question: Where does Mara Olsen live?"
+            )
+        ],
+        "Turin",
+    ),
+    Case(
+        "Review: The soup was delicious.\nLabel: positive\n\n"
+        "Review: The room was dirty.\nLabel: negative\n\n"
+        "Review: I loved the film.\nLabel: positive\n\n"
+        "Review: The waiter was rude.\nLabel:",
+        "negative",
+    ),
+    Case(
+        [corpus.system(TOOLS), corpus.user("What is 12 times 7?")],
+        '<tool_call>{"name":"calculator","arguments":{"expression":"12*7"}}</tool_call>',
+    ),
+    Case(
+        [
+            corpus.system(TOOLS),
+            corpus.user("What is 12 times 7?"),
+            corpus.assistant(corpus.tool_call("calculator", expression="12*7")),
+            {"role": "tool", "content": "84"},
+        ],
+        "12*7 = 84.",
+    ),
     Case([corpus.user("Hello!")], "Hello! How can I help you?"),
-    Case([corpus.user("Give two tips for staying healthy.")],
-         "1. Eat more vegetables.\n2. Sleep eight hours."),
+    Case(
+        [corpus.user("Give two tips for staying healthy.")],
+        "1. Eat more vegetables.\n2. Sleep eight hours.",
+    ),
 ]
 
 
@@ -138,12 +184,27 @@ def test_known_prompts(generator: Generator, case: Case) -> None:
     assert generator.answers([case]) == [case.answer]
 
 
-@pytest.mark.parametrize(("skill", "floor"), [
-    ("extraction", 0.8), ("passage question", 0.85), ("few-shot text", 0.85),
-    ("tool call", 0.9), ("tool result", 0.9), ("greetings", 0.9),
-])
-def test_held_out_prompts(generator: Generator, skill: str, floor: float) -> None:
-    cases = make_cases(skill, 40, seed=11, known_phrasings=False)
+@pytest.mark.parametrize(
+    ("skill", "known_phrasings", "floor"),
+    [
+        ("extraction", True, 0.8),
+        ("extraction", False, 0.45),
+        ("passage question", True, 0.8),
+        ("passage question", False, 0.6),
+        ("few-shot text", False, 0.85),
+        ("few-shot text, long", False, 0.85),
+        ("tool call", False, 0.9),
+        ("tool result", False, 0.9),
+        ("greetings", True, 0.95),
+        ("greetings", False, 0.55),
+        ("name recall", False, 0.9),
+    ],
+)
+def test_held_out_prompts(
+    generator: Generator, skill: str, known_phrasings: bool, floor: float
+) -> None:
+    """Floors lie well below the measured accuracy: they catch a broken model, not a weak one."""
+    cases = make_cases(skill, 40, seed=11, known_phrasings=known_phrasings)
     answers = generator.answers(cases)
     right = sum(answer == case.answer for answer, case in zip(answers, cases, strict=True))
     assert right / len(cases) >= floor

@@ -109,11 +109,21 @@ def tips_text(source: Source) -> Case:
 
 
 SKILLS: dict[str, Callable[[Source], Case]] = {
-    "extraction": extraction, "passage question": passage_question, "follow-up": follow_up,
-    "few-shot text": few_shot, "few-shot text, long": few_shot_long,
-    "few-shot chat": few_shot_chat, "zero-shot label": zero_shot, "tool call": tool_call,
-    "tool result": tool_result, "greetings": greetings, "name recall": name_recall,
-    "judge": judge, "choice": choice, "tips chat": tips, "tips text": tips_text,
+    "extraction": extraction,
+    "passage question": passage_question,
+    "follow-up": follow_up,
+    "few-shot text": few_shot,
+    "few-shot text, long": few_shot_long,
+    "few-shot chat": few_shot_chat,
+    "zero-shot label": zero_shot,
+    "tool call": tool_call,
+    "tool result": tool_result,
+    "greetings": greetings,
+    "name recall": name_recall,
+    "judge": judge,
+    "choice": choice,
+    "tips chat": tips,
+    "tips text": tips_text,
 }
 
 
@@ -142,12 +152,18 @@ class Generator:
         found = [""] * len(cases)
         for start in range(0, len(order), self.batch_size):
             group = order[start : start + self.batch_size]
-            inputs = self.tokenizer([texts[index] for index in group], return_tensors="pt",
-                                    padding=True, add_special_tokens=False)
+            inputs = self.tokenizer(
+                [texts[index] for index in group],
+                return_tensors="pt",
+                padding=True,
+                add_special_tokens=False,
+            )
             longest = max(len(self.tokenizer.encode(cases[index].answer)) for index in group)
             output = self.model.generate(
-                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
-                do_sample=False, max_new_tokens=longest + 4,
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                do_sample=False,
+                max_new_tokens=longest + 4,
             )
             width = inputs["input_ids"].shape[1]
             for index, row in zip(group, output[:, width:], strict=True):
@@ -188,20 +204,26 @@ def main() -> None:
             for column, known in (("new values and phrasings", False), ("new values", True)):
                 cases = make_cases(skill, args.n, args.seed, known)
                 answers = generator.answers(cases, progress)
-                wrong = [(case, answer) for case, answer in zip(cases, answers, strict=True)
-                         if answer != case.answer]
+                wrong = [
+                    (case, answer)
+                    for case, answer in zip(cases, answers, strict=True)
+                    if answer != case.answer
+                ]
                 figures[skill][column] = 1 - len(wrong) / args.n
-                errors += [f"--- {skill}: wanted {case.answer!r}, got {answer!r}\n"
-                           f"{generator.render(case.prompt)[-900:]}"
-                           for case, answer in wrong[: args.show_errors]]
+                errors += [
+                    f"--- {skill}: wanted {case.answer!r}, got {answer!r}\n"
+                    f"{generator.render(case.prompt)[-900:]}"
+                    for case, answer in wrong[: args.show_errors]
+                ]
     print("\n".join(errors))
     print(f"{'skill':22}{'new values and phrasings':>26}{'new values only':>18}   (n={args.n})")
     for skill, row in figures.items():
         print(f"{skill:22}{row['new values and phrasings']:26.1%}{row['new values']:18.1%}")
     print(f"{time.monotonic() - started:.0f} s")
     if args.json:
-        args.json.write_text(json.dumps({"n": args.n, "seed": args.seed, "accuracy": figures},
-                                        indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({"n": args.n, "seed": args.seed, "accuracy": figures}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

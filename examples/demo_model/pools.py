@@ -120,9 +120,27 @@ _LAST_ENDS = "son sen er ini ova berg man ez ic ski ley ton stein ura well ford 
 _CITY_ENDS = "ton ville burg ford ia stad port holm mouth field grad dale haven bridge".split()
 
 _ALL_WORDS = [
-    word for pool in (FIRST_NAMES, LAST_NAMES, CITIES, JOBS, HOBBIES, COLORS, ANIMALS, ITEMS, FOODS,
-                      ADJECTIVES, NOUNS, DAYS, MONTHS, COUNTRIES, COMPANY_ENDS, PLACE_ENDS)
-    for word in pool if not is_held_out(word)
+    word
+    for pool in (
+        FIRST_NAMES,
+        LAST_NAMES,
+        CITIES,
+        JOBS,
+        HOBBIES,
+        COLORS,
+        ANIMALS,
+        ITEMS,
+        FOODS,
+        ADJECTIVES,
+        NOUNS,
+        DAYS,
+        MONTHS,
+        COUNTRIES,
+        COMPANY_ENDS,
+        PLACE_ENDS,
+    )
+    for word in pool
+    if not is_held_out(word)
 ]
 
 
@@ -154,6 +172,8 @@ class Source:
         self.request_first = 0.5
         # How often the tags of a few-shot text are made-up words.
         self.any_tag = 0.0
+        # How often a request worded from parts starts with a made-up word.
+        self.any_verb = 0.0
 
     def value(self, make: Callable[[], T]) -> T:
         """Draw until the value lies on this side of the split."""
@@ -184,7 +204,7 @@ class Source:
         """A lower-case word of a closed pool (jobs, items); the model must know these."""
         return self.rng.choice(pool)
 
-    def _odd_word(self) -> str:
+    def odd_word(self) -> str:
         """Halves of two words, or random letters: pieces that made-up syllables never give."""
         if self.chance(0.3):
             letters = "abcdefghijklmnopqrstuvwxyz"
@@ -196,7 +216,7 @@ class Source:
 
     def _name_part(self, pool: Sequence[str], ends: Sequence[str]) -> str:
         if self.odd > 0 and self.chance(self.odd):
-            return self._odd_word()
+            return self.odd_word()
         if self.chance(0.35):
             return self.rng.choice(pool)
         word = made_word(self.rng, self.rng.choice((1, 1, 2) if ends else (2, 2, 2, 3)))
@@ -246,8 +266,9 @@ class Source:
         return self.value(lambda: f"{self.rng.randint(1, 28)} {self.pick(MONTHS)}")
 
     def clock(self) -> str:
-        return self.value(lambda: f"{self.rng.randint(6, 22)}:{self.rng.choice('0134')}"
-                          f"{self.rng.choice('05')}")
+        return self.value(
+            lambda: f"{self.rng.randint(6, 22)}:{self.rng.choice('0134')}{self.rng.choice('05')}"
+        )
 
     def made(self, syllables: int = 2) -> str:
         return self.value(lambda: made_word(self.rng, syllables))

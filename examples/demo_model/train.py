@@ -88,34 +88,49 @@ def build_tokenizer(seed: int, vocabulary: int, documents: int = 12000) -> Token
     source = Source(seed)
     texts = (
         "".join(text for text, _weight in corpus.document(source, corpus.MIXED))
-        .replace(corpus.IM_START, "\n").replace(corpus.IM_END, "\n")
-        .replace(corpus.END_OF_TEXT, "\n").replace("<tool_call>", "\n")
+        .replace(corpus.IM_START, "\n")
+        .replace(corpus.IM_END, "\n")
+        .replace(corpus.END_OF_TEXT, "\n")
+        .replace("<tool_call>", "\n")
         .replace("</tool_call>", "\n")
         for _ in range(documents)
     )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary - len(TOOL_TOKENS), special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        vocab_size=vocabulary - len(TOOL_TOKENS),
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)
-                          for token in TOOL_TOKENS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in TOOL_TOKENS]
+    )
     return tokenizer
 
 
 def build_model(args: argparse.Namespace, vocabulary: int) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=args.width, num_hidden_layers=args.layers,
-        intermediate_size=args.hidden, num_attention_heads=args.width // 32,
-        num_key_value_heads=args.kv_heads, head_dim=32, tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, bos_token_id=None,
-        eos_token_id=SPECIAL_TOKENS.index(corpus.IM_END), pad_token_id=0,
+        vocab_size=vocabulary,
+        hidden_size=args.width,
+        num_hidden_layers=args.layers,
+        intermediate_size=args.hidden,
+        num_attention_heads=args.width // 32,
+        num_key_value_heads=args.kv_heads,
+        head_dim=32,
+        tie_word_embeddings=True,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=SPECIAL_TOKENS.index(corpus.IM_END),
+        pad_token_id=0,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = LlamaForCausalLM(config)
@@ -142,11 +157,20 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     exported.generation_config.bos_token_id = None
     exported.save_pretrained(scratch)
     tokenizer.save(str(scratch / "tokenizer.json"))
-    (scratch / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT,
-        "eos_token": corpus.IM_END, "pad_token": corpus.END_OF_TEXT,
-        "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
-    }, indent=2) + "\n")
+    (scratch / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": CONTEXT,
+                "eos_token": corpus.IM_END,
+                "pad_token": corpus.END_OF_TEXT,
+                "clean_up_tokenization_spaces": False,
+                "chat_template": CHAT_TEMPLATE,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for path in scratch.iterdir():
         path.chmod(0o644)
@@ -188,12 +212,18 @@ def make_batch(rows: list[tuple[list[int], list[float]]]) -> Batch:
                 positions.append(index * length + place - 1)
                 targets.append(ids[place])
                 weights.append(row_weights[place])
-    return Batch(tokens, torch.tensor(positions), torch.tensor(targets), torch.tensor(weights),
-                 sum(len(ids) for ids, _weights in rows))
+    return Batch(
+        tokens,
+        torch.tensor(positions),
+        torch.tensor(targets),
+        torch.tensor(weights),
+        sum(len(ids) for ids, _weights in rows),
+    )
 
 
-def pool_batches(tokenizer: Tokenizer, source: Source, stage: corpus.Stage,
-                 batch_tokens: int, pool_tokens: int) -> list[Batch]:
+def pool_batches(
+    tokenizer: Tokenizer, source: Source, stage: corpus.Stage, batch_tokens: int, pool_tokens: int
+) -> list[Batch]:
     """Generate a pool of documents and group those of like length, which spares padding."""
     rows = []
     total = 0
@@ -215,15 +245,21 @@ def pool_batches(tokenizer: Tokenizer, source: Source, stage: corpus.Stage,
     return batches
 
 
+STAGES = (
+    (0.12, corpus.EARLY),
+    (0.34, corpus.MIDDLE),
+    (0.51, corpus.LATE),
+    (0.68, corpus.WIDE),
+    (0.85, corpus.DEEP),
+)
+
+
 def stage_at(progress: float) -> corpus.Stage:
     """Short and simple passages first, everything later."""
-    if progress < 0.12:
-        return corpus.EARLY
-    if progress < 0.35:
-        return corpus.MIDDLE
-    if progress < 0.525:
-        return corpus.LATE
-    return corpus.WIDE if progress < 0.70 else corpus.LAST
+    for end, stage in STAGES:
+        if progress < end:
+            return stage
+    return corpus.LAST
 
 
 def learning_rate_factor(progress: float, step: int) -> float:
@@ -233,14 +269,22 @@ def learning_rate_factor(progress: float, step: int) -> float:
     return min(1.0, max(0.01, (1.0 - progress) / 0.65))
 
 
-def build_optimizers(model: LlamaForCausalLM, args: argparse.Namespace) -> list:
+def build_optimizers(
+    model: LlamaForCausalLM, args: argparse.Namespace
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for the embedding and the norms."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "layers." in name else rest).append(parameter)
     return [
-        torch.optim.Muon(matrices, lr=args.muon_lr, weight_decay=0.02, momentum=0.95,
-                         adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            matrices,
+            lr=args.muon_lr,
+            weight_decay=0.02,
+            momentum=0.95,
+            adjust_lr_fn="match_rms_adamw",
+        ),
         torch.optim.AdamW(rest, lr=args.lr, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 
@@ -271,13 +315,15 @@ class Progress:
         return max(self.tokens / self.tokens_wanted, self.seconds / self.seconds_wanted)
 
 
-def batches_of_run(tokenizer: Tokenizer, args: argparse.Namespace, progress: Progress,
-                   state: dict) -> Iterator[Batch]:
+def batches_of_run(
+    tokenizer: Tokenizer, args: argparse.Namespace, progress: Progress, state: dict[str, int]
+) -> Iterator[Batch]:
     """Batches until the run is over; every pool has its own seed, so a run can resume."""
     while True:
         source = Source(args.seed * 1_000_003 + state["pool"] + 1)
-        for batch in pool_batches(tokenizer, source, stage_at(progress.fraction),
-                                  args.batch_tokens, args.pool_tokens):
+        for batch in pool_batches(
+            tokenizer, source, stage_at(progress.fraction), args.batch_tokens, args.pool_tokens
+        ):
             if progress.fraction >= 1:
                 return
             yield batch
@@ -288,7 +334,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument("--tokens", type=float, default=40e6, help="training tokens at most")
-    parser.add_argument("--minutes", type=float, default=95, help="training time at most")
+    parser.add_argument("--minutes", type=float, default=94, help="training time at most")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--vocabulary", type=int, default=4096)
@@ -329,18 +375,25 @@ def main() -> None:
 
     def checkpoint() -> None:
         export(model, tokenizer, args.out)
-        torch.save({"model": model.state_dict(), "state": state, "tokens": progress.tokens,
-                    "seconds": progress.seconds,
-                    "optimizers": [optimizer.state_dict() for optimizer in optimizers]},
-                   state_path)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "state": state,
+                "tokens": progress.tokens,
+                "seconds": progress.seconds,
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+            },
+            state_path,
+        )
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters} parameters, vocabulary {tokenizer.get_vocab_size()}", flush=True)
     base_rates = [args.muon_lr, args.lr]
     saved_at = progress.seconds
     smooth = None
-    bar = tqdm(total=int(args.tokens), initial=progress.tokens, unit="tok", unit_scale=True,
-               mininterval=10)
+    bar = tqdm(
+        total=int(args.tokens), initial=progress.tokens, unit="tok", unit_scale=True, mininterval=10
+    )
     for batch in batches_of_run(tokenizer, args, progress, state):
         factor = learning_rate_factor(progress.fraction, state["step"])
         for optimizer, rate in zip(optimizers, base_rates, strict=True):
@@ -361,8 +414,11 @@ def main() -> None:
             saved_at = progress.seconds
     bar.close()
     checkpoint()
-    print(f"done: {progress.tokens} tokens, {state['step']} steps, {progress.seconds:.0f} s, "
-          f"loss {smooth:.4f}", flush=True)
+    print(
+        f"done: {progress.tokens} tokens, {state['step']} steps, {progress.seconds:.0f} s, "
+        f"loss {smooth:.4f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
