@@ -1,4 +1,4 @@
-"""`python -m rootlace`: the console script."""
+"""`python -m rootlace.cli`: the console script."""
 
 from rootlace.cli import main
 
