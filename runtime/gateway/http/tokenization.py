@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
 
+# Nobody's context is longer; one text of many megabytes would hold a tokenizer thread for minutes.
+MAX_CHARACTERS = 4 * 2**20
+
+
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """A prompt, or a conversation that the chat template writes."""
 
@@ -62,6 +66,7 @@ class Tokenization:
 
     async def _of_text(self, body: TokenizeBody) -> list[int]:
         text = body.prompt or ""
+        _check_length("prompt", len(text))
         return await self._gateway.tokenize(
             len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
         )
@@ -75,8 +80,10 @@ class Tokenization:
             body.chat_template_kwargs,
         )
         pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
+        length = sum(len(piece.text) for piece in pieces)
+        _check_length("messages", length)
         return await self._gateway.tokenize(
-            sum(len(piece.text) for piece in pieces),
+            length,
             self._gateway.tokenizer.encode_pieces,
             pieces,
             begin=bool(pieces) and not pieces[0].special,
@@ -91,3 +98,10 @@ class Tokenization:
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
         text = self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
         return json_response({"prompt": text})
+
+
+def _check_length(field: str, length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise InvalidParameter(
+            field, f"{length} characters, at most {MAX_CHARACTERS} are tokenized"
+        )

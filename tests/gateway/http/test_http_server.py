@@ -147,6 +147,10 @@ async def test_tokenize_and_back(served: Served) -> None:
         assert (await reply.json())["tokens"] == list(b"<user>x")
     async with served.http.post("/detokenize", json={"tokens": [70000]}) as reply:
         assert reply.status == 400
+    long = {"prompt": "a" * (4 * 2**20 + 1)}
+    async with served.http.post("/tokenize", json=long) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"] == "prompt"
     async with served.http.post("/tokenize", json={"prompt": 3}) as reply:
         assert (await reply.json())["error"]["param"] == "prompt"
 
