@@ -3,7 +3,7 @@
 The corpus is generated while training (``corpus.py``); nothing is downloaded.  See README.md for
 the recipe.  Example::
 
-    python -m examples.demo_model.train --out /tmp/demo --minutes 90 --threads 1
+    python -m examples.demo_model.train --out OUT --minutes 94 --threads 1
 """
 
 from __future__ import annotations
