@@ -47,13 +47,6 @@ class GrammarMatcher:
         """Why the matcher can go no further; empty where it can."""
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens that must follow; none are claimed yet (sampling finds them one by one)."""
-        return []
-
-    def reset(self) -> None:
-        self._matcher.reset()
-
 
 class Grammar:
     """A compiled constraint; shared by requests through `matcher()`."""

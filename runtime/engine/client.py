@@ -218,7 +218,7 @@ class EngineClient:
         self._close_sockets()
         self._drop_tickets(ServerUnavailable("the engine restarted"))
         now = time.monotonic()
-        self._deaths = [*(t for t in self._deaths), now]
+        self._deaths.append(now)
         recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
         try:
             if len(recent) > MAX_RESTARTS:

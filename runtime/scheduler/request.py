@@ -25,12 +25,6 @@ class Matcher(Protocol):
     def error(self) -> str:
         """Why the constraint can go no further, after `advance` gave False; empty if it can."""
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens that must follow, if known."""
-
-    def reset(self) -> None:
-        """Back to the start."""
-
 
 @dataclass(slots=True)
 class Request:

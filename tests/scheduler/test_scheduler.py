@@ -372,12 +372,6 @@ class Digits:
     def error(self) -> str:
         return "only digits"
 
-    def forced_tokens(self) -> list[int]:
-        return []
-
-    def reset(self) -> None:
-        self.seen = []
-
 
 def test_constraints_mask_and_end() -> None:
     world = World(num_blocks=12, block_size=4)
