@@ -27,6 +27,13 @@ class InvalidConstraint(InvalidRequest):
     code = "invalid_constraint"
 
 
+class ConstraintNotMet(RootlaceError):
+    """No text that satisfies the constraint was found within the tries there are."""
+
+    code = "constraint_not_met"
+    http_status = 422
+
+
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room for even one token in the context window or the KV cache."""
 
@@ -90,6 +97,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
     for cls in (
         InvalidRequest,
         InvalidConstraint,
+        ConstraintNotMet,
         ContextLengthExceeded,
         UnsupportedModel,
         Unauthorized,

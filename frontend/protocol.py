@@ -101,13 +101,20 @@ class SamplingParams(_Wire):
 class Constraint(_Wire):
     """What the generated text must look like.
 
-    `source` is the pattern (`regex`), the schema as JSON text (`json_schema`), a JSON array of
-    strings (`choices`) or the grammar (`ebnf`).
+    `source` is the pattern (`regex`: Python's syntax), the schema as JSON text (`json_schema`), a
+    JSON array of strings (`choices`), the grammar (`ebnf`: Lark or GBNF) or a JSON object with
+    `structures` and `triggers` (`structural_tag`, as sglang's). `whitespace` is that of JSON.
+
+    What no mask can hold of a schema is checked as the text comes, and what fails is taken back;
+    with `strict` such a schema is refused instead. `jump_forward` appends forced text without
+    sampling it ("canonical": in the tokens the tokenizer would give it) or not ("off").
     """
 
-    kind: Literal["regex", "json_schema", "choices", "ebnf"]
+    kind: Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
     source: str
     whitespace: Literal["compact", "flexible"] = "compact"
+    strict: bool = False
+    jump_forward: Literal["canonical", "off"] = "canonical"
 
 
 # ---------------------------------------------------------------- what an Append carries

@@ -48,10 +48,35 @@ class ExecutorConfig:
 
 
 @dataclass(frozen=True)
+class ConstraintConfig:
+    """Constraints: which machine runs them, and the bounds of one.
+
+    `backend="auto"` takes our automaton for what is regular and of modest size, and llguidance for
+    the rest; "outlines_core" is for compatibility (regular constraints only). Compilation of one
+    constraint ends with `InvalidConstraint` after `compile_seconds` or `compile_memory_bytes`.
+    `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
+    `max_retreats` bounds how often one request may be taken back by a check.
+    """
+
+    backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = "auto"
+    jump_forward: bool = True
+    cache_size: int = 256
+    max_source_bytes: int = 2**20
+    compile_seconds: float = 10.0
+    compile_memory_bytes: int = 1 << 30
+    compile_threads: int = 1
+    mask_threads: int = 1
+    max_states: int = 16384
+    max_table_bytes: int = 64 << 20
+    max_retreats: int = 64
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.scheduler": {"rootlace.runtime.cache", "rootlace.runtime.config"},
     "rootlace.runtime.scheduler.plan": set(),
     "rootlace.runtime.cache": set(),
-    "rootlace.runtime.constrained": set(),
+    "rootlace.runtime.constrained": {
+        "rootlace.runtime.config",
+        "rootlace.runtime.processes",
+        "rootlace.runtime.scheduler.plan",
+        "rootlace.types",
+    },
     "rootlace.runtime.model": {
         "rootlace.runtime.config",
         "rootlace.runtime.scheduler.plan",

@@ -24,7 +24,7 @@ class GrammarMatcher:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def fill_mask(self, out: np.ndarray) -> None:
+    def fill_bitmask(self, out: np.ndarray) -> None:
         """Write the allowed tokens into `out`: contiguous int32, bit i of word w = token 32w+i.
 
         End-of-sequence tokens are allowed exactly where the text so far is complete.

@@ -7,12 +7,37 @@ sequence. Rows are in depth-first order of the tree, so that rows sharing a node
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from rootlace.protocol import SamplingParams
+
+
+class MaskTable(Protocol):
+    """Packed masks that requests share, one row per state; a row never changes once it is filled.
+
+    `rows` may be replaced by a larger array that begins with the same rows. An executor may keep
+    them on its device, by `key` (unique in the process).
+    """
+
+    @property
+    def key(self) -> int: ...
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int32 [capacity, words]."""
+
+    def filled(self, row: int) -> bool:
+        """Whether `row` has its mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskRow:
+    table: MaskTable
+    row: int
 
 
 @dataclass(frozen=True)
@@ -23,7 +48,8 @@ class SampleRow:
     where the output starts: penalties need both. The token to be sampled is number
     `len(token_ids)` of the sequence; sampling depends on (params.seed, that number) alone.
     `mask` is a packed bitmask over the vocabulary (int32 words, bit i of word w = token 32w+i
-    allowed), or None where everything is allowed. `banned` are token ids that must not be sampled
+    allowed), a row of a table of such masks, or None where everything is allowed; it may be read
+    only after `StepPlan.wait_for_masks`. `banned` are token ids that must not be sampled
     now (the stop tokens, before `min_tokens`).
     """
 
@@ -31,7 +57,7 @@ class SampleRow:
     params: SamplingParams
     token_ids: np.ndarray
     prompt_len: int
-    mask: np.ndarray | None = None
+    mask: np.ndarray | MaskRow | None = None
     banned: tuple[int, ...] = ()
 
 
@@ -69,6 +95,8 @@ class StepPlan:
     duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
     duplicate_slots: np.ndarray  # [D] int64
     samples: list[SampleRow] = field(default_factory=list)
+    wait_for_masks: Callable[[], None] | None = None
+    """Set where masks are being filled on another thread: returns when they are, or raises."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
 
     @property

@@ -198,7 +198,7 @@ def _sample_row(index: int, sequence: Sequence, mask_words: int) -> SampleRow:
     mask = None
     if request.matcher is not None:
         mask = np.zeros(mask_words, np.int32)
-        request.matcher.fill_mask(mask)
+        request.matcher.fill_bitmask(mask)
     return SampleRow(
         row=index,
         params=params,

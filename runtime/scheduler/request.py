@@ -8,22 +8,30 @@ from typing import Protocol
 import numpy as np
 
 from rootlace.protocol import SamplingParams
+from rootlace.runtime.scheduler.plan import MaskRow
 
 
 class Matcher(Protocol):
-    """State of one request's constraint: which tokens may come next."""
+    """State of one request's constraint; `rootlace.runtime.constrained.interface.Matcher` says
+    what each method does."""
 
-    def fill_mask(self, out: np.ndarray) -> None:
-        """Set the packed bitmask of allowed tokens (int32 words; see `SampleRow.mask`)."""
+    def fill_bitmask(self, out: np.ndarray) -> None: ...
 
-    def advance(self, token_id: int) -> bool:
-        """Take a token in; False if the constraint does not allow it."""
+    def mask_row(self) -> MaskRow | None: ...
 
-    def is_finished(self) -> bool:
-        """Nothing but the end of the sequence can follow."""
+    def prepare_mask(self) -> None: ...
 
-    def error(self) -> str:
-        """Why the constraint can go no further, after `advance` gave False; empty if it can."""
+    def advance(self, token_id: int) -> bool: ...
+
+    def is_finished(self) -> bool: ...
+
+    def forced_tokens(self) -> list[int]: ...
+
+    def can_retreat(self) -> bool: ...
+
+    def retreat(self) -> int | None: ...
+
+    def error(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -33,7 +41,7 @@ class Request:
     `token_ids` is the prompt (int32, not empty). In `params`, `max_tokens` is a number, `n` is 1,
     `seed` is set and `stop_token_ids` holds every id that ends the request. `output_ids` (int32)
     are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
-    them in.
+    them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
     """
 
     rid: int
@@ -43,3 +51,4 @@ class Request:
     namespace: str = ""
     program: str = ""
     matcher: Matcher | None = None
+    jump_forward: bool = False

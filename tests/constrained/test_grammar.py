@@ -41,7 +41,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def allowed(matcher: GrammarMatcher, vocab_size: int) -> list[int]:
     words = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
-    matcher.fill_mask(words)
+    matcher.fill_bitmask(words)
     return np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist()
 
 

@@ -358,7 +358,7 @@ class Digits:
         self.length = length
         self.seen: list[int] = []
 
-    def fill_mask(self, out: np.ndarray) -> None:
+    def fill_bitmask(self, out: np.ndarray) -> None:
         out[:] = 0
         out[0] = (1 << 10) - 1
 

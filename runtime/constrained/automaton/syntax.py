@@ -1,0 +1,57 @@
+"""Regular expressions as trees, whatever they were written as.
+
+The language is over Unicode scalar values (no surrogates); every tree describes whole texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LAST = 0x10FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """This text; the empty one too."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of `ranges`: inclusive code points, ascending, neither overlapping nor
+    adjacent, without surrogates. No ranges: nothing matches."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    parts: tuple[Regex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of `options`; no options: nothing matches."""
+
+    options: tuple[Regex, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`item` at least `least` and at most `most` times (None: without bound)."""
+
+    item: Regex
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Matches the empty text where `item` can (or, `negative`, cannot) match what follows."""
+
+    item: Regex
+    negative: bool
+
+
+Regex = Literal | Chars | Concat | Either | Repeat | Look

@@ -1,0 +1,89 @@
+"""What every constraint backend offers: a compiled `Grammar`, and one `Matcher` per request."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from rootlace.runtime.scheduler.plan import MaskRow
+
+
+class Matcher(Protocol):
+    """Where one request stands in its constraint. Not thread-safe; one per request.
+
+    Token ids are the model's. "The text" is the bytes of the tokens taken in so far.
+    """
+
+    def allowed_mask(self) -> np.ndarray:
+        """bool [vocab_size]: the tokens that may come next.
+
+        End-of-sequence tokens are among them exactly where the text is complete (`is_accepting`).
+        """
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        """Write `allowed_mask` packed: contiguous int32 [ceil(vocab_size / 32)], bit i of word w
+        is token 32w + i. Bits beyond the vocabulary are 0. May run on another thread than the other
+        methods, but never while one of them runs.
+        """
+
+    def mask_row(self) -> MaskRow | None:
+        """Where this state's packed mask stands (or will, after `prepare_mask`) in a table that
+        requests share, or None where the mask has to be filled for this request alone."""
+
+    def prepare_mask(self) -> None:
+        """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take a token in. False if the constraint forbids it; then nothing has changed, except
+        that `error` says why. An end-of-sequence token is taken where the text is complete; after
+        it only `rollback` and `reset` are of use."""
+
+    def is_accepting(self) -> bool:
+        """Whether the text is complete."""
+
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing can follow but the end of the sequence."""
+
+    def forced_text(self) -> bytes:
+        """The bytes that every complete text goes on with (empty where it may end here).
+
+        Not necessarily all of them, but never a byte that is not forced.
+        """
+
+    def forced_tokens(self) -> list[int]:
+        """The next tokens of the canonical tokenization of every complete text, as far as they are
+        the same in all of them; see `canonical`. Does not take them in."""
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens taken in. Raises ValueError if there are fewer."""
+
+    def reset(self) -> None:
+        """Undo all tokens and forget what `retreat` excluded."""
+
+    def can_retreat(self) -> bool:
+        """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
+
+    def retreat(self) -> int | None:
+        """After `advance` refused a token that the mask allowed: exclude it where it was tried, go
+        back to the nearest place where something else can follow, and say how many tokens taken in
+        were undone for that (0: only the refused one is to be drawn again). None if there is no
+        such place or the tries are used up; then `error` says so."""
+
+    def error(self) -> str:
+        """Why the last `advance` or `retreat` failed; empty otherwise."""
+
+
+class Grammar(Protocol):
+    """A compiled constraint, shared by all requests that ask for it. Thread-safe."""
+
+    @property
+    def backend(self) -> str:
+        """ "automaton", "llguidance", "outlines_core", or one of these with "+checked"."""
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory it takes now."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of the text."""

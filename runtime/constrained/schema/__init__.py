@@ -1,0 +1,1 @@
+"""JSON Schema: what is wrong with one, what a mask can hold of it, and what must be checked."""
