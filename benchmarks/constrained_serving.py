@@ -1,0 +1,177 @@
+"""JSON extraction served: constrained with forced text, constrained without, unconstrained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+from transformers import AutoTokenizer
+
+import rootlace as rl
+from benchmarks.common import ForeignLoad, percentile
+from examples.demo_model.evaluate import make_cases
+
+MODES = ("unconstrained", "constrained", "jump")
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """A prompt, the schema of what is asked for, and the right answer."""
+
+    prompt: tuple[int, ...]
+    schema: dict[str, Any]
+    answer: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Served:
+    """One mode, once. Seconds."""
+
+    wall: float
+    tokens: int
+    forced: int
+    latencies: tuple[float, ...]
+    outputs: tuple[str, ...]
+    lengths: tuple[int, ...]
+    foreign_cores: float
+    cpu: float
+
+
+def extraction_load(model: str, count: int, seed: int, closed: bool = True) -> list[Extraction]:
+    """Passages to take facts from; the schema asks for all of them and allows nothing else."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    load = []
+    for case in make_cases("extraction", count, seed, True):
+        assert isinstance(case.prompt, list)
+        answer = json.loads(case.answer)
+        kinds = {name: "integer" if isinstance(v, int) else "string" for name, v in answer.items()}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: {"type": kind} for name, kind in kinds.items()},
+            "required": list(answer),
+        }
+        if closed:
+            schema["additionalProperties"] = False
+        ids = tokenizer.apply_chat_template(
+            case.prompt, add_generation_prompt=True, return_dict=False
+        )
+        load.append(Extraction(tuple(ids), schema, answer))
+    return load
+
+
+async def serve(
+    engine: rl.Engine,
+    load: Sequence[Extraction],
+    mode: str,
+    concurrency: int,
+    lengths: Sequence[int] | None,
+) -> Served:
+    """All of `load`, at most `concurrency` at a time, greedily.
+
+    Unconstrained, each request decodes as many tokens (`lengths`) as it did constrained: what is
+    compared is the speed of decoding, not how long a model goes on.
+    """
+    gate = asyncio.Semaphore(concurrency)
+    replies: list[dict[str, Any]] = [{}] * len(load)
+    latencies = [0.0] * len(load)
+
+    async def ask(index: int) -> None:
+        case = load[index]
+        if mode == "unconstrained":
+            assert lengths is not None
+            params: dict[str, Any] = {"max_new_tokens": lengths[index], "ignore_eos": True}
+        else:
+            params = {
+                "max_new_tokens": 128,
+                "json_schema": json.dumps(case.schema),
+                "jump_forward": "canonical" if mode == "jump" else "off",
+            }
+        async with gate:
+            start = time.perf_counter()
+            replies[index] = await engine.async_generate(
+                input_ids=list(case.prompt), sampling_params={"temperature": 0, **params}
+            )
+            latencies[index] = time.perf_counter() - start
+
+    foreign, start = ForeignLoad(), time.perf_counter()
+    await asyncio.gather(*(ask(index) for index in range(len(load))))
+    wall = time.perf_counter() - start
+    metas = [reply["meta_info"] for reply in replies]
+    return Served(
+        wall=wall,
+        tokens=sum(meta["completion_tokens"] for meta in metas),
+        forced=sum(meta["forced_tokens"] for meta in metas),
+        latencies=tuple(latencies),
+        outputs=tuple(reply["text"] for reply in replies),
+        lengths=tuple(meta["completion_tokens"] for meta in metas),
+        foreign_cores=foreign.cores(),
+        cpu=foreign.own_seconds(),
+    )
+
+
+def measure_serving(
+    model: str, count: int, repetitions: int, concurrency: int, closed: bool = True
+) -> dict[str, Any]:
+    """The three modes in turns on one runtime; every constrained output is checked."""
+    load = extraction_load(model, count, seed=11, closed=closed)
+    runs: dict[str, list[Served]] = {mode: [] for mode in MODES}
+    with rl.Engine(model_path=model) as engine:
+        lengths: Sequence[int] | None = None
+        # Once for all: prompts cached, constraints compiled, masks seen.
+        for mode in ("constrained", "jump", "unconstrained"):
+            served = asyncio.run(serve(engine, load, mode, concurrency, lengths))
+            lengths = served.lengths if mode == "constrained" else lengths
+            if mode != "unconstrained":
+                check(load, served)
+        for repetition in range(repetitions):
+            order = MODES if repetition % 2 == 0 else MODES[::-1]
+            for mode in order:
+                runs[mode].append(asyncio.run(serve(engine, load, mode, concurrency, lengths)))
+    same = sum(
+        a == b for a, b in zip(runs["constrained"][0].outputs, runs["jump"][0].outputs, strict=True)
+    )
+    summary = {mode: summarise(served) for mode, served in runs.items()}
+    base = summary["unconstrained"]["tokens_per_second"]
+    return {
+        "requests": count,
+        "concurrency": concurrency,
+        "closed_schema": closed,
+        "modes": summary,
+        "ratios": {
+            "constrained / unconstrained": summary["constrained"]["tokens_per_second"] / base,
+            "jump / unconstrained": summary["jump"]["tokens_per_second"] / base,
+            "jump / constrained": summary["jump"]["tokens_per_second"]
+            / summary["constrained"]["tokens_per_second"],
+        },
+        "same_text_with_and_without_jump": same / count,
+        "exact_answers": statistics.mean(
+            json.loads(text) == case.answer
+            for text, case in zip(runs["jump"][0].outputs, load, strict=True)
+        ),
+    }
+
+
+def check(load: Sequence[Extraction], served: Served) -> None:
+    """Raises what json or jsonschema raise for an output that is not what was asked for."""
+    for case, text in zip(load, served.outputs, strict=True):
+        jsonschema.Draft202012Validator(case.schema).validate(json.loads(text))
+
+
+def summarise(runs: Sequence[Served]) -> dict[str, float]:
+    latencies = [value for run in runs for value in run.latencies]
+    return {
+        "tokens_per_second": statistics.median(run.tokens / run.wall for run in runs),
+        "requests_per_second": statistics.median(len(run.latencies) / run.wall for run in runs),
+        "latency_p50_ms": percentile(latencies, 0.5) * 1e3,
+        "latency_p99_ms": percentile(latencies, 0.99) * 1e3,
+        "tokens": runs[0].tokens,
+        "forced_share": runs[0].forced / runs[0].tokens,
+        "cpu_ms_per_request": statistics.median(r.cpu / len(r.latencies) for r in runs) * 1e3,
+        "foreign_cores": max(run.foreign_cores for run in runs),
+    }

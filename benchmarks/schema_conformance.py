@@ -1,0 +1,178 @@
+"""Are JSON schemas enforced exactly? Walks known valid and invalid instances through our matchers.
+
+    python -m benchmarks.schema_conformance FOLDER --json FILE
+
+FOLDER holds JSON files: objects with `schema` and `tests` (as JSONSchemaBench's mask benchmark has
+them), or arrays of groups of them (as the JSON-Schema-Test-Suite has them); a test has `data` and
+`valid`. Verdicts are not believed but checked with `jsonschema`, formats included: where it
+disagrees with a test's label, or cannot say, the instance is left out and counted.
+
+An instance counts as accepted when every token of its compact JSON text is taken and the text may
+end there. Accepting an invalid one is an error of ours. Refusing a valid one is not by itself:
+properties come in the schema's order, and only one spelling of a value is generated.
+
+With `--generate N`, a model with random logits writes N texts per schema, and `jsonschema` checks
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+from jsonschema.validators import validator_for
+from rich.console import Console
+from rich.progress import track
+
+import rootlace as rl
+from benchmarks.common import environment, percentile, write_json
+from benchmarks.constrained_engines import load_tokenizer
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained import GrammarCompiler
+
+MAX_TOKENS = 600
+PATIENCE = 60
+"""Tokens after which the random model leans towards ending what it began."""
+
+
+def groups(folder: Path) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
+    """(name, schema, tests) of every schema in the folder's files."""
+    for path in sorted(folder.rglob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for index, group in enumerate(content if isinstance(content, list) else [content]):
+            if isinstance(group, dict) and "schema" in group:
+                name = f"{path.stem}[{index}]" if isinstance(content, list) else path.stem
+                yield name, group["schema"], group.get("tests", [])
+
+
+def verdict(schema: Any, instance: Any) -> bool | None:
+    """Whether `instance` is valid; None where jsonschema cannot say (a remote reference, say)."""
+    validator = validator_for(schema, default=jsonschema.Draft202012Validator)
+    checker = validator.FORMAT_CHECKER
+    try:
+        return bool(validator(schema, format_checker=checker).is_valid(instance))
+    except Exception:
+        return None
+
+
+def accepts(grammar: Any, tokenizer: Any, instance: Any) -> bool:
+    text = json.dumps(instance, separators=(",", ":"), ensure_ascii=False)
+    matcher = grammar.matcher()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return all(matcher.advance(token_id) for token_id in ids) and matcher.is_accepting()
+
+
+def generate(grammar: Any, decode: Any, closing: np.ndarray, seed: int) -> str | None:
+    """A text by a model with random logits; None if it ran out of tokens or of tries."""
+    generator = np.random.default_rng(seed)
+    matcher = grammar.matcher()
+    ids: list[int] = []
+    while len(ids) < MAX_TOKENS and not matcher.is_finished():
+        if matcher.is_accepting() and (len(ids) > PATIENCE or generator.random() < 0.2):
+            break
+        mask = matcher.allowed_mask()
+        if not mask.any():
+            return None
+        preferred = mask & closing
+        if len(ids) > PATIENCE and preferred.any():
+            mask = preferred
+        token = int(generator.choice(np.flatnonzero(mask)))
+        if matcher.advance(token):
+            ids.append(token)
+            continue
+        undone = matcher.retreat()
+        if undone is None:
+            return None
+        del ids[len(ids) - undone :]
+    return decode(ids) if matcher.is_accepting() else None
+
+
+def keyword_of(message: str) -> str:
+    """What a refusal names: the last part of its JSON pointer, or its first words."""
+    pointer = re.search(r"#(/[^\s:,]*)?", message)
+    return (pointer[0].rsplit("/", 1)[-1] if pointer else message[:40]) or "#"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schema_conformance")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokenizer", type=Path, default=rl.demo_model())
+    parser.add_argument("--generate", type=int, default=0, metavar="N")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    compiler = GrammarCompiler(tokenizer)
+    texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    closing = np.array([bool(re.fullmatch(r'["}\]0-9,:]{1,2}', text)) for text in texts])
+    count: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    backends: Counter[str] = Counter()
+    wrong: list[dict[str, Any]] = []
+    compiles: list[float] = []
+    for name, schema, tests in track(list(groups(arguments.folder)), transient=True):
+        count["schemas"] += 1
+        verdicts = [(test, verdict(schema, test["data"])) for test in tests]
+        count["unsure"] += sum(found != test["valid"] for test, found in verdicts)
+        known = [(test["data"], found) for test, found in verdicts if found == test["valid"]]
+        satisfiable = any(found for _, found in known)
+        count["satisfiable"] += satisfiable
+        start = time.process_time()
+        try:
+            grammar = compiler.compile(json_schema=schema)
+        except InvalidConstraint as error:
+            count["refused"] += 1
+            if satisfiable:
+                count["satisfiable refused"] += 1
+                refused[keyword_of(str(error))] += 1
+                wrong.append({"name": name, "refused": str(error)[:300]})
+            continue
+        finally:
+            compiles.append((time.process_time() - start) * 1e3)
+        backends[grammar.backend] += 1
+        for instance, valid in known:
+            accepted = accepts(grammar, tokenizer, instance)
+            count["valid" if valid else "invalid"] += 1
+            count["valid accepted" if valid else "invalid accepted"] += accepted
+            if accepted and not valid:
+                wrong.append({"name": name, "accepted": instance})
+        for seed in range(arguments.generate):
+            text = generate(grammar, tokenizer.decode, closing, zlib.crc32(name.encode()) + seed)
+            count["texts" if text is not None else "texts not ended"] += 1
+            if text is not None and verdict(schema, json.loads(text)) is False:
+                count["texts invalid"] += 1
+                wrong.append({"name": name, "generated": text[:300]})
+    console = Console()
+    for key, value in count.items():
+        console.print(f"{value:>7}  {key}")
+    console.print("backends:", dict(backends))
+    console.print("satisfiable but refused, by keyword:", dict(refused))
+    console.print(
+        f"compile, CPU ms: p50 {percentile(compiles, 0.5):.2f}, "
+        f"p99 {percentile(compiles, 0.99):.1f}, max {max(compiles):.0f}"
+    )
+    for case in wrong[:20]:
+        console.print(case)
+    if arguments.json:
+        result = {
+            "environment": environment(),
+            "folder": arguments.folder.name,
+            "counts": dict(count),
+            "backends": dict(backends),
+            "refused": dict(refused),
+            "compile_ms": {q: percentile(compiles, q / 100) for q in (50, 99, 100)},
+            "cases": wrong,
+        }
+        write_json(arguments.json, result)
+
+
+if __name__ == "__main__":
+    main()
