@@ -55,12 +55,14 @@ class ConstraintConfig:
     the rest; "outlines_core" is for compatibility (regular constraints only). Compilation of one
     constraint ends with `InvalidConstraint` after `compile_seconds` or `compile_memory_bytes`.
     `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
+    At most `cache_size` grammars of about `cache_bytes` are kept for later requests.
     `max_retreats` bounds how often one request may be taken back by a check.
     """
 
     backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = "auto"
     jump_forward: bool = True
     cache_size: int = 256
+    cache_bytes: int = 512 << 20
     max_source_bytes: int = 2**20
     compile_seconds: float = 10.0
     compile_memory_bytes: int = 1 << 30

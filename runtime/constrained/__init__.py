@@ -1,9 +1,14 @@
-"""Constrained decoding: what a `Constraint` allows next, as a bitmask over the vocabulary.
+"""Constrained decoding: what a `Constraint` allows next, as a mask over the vocabulary.
 
-`GrammarCompiler` turns a `Constraint` into a `Grammar`, and a `Grammar` makes one `GrammarMatcher`
-per request. The grammars run on llguidance.
+`GrammarCompiler` turns a constraint into a `Grammar`, and a `Grammar` makes one `Matcher` per
+request. It needs no server:
+
+    grammar = GrammarCompiler(tokenizer).compile(regex=r"[0-9]{3}")
+    matcher = grammar.matcher()
+    matcher.allowed_mask(), matcher.advance(token_id), matcher.is_accepting()
 """
 
-from rootlace.runtime.constrained.grammar import Grammar, GrammarCompiler, GrammarMatcher
+from rootlace.runtime.constrained.compiler import GrammarCompiler
+from rootlace.runtime.constrained.interface import Grammar, Matcher
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
+__all__ = ["Grammar", "GrammarCompiler", "Matcher"]

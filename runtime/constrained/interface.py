@@ -24,7 +24,8 @@ class Matcher(Protocol):
     def fill_bitmask(self, out: np.ndarray) -> None:
         """Write `allowed_mask` packed: contiguous int32 [ceil(vocab_size / 32)], bit i of word w
         is token 32w + i. Bits beyond the vocabulary are 0. May run on another thread than the other
-        methods, but never while one of them runs.
+        methods, but never while one of them runs. All 0 after the end of the sequence, and where
+        the mask is beyond the constraint's bounds (then `error` says so): nothing can follow.
         """
 
     def mask_row(self) -> MaskRow | None:
@@ -71,7 +72,7 @@ class Matcher(Protocol):
         such place or the tries are used up; then `error` says so."""
 
     def error(self) -> str:
-        """Why the last `advance` or `retreat` failed; empty otherwise."""
+        """Why the last `advance`, `retreat` or mask failed; empty otherwise."""
 
 
 class Grammar(Protocol):

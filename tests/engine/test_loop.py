@@ -12,6 +12,7 @@ from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.messages import (
     Abort,
@@ -75,7 +76,7 @@ class Conversation:
     def compiler(self) -> GrammarCompiler:
         if self.tokenizer is None:
             raise InvalidConstraint("this model has no tokenizer")
-        return GrammarCompiler(self.tokenizer, VOCAB, [0])
+        return GrammarCompiler(Vocabulary(self.tokenizer, VOCAB, [0]))
 
     def receive(self, timeout_ms: int) -> list[ToEngine]:
         if self.turns:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint
-from rootlace.runtime.constrained import GrammarCompiler, GrammarMatcher
+from rootlace.runtime.constrained import GrammarCompiler, Matcher
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +36,16 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     # A model's vocabulary may be padded beyond the tokenizer's.
-    return GrammarCompiler(tokenizer.to_str(), tokenizer.get_vocab_size() + 13, [0])
+    return GrammarCompiler(tokenizer, vocab_size=tokenizer.get_vocab_size() + 13, eos_token_ids=[0])
 
 
-def allowed(matcher: GrammarMatcher, vocab_size: int) -> list[int]:
+def allowed(matcher: Matcher, vocab_size: int) -> list[int]:
     words = np.zeros((vocab_size + 31) // 32, dtype=np.int32)
     matcher.fill_bitmask(words)
     return np.nonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))[0].tolist()
 
 
-def random_text(tokenizer: Tokenizer, matcher: GrammarMatcher, rng: random.Random) -> str:
+def random_text(tokenizer: Tokenizer, matcher: Matcher, rng: random.Random) -> str:
     """A random walk through the mask until the grammar is finished or the end is drawn."""
     vocab_size = tokenizer.get_vocab_size() + 13
     ids: list[int] = []
@@ -166,7 +166,7 @@ def test_text_spelled_like_a_special_token_is_text(tokenizer, compiler, constrai
 def test_an_added_token_that_is_not_special_is_text(tokenizer: Tokenizer) -> None:
     larger = Tokenizer.from_str(tokenizer.to_str())
     larger.add_tokens(["<tool_call>"])
-    compiler = GrammarCompiler(larger.to_str(), larger.get_vocab_size(), [0])
+    compiler = GrammarCompiler(larger, eos_token_ids=[0])
     matcher = compiler.compile(Constraint("regex", "a<tool_call>b")).matcher()
     size, ids = larger.get_vocab_size(), []
     while not matcher.is_finished():

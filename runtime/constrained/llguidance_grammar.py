@@ -1,0 +1,162 @@
+"""Constraints on llguidance: an Earley parser over a lazily built lexer, masks per request."""
+
+from __future__ import annotations
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.scheduler.plan import MaskRow
+
+# A grammar's parser and lexer, as measured: a base, and so much per character of its source.
+BASE_BYTES = 1 << 16
+BYTES_PER_CHARACTER = 48
+
+
+class LLGuidanceGrammar:
+    """A grammar in llguidance's own notation, for one vocabulary; see `interface.Grammar`."""
+
+    backend = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary, source: str, config: ConstraintConfig) -> None:
+        """`source` is what `LLMatcher.grammar_from_*` gives.
+
+        Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works.
+        """
+        self._vocabulary = vocabulary
+        self._prototype = LLMatcher(
+            vocabulary.llguidance, source, log_level=0, limits=parser_limits(config)
+        )
+        if self._prototype.is_error():
+            raise InvalidConstraint(reason(self._prototype))
+        self._empty_only = self._prototype.is_accepting() and self._nothing_can_follow()
+        if self._prototype.is_error():
+            raise InvalidConstraint(reason(self._prototype))
+        self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
+
+    def matcher(self) -> LLGuidanceMatcher:
+        return LLGuidanceMatcher(self._vocabulary, self._prototype.deep_copy(), self._empty_only)
+
+    def _nothing_can_follow(self) -> bool:
+        """Whether the only text is the empty one; llguidance notices only after a token."""
+        words = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        self._prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        return set(allowed.tolist()) <= set(self._vocabulary.eos_token_ids)
+
+
+class LLGuidanceMatcher:
+    """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
+    them in at some complete texts only, and an error would be the end of its matcher."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, empty_only: bool) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._empty_only = empty_only
+        self._count = 0  # tokens taken in, without the end of the sequence
+        self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
+        self._error = ""
+
+    def allowed_mask(self) -> np.ndarray:
+        words = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        self.fill_bitmask(words)
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        return bits[: self._vocabulary.size].astype(bool)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        if not self._ended:
+            self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        if self._ended or self._matcher.is_error():
+            out[:] = 0  # llguidance allows the end of the sequence where it gave up
+
+    def mask_row(self) -> MaskRow | None:
+        return None
+
+    def prepare_mask(self) -> None:
+        """Nothing: there is no row to fill."""
+
+    def advance(self, token_id: int) -> bool:
+        if self._ended or not 0 <= token_id < self._vocabulary.size:
+            return self._refuse(token_id)
+        if token_id in self._vocabulary.eos_token_ids:
+            if not self.is_accepting():
+                return self._refuse(token_id)
+            self._ended = 1
+        # Tokens without text are refused here: to llguidance, some of them are an error for good.
+        elif not self._vocabulary.token_bytes[token_id]:
+            return self._refuse(token_id)
+        elif self._matcher.try_consume_tokens([token_id]) != 1:
+            return self._refuse(token_id)
+        else:
+            self._count += 1
+        self._error = ""
+        return True
+
+    def is_accepting(self) -> bool:
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    def is_finished(self) -> bool:
+        if self._empty_only or self._ended:
+            return True
+        return self.is_accepting() and self._matcher.is_stopped()
+
+    def forced_text(self) -> bytes:
+        if self._ended or self._matcher.is_error() or self._matcher.is_accepting():
+            return b""
+        return self._matcher.compute_ff_bytes()
+
+    def forced_tokens(self) -> list[int]:
+        if self._ended or self._matcher.is_error() or self._matcher.is_accepting():
+            return []
+        return self._matcher.compute_ff_tokens()
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= self._count + self._ended:
+            raise ValueError(f"cannot undo {count} of {self._count + self._ended} tokens")
+        self._error = ""
+        inner = max(count - self._ended, 0)
+        if count:
+            self._ended = 0
+        if inner:
+            self._matcher.rollback(inner)
+            self._count -= inner
+
+    def reset(self) -> None:
+        self.rollback(self._count + self._ended)
+
+    def can_retreat(self) -> bool:
+        return False
+
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
+    def error(self) -> str:
+        if self._matcher.is_error():
+            return reason(self._matcher)
+        return self._error
+
+    def _refuse(self, token_id: int) -> bool:
+        self._error = f"the constraint forbids token {token_id} after {self._count} tokens"
+        return False
+
+
+def parser_limits(config: ConstraintConfig) -> LLParserLimits:
+    """llguidance's own bounds, at compilation and at every mask, in proportion to the config's."""
+    # About 2 kB per lexer state, by llguidance's documentation.
+    states = max(1000, min(250_000, config.compile_memory_bytes // 4096))
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=states,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def reason(matcher: LLMatcher) -> str:
+    """What llguidance says is wrong, without the state it may append."""
+    return matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
