@@ -1,0 +1,367 @@
+"""The nondeterministic automaton of a regex, over bytes, built without writing its states out.
+
+Its nodes are those of Thompson's construction (1968): leaves that read bytes, and forks without
+reading. A leaf reads a text, one of many texts, or one character of a set, and stands for as many
+states as that takes: a state is an `item`, the leaf's number plus how far into the leaf. Items are
+numbered but not stored, so a leaf costs the same whether its set is one letter or all of Unicode,
+and 65,536 choices are one leaf. Counted repeats are copied; how many leaves that gives is
+reckoned first, so that `((a{1000}){1000}){1000}` fails before memory is spent.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Look,
+    Regex,
+    Repeat,
+)
+from rootlace.runtime.constrained.automaton.utf8 import DONE, CharAutomaton, Ranges, char_automaton
+
+ACCEPT = 0
+"""The item of the end of the text."""
+
+ByteEdge = tuple[int, int, tuple[int, ...]]
+"""First byte, last byte, items after them (ascending)."""
+
+_FOLLOWERS_PER_LEAF = 64
+"""Bounds what the followers of all leaves take together: `(a?b?){10000}` is quadratic."""
+
+
+class Words:
+    """One of many texts: a trie over their bytes, of which only visited nodes are made.
+
+    A node is a run of the sorted texts, those with the node's prefix, and the prefix's length.
+    """
+
+    __slots__ = ("_nodes", "_numbers", "texts", "width")
+
+    def __init__(self, texts: list[bytes]) -> None:
+        self.texts = texts
+        self.width = sum(map(len, texts)) + 1
+        self._nodes = [(0, len(texts), 0)]
+        self._numbers = {(0, len(texts), 0): 0}
+
+    def edges(self, number: int) -> list[tuple[int, bool, int]]:
+        """Of the node `number`: byte, whether a text ends after it, node after it (-1: none)."""
+        texts = self.texts
+        begin, end, depth = self._nodes[number]
+        edges = []
+        while begin < end:
+            head = texts[begin][: depth + 1]
+            byte = head[depth]
+            stop = end
+            if byte < 255:
+                stop = bisect_left(texts, head[:depth] + bytes([byte + 1]), begin, end)
+            ends = len(texts[begin]) == depth + 1
+            inner = begin + ends
+            edges.append((byte, ends, self._number(inner, stop, depth + 1) if inner < stop else -1))
+            begin = stop
+        return edges
+
+    def _number(self, begin: int, end: int, depth: int) -> int:
+        node = (begin, end, depth)
+        number = self._numbers.get(node)
+        if number is None:
+            number = self._numbers[node] = len(self._nodes)
+            self._nodes.append(node)
+        return number
+
+
+Leaf = bytes | CharAutomaton | Words
+
+
+class Nfa:
+    """Nodes and items of one regex. Not thread-safe: `edges` remembers what it has made.
+
+    `start`: the items at the beginning; empty if the language is. Every item can be reached from
+    there and can reach `ACCEPT`. Raises `TooLarge` beyond `max_leaves` leaves.
+    """
+
+    def __init__(self, max_leaves: int) -> None:
+        self._max_leaves = max_leaves
+        self._forks: dict[int, list[int]] = {}
+        self._leaves: dict[int, Leaf] = {}
+        self._next: dict[int, int] = {}
+        self._leaf_nodes: list[int] = []
+        self._bases: list[int] = []
+        self._items = 1
+        self._nodes = 1
+        self._followers = 0
+        self._entries: dict[int, tuple[int, ...]] = {ACCEPT: (ACCEPT,)}
+        self._edges: dict[int, list[ByteEdge]] = {ACCEPT: []}
+        self.start: tuple[int, ...] = ()
+
+    def fork(self, targets: list[int]) -> int:
+        """A node that goes on with any of `targets`; the list may still be added to."""
+        node = self._nodes
+        self._nodes += 1
+        self._forks[node] = targets
+        return node
+
+    def leaf(self, leaf: Leaf, following: int) -> int:
+        """A node that reads `leaf`, then goes on with the node `following`."""
+        node = self._nodes
+        self._nodes += 1
+        self._leaves[node] = leaf
+        self._next[node] = following
+        self._leaf_nodes.append(node)
+        self._bases.append(self._items)
+        if isinstance(leaf, bytes):
+            self._items += len(leaf)
+        elif isinstance(leaf, CharAutomaton):
+            self._items += len(leaf.edges)
+        else:
+            self._items += leaf.width
+        if len(self._bases) > self._max_leaves:
+            raise TooLarge(f"the pattern has more than {self._max_leaves} positions")
+        return node
+
+    def entries(self, node: int) -> tuple[int, ...]:
+        """The items that `node` stands for, ascending: its first ones, behind all forks."""
+        known = self._entries.get(node)
+        if known is not None:
+            return known
+        found: set[int] = set()
+        seen = {node}
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            if current in self._leaves:
+                found.add(self._bases[bisect_left(self._leaf_nodes, current)])
+            elif current == ACCEPT:
+                found.add(ACCEPT)
+            else:
+                for target in self._forks[current]:
+                    if target not in seen:
+                        seen.add(target)
+                        stack.append(target)
+        self._followers += len(found)
+        if self._followers > _FOLLOWERS_PER_LEAF * self._max_leaves:
+            raise TooLarge("the positions of the pattern have too many followers")
+        entries = self._entries[node] = tuple(sorted(found))
+        return entries
+
+    def edges(self, item: int) -> list[ByteEdge]:
+        """Where `item` goes, by ascending, disjoint byte ranges."""
+        known = self._edges.get(item)
+        if known is not None:
+            return known
+        index = bisect_right(self._bases, item) - 1
+        node, base = self._leaf_nodes[index], self._bases[index]
+        leaf, local = self._leaves[node], item - base
+        edges: list[ByteEdge]
+        if isinstance(leaf, bytes):
+            byte = leaf[local]
+            last = local + 1 == len(leaf)
+            edges = [(byte, byte, self.entries(self._next[node]) if last else (item + 1,))]
+        elif isinstance(leaf, CharAutomaton):
+            edges = [
+                (low, high, self.entries(self._next[node]) if to == DONE else (base + to,))
+                for low, high, to in leaf.edges[local]
+            ]
+        else:
+            edges = []
+            for byte, ends, to in leaf.edges(local):
+                after = set(self.entries(self._next[node])) if ends else set()
+                if to >= 0:
+                    after.add(base + to)
+                edges.append((byte, byte, tuple(sorted(after))))
+        self._edges[item] = edges
+        return edges
+
+    def borders(self) -> set[int]:
+        """The bytes at which some edge of some item begins, or the one before ends."""
+        borders = {0}
+        singles: set[int] = set()
+        automata: dict[int, CharAutomaton] = {}
+        for leaf in self._leaves.values():
+            if isinstance(leaf, bytes):
+                singles.update(leaf)
+            elif isinstance(leaf, CharAutomaton):
+                automata[id(leaf)] = leaf
+            else:
+                for text in leaf.texts:
+                    singles.update(text)
+        for byte in singles:
+            borders.update((byte, byte + 1))
+        for automaton in automata.values():
+            for edges in automaton.edges:
+                for low, high, _ in edges:
+                    borders.update((low, high + 1))
+        borders.discard(256)
+        return borders
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory the nodes and remembered edges take."""
+        return 250 * self._nodes + 300 * len(self._edges)
+
+
+def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
+    """The automaton of `regex`, which has no `Look`.
+
+    Raises `TooLarge` if it has more than `max_leaves` leaves, or no text is of fewer bytes than
+    that.
+    """
+    sizes = _Sizes()
+    try:
+        size = sizes.of(regex)
+        if size is not None:
+            if size[0] > max_leaves:
+                raise TooLarge(f"the pattern has {size[0]} positions, {max_leaves} are allowed")
+            if size[1] > max_leaves:
+                raise TooLarge(f"no text that matches is shorter than {size[1]} bytes")
+        nfa = Nfa(max_leaves)
+        if size is not None:
+            nfa.start = nfa.entries(_Builder(nfa, sizes).build(regex, ACCEPT))
+    except RecursionError:
+        raise TooLarge("the pattern is nested too deeply") from None
+    return nfa
+
+
+class _Sizes:
+    """Leaves and shortest text of regexes; None where nothing matches."""
+
+    def __init__(self) -> None:
+        # By identity: trees may share parts, and then a walk without memory is exponential.
+        self._known: dict[int, tuple[int, int] | None] = {}
+
+    def of(self, regex: Regex) -> tuple[int, int] | None:
+        key = id(regex)
+        if key not in self._known:
+            self._known[key] = self._of(regex)
+        return self._known[key]
+
+    def _of(self, regex: Regex) -> tuple[int, int] | None:
+        match regex:
+            case Literal(text):
+                return (1, len(text.encode())) if text else (0, 0)
+            case Chars(ranges):
+                return (1, _utf8_length(ranges[0][0])) if ranges else None
+            case Concat(parts):
+                leaves = shortest = 0
+                for part in parts:
+                    size = self.of(part)
+                    if size is None:
+                        return None
+                    leaves += size[0]
+                    shortest += size[1]
+                return leaves, shortest
+            case Either(options):
+                words, others = _words(options)
+                sizes = [size for option in others if (size := self.of(option)) is not None]
+                if words:
+                    sizes.append((1, min(map(len, words))))
+                if not sizes:
+                    return None
+                return sum(size[0] for size in sizes), min(size[1] for size in sizes)
+            case Repeat(item, least, most):
+                size = self.of(item)
+                if most is not None and (most < least or most < 0):
+                    return None
+                if size is None:
+                    return None if least else (0, 0)
+                copies = max(least, 1) if most is None else most
+                return size[0] * copies, size[1] * least
+            case Look():
+                raise ValueError("look-around is not for this automaton")
+
+
+class _Builder:
+    """Builds nodes from the end of a regex to its beginning; parts that match nothing are left out.
+
+    Every node can then reach the end, and so can every state of the deterministic automaton: a text
+    never runs into a dead end.
+    """
+
+    def __init__(self, nfa: Nfa, sizes: _Sizes) -> None:
+        self._nfa = nfa
+        self._sizes = sizes
+
+    def build(self, regex: Regex, following: int) -> int:
+        """The node at which `regex`, then `following`, begins. `regex` matches something."""
+        nfa = self._nfa
+        match regex:
+            case Literal(text):
+                return nfa.leaf(text.encode(), following) if text else following
+            case Chars(ranges):
+                if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+                    return nfa.leaf(chr(ranges[0][0]).encode(), following)
+                return nfa.leaf(char_automaton(ranges), following)
+            case Concat(parts):
+                for part in reversed(parts):
+                    following = self.build(part, following)
+                return following
+            case Either(options):
+                return self._either(options, following)
+            case Repeat(item, least, most):
+                return self._repeat(item, least, most, following)
+            case Look():
+                raise ValueError("look-around is not for this automaton")
+
+    def _either(self, options: tuple[Regex, ...], following: int) -> int:
+        words, others = _words(options)
+        targets = [
+            self.build(option, following) for option in others if self._sizes.of(option) is not None
+        ]
+        if words and not words[0]:
+            targets.append(following)
+            words = words[1:]
+        if len(words) == 1:
+            targets.append(self._nfa.leaf(words[0], following))
+        elif words:
+            targets.append(self._nfa.leaf(Words(words), following))
+        return targets[0] if len(targets) == 1 else self._nfa.fork(targets)
+
+    def _repeat(self, item: Regex, least: int, most: int | None, following: int) -> int:
+        item, least, most = _flat(item, least, most)
+        if most == 0 or self._sizes.of(item) is None:
+            return following
+        if most is None:
+            loop: list[int] = []
+            head = self._nfa.fork(loop)
+            body = self.build(item, head)
+            loop += [body, following]
+            # The loop's own copy is one of the `least`.
+            entry = body if least else head
+            copies = max(least - 1, 0)
+        else:
+            entry = following
+            for _ in range(most - least):
+                entry = self._nfa.fork([self.build(item, entry), following])
+            copies = least
+        for _ in range(copies):
+            entry = self.build(item, entry)
+        return entry
+
+
+def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:
+    """The options that are texts, as ascending distinct UTF-8, and the others."""
+    texts = {option.text for option in options if isinstance(option, Literal)}
+    others = [option for option in options if not isinstance(option, Literal)]
+    return sorted(text.encode() for text in texts), others
+
+
+def _flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | None]:
+    """The same language with a repeat of a repeat made one, where that is simple.
+
+    `(a*)*` and `(a?){1000}` would otherwise have items that lead to all later ones.
+    """
+    while isinstance(item, Repeat) and item.least <= 1:
+        if most == 0 or item.most not in (None, 1):
+            break
+        if item.most is None:
+            most = None
+        item, least = item.item, least * item.least
+    return item, least, most
+
+
+def _utf8_length(code: int) -> int:
+    return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
