@@ -31,20 +31,25 @@ class LLGuidanceGrammar:
         )
         if self._prototype.is_error():
             raise InvalidConstraint(reason(self._prototype))
-        self._empty_only = self._prototype.is_accepting() and self._nothing_can_follow()
+        first = self._first_tokens()
         if self._prototype.is_error():
             raise InvalidConstraint(reason(self._prototype))
+        accepting = self._prototype.is_accepting()
+        if not first and not accepting:
+            raise InvalidConstraint("no text satisfies it")
+        self._empty_only = not first and accepting
         self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
 
     def matcher(self) -> LLGuidanceMatcher:
         return LLGuidanceMatcher(self._vocabulary, self._prototype.deep_copy(), self._empty_only)
 
-    def _nothing_can_follow(self) -> bool:
-        """Whether the only text is the empty one; llguidance notices only after a token."""
+    def _first_tokens(self) -> set[int]:
+        """The tokens a text can begin with. llguidance says only after a token that none can
+        follow, and at the first mask that there is no text at all."""
         words = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
         self._prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        return set(allowed.tolist()) <= set(self._vocabulary.eos_token_ids)
+        return set(allowed.tolist()) - set(self._vocabulary.eos_token_ids)
 
 
 class LLGuidanceMatcher:
@@ -85,9 +90,10 @@ class LLGuidanceMatcher:
                 return self._refuse(token_id)
             self._ended = 1
         # Tokens without text are refused here: to llguidance, some of them are an error for good.
-        elif not self._vocabulary.token_bytes[token_id]:
-            return self._refuse(token_id)
-        elif self._matcher.try_consume_tokens([token_id]) != 1:
+        elif (
+            not self._vocabulary.token_bytes[token_id]
+            or self._matcher.try_consume_tokens([token_id]) != 1
+        ):
             return self._refuse(token_id)
         else:
             self._count += 1
@@ -159,4 +165,5 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """What llguidance says is wrong, without the state it may append."""
-    return matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    return "no text satisfies it" if said.startswith("NoExtension") else said
