@@ -192,7 +192,7 @@ def _to_wire(update: Update, first_token: int | None) -> messages.Update:
         scores=scores,
         prompt_scores=prompt,
         cached_tokens=update.cached_tokens,
-        forced_tokens=update.forced_tokens,
+        forced=update.forced,
         queued=update.queued,
         finish=update.finish,
         matched=update.matched,

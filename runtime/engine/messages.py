@@ -102,7 +102,7 @@ class Update(_Message, tag="update"):
     `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
     by a token, that token is in `token_ids` and `matched` names it. `cached_tokens` and `queued`
     (seconds from arrival to admission) come with the first update, `prompt_scores` with the last
-    prompt chunk.
+    prompt chunk. `forced` are the indices of those of `token_ids` that the constraint forced.
     """
 
     rid: int
@@ -110,7 +110,7 @@ class Update(_Message, tag="update"):
     scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore, ...] = ()
     cached_tokens: int | None = None
-    forced_tokens: int = 0
+    forced: tuple[int, ...] = ()
     queued: float | None = None
     finish: str | None = None
     matched: int | None = None

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult, TokenScores
+from rootlace.runtime.scheduler.plan import (
+    MaskRow,
+    SampleRow,
+    StepPlan,
+    StepResult,
+    TokenScores,
+)
 
 _BASE = 0x9E3779B97F4A7C15 | 1
 
@@ -99,6 +105,8 @@ class SimulatedExecutor:
         self._write(plan)
         if self._verify:
             self._attend(plan)
+        if plan.wait_for_masks is not None:
+            plan.wait_for_masks()
         ends = plan.row_start[1:] - 1
         hashes = self._hashes[plan.slots[ends]]
         tokens = np.array(
@@ -129,12 +137,14 @@ class SimulatedExecutor:
         if sample.mask is None and not sample.banned:
             return mixed % self._vocab_size
         allowed = np.ones(self._vocab_size, bool)
-        if sample.mask is not None:
-            bits = np.unpackbits(sample.mask.astype("<i4").view(np.uint8), bitorder="little")
+        mask = sample.mask
+        if mask is not None:
+            words = mask.table.rows[mask.row] if isinstance(mask, MaskRow) else mask
+            bits = np.unpackbits(words.astype("<i4").view(np.uint8), bitorder="little")
             allowed = bits[: self._vocab_size].astype(bool)
         allowed[list(sample.banned)] = False
         choices = np.flatnonzero(allowed)
-        return int(choices[mixed % len(choices)])
+        return int(choices[mixed % len(choices)]) if len(choices) else -1
 
     def _scores(self, history: np.ndarray, targets: np.ndarray, top: int) -> TokenScores:
         """n histories (uint64) and n targets -> scores that depend on both alone."""

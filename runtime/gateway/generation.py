@@ -46,7 +46,6 @@ class Generation:
         self._samples: list[Sample] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
-        self._forced = 0
         self._started = 0.0
         self._queued = 0.0
         self._first_token: float | None = None
@@ -96,7 +95,6 @@ class Generation:
                 self._prompt_logprobs = tuple(
                     token_logprob(self._gateway.tokenizer, s) for s in update.prompt_scores
                 )
-        self._forced += update.forced_tokens
         sample.feed(update)
         if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
             self._emit(chunk)
@@ -149,7 +147,7 @@ class Generation:
             prompt_tokens=prompt,
             cached_tokens=self._cached or 0,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
-            forced_tokens=self._forced,
+            forced_tokens=sum(sample.forced_tokens for sample in self._samples),
         )
         timing = Timing(self._queued, first, total)
         return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs)

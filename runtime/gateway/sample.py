@@ -24,6 +24,8 @@ class Sample:
         self.index = index
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.forced_tokens = 0
+        """How many of `token_ids` the constraint forced."""
         self.finish: FinishReason | None = None
         self.matched: str | int | None = None
         self._params = params
@@ -46,6 +48,7 @@ class Sample:
         last = len(update.token_ids) - 1
         for i, token_id in enumerate(update.token_ids):
             self.token_ids.append(token_id)
+            self.forced_tokens += i in update.forced
             if i < len(update.scores):
                 self.logprobs.append(token_logprob(self._tokenizer, update.scores[i]))
             if stopped_by_token and i == last and not self._params.no_stop_trim:

@@ -1,52 +1,34 @@
-"""What a sampled token means for its request."""
+"""What a request is told: tokens, their scores, and at last why it ended."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from rootlace.runtime.scheduler.plan import TokenScores
-from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
 
 
-def sampled(sequence: Sequence, token: int, scores: TokenScores | None, max_length: int) -> Update:
-    """Append `token` and say so; `finish` is set if it is the last one.
+def news(sequence: Sequence) -> Update | None:
+    """What can be told of a request that goes on; None if there is nothing.
 
-    `max_length`: a sequence that is this long ends with "length". A token of -1 (see `StepResult`)
-    is not appended: the request ends with an error that says what left nothing to sample.
+    Tokens wait for their scores. Those of a checked constraint wait for the end, since they may be
+    taken back until then.
     """
-    if token < 0:
-        update = Update(sequence.rid, finish="error", code="internal", error=_nothing(sequence))
-        announce(sequence, update)
-        return update
-    may_stop = sequence.outputs >= sequence.request.params.min_tokens
-    sequence.append(token)
-    update = Update(sequence.rid, token_ids=(token,), scores=scores)
+    stop = sequence.score_next if sequence.scores_missing else sequence.length
+    if sequence.held or stop <= sequence.told:
+        return None
+    update = _tokens(sequence, stop)
     announce(sequence, update)
-    matcher = sequence.request.matcher
-    if token in sequence.stops and may_stop:
-        update.finish, update.matched = "stop", token
-    elif matcher is not None and not matcher.advance(token):
-        update.finish, update.code = "error", "internal"
-        update.error = f"the constraint stopped at token {token}: {matcher.error()}"
-    elif matcher is not None and matcher.is_finished():
-        update.finish = "stop"
-    elif sequence.outputs >= sequence.max_tokens or sequence.length >= max_length:
-        update.finish = "length"
     return update
 
 
-def _nothing(sequence: Sequence) -> str:
-    if sequence.request.matcher is not None:
-        return "no token can follow: constraint, banned tokens and logit bias exclude all of them"
-    return "no token can follow: the model's logits are not numbers, or all tokens are excluded"
-
-
-def prefilled(sequence: Sequence) -> Update:
-    """The last update of a request that wants no token, or no more."""
-    complete = sequence.outputs < sequence.max_tokens  # then the constraint has nothing to add
-    update = Update(sequence.rid, finish="stop" if complete else "length")
-    announce(sequence, update)
+def last(sequence: Sequence, ending: Ending) -> Update:
+    """The last update. With an error, what was not told yet is dropped."""
+    failed = ending.finish == "error"
+    update = Update(sequence.rid) if failed else _tokens(sequence, sequence.length)
+    update.finish, update.matched = ending.finish, ending.matched
+    update.code, update.error = ending.code, ending.error
     return update
 
 
@@ -61,6 +43,21 @@ def announce(sequence: Sequence, update: Update) -> None:
         update.prompt_scores = _joined(sequence.prompt_scores)
         update.prompt_targets = sequence.tokens[sequence.score_from : sequence.prompt_len]
         sequence.prompt_scores = []
+
+
+def _tokens(sequence: Sequence, stop: int) -> Update:
+    """An update with the tokens up to `stop`, which then count as told."""
+    start = sequence.told
+    update = Update(sequence.rid, token_ids=tuple(sequence.tokens[start:stop].tolist()))
+    if sequence.output_scores:
+        update.scores = _joined(sequence.output_scores)
+        assert len(update.scores.logprobs) == stop - start, f"{sequence}: scores out of line"
+        sequence.output_scores = []
+    if sequence.forced:
+        update.forced = tuple(at - start for at in sequence.forced if at < stop)
+        sequence.forced = [at for at in sequence.forced if at >= stop]
+    sequence.told = stop
+    return update
 
 
 def _joined(parts: list[TokenScores]) -> TokenScores:

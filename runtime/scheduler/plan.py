@@ -63,7 +63,9 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class PromptScoreRow:
-    """Wanted: log-probabilities of prompt tokens, given by the flat tokens before them.
+    """Wanted: log-probabilities of tokens of the sequence, given by the flat tokens before them.
+
+    Those are tokens that were not sampled: of the prompt, or forced by a constraint.
 
     The logits of flat token `flat_start + i` score the sequence's token `targets[i]` (int32 ids).
     """
@@ -115,6 +117,18 @@ class TokenScores:
     logprobs: np.ndarray  # [n] float32
     top_ids: np.ndarray  # [n, k] int32
     top_logprobs: np.ndarray  # [n, k] float32
+
+    def first(self, count: int) -> TokenScores:
+        """Those of the first `count` tokens (all, if there are fewer)."""
+        if count >= len(self.logprobs):
+            return self
+        return TokenScores(self.logprobs[:count], self.top_ids[:count], self.top_logprobs[:count])
+
+    def behind(self, count: int) -> TokenScores:
+        """Those of the tokens behind the first `count`."""
+        if not count:
+            return self
+        return TokenScores(self.logprobs[count:], self.top_ids[count:], self.top_logprobs[count:])
 
 
 @dataclass(frozen=True)

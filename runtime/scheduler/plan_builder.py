@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool
-from rootlace.runtime.scheduler.plan import PromptScoreRow, SampleRow, StepPlan
+from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.plan import MaskRow, PromptScoreRow, SampleRow, StepPlan
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _NONE = np.empty(0, np.int64)
@@ -48,7 +49,8 @@ class PlanBuilder:
         self.step = step
         self.rows: list[_Row] = []
         self.sampled: list[Sequence] = []
-        self.scored: list[Sequence] = []
+        self.scored: list[tuple[Sequence, int]] = []
+        """Sequences with scored tokens, and where those end."""
         self._pool = pool
         self._block_size = pool.block_size
         self._flat = 0
@@ -72,7 +74,7 @@ class PlanBuilder:
     ) -> None:
         """`count` tokens from `sequence.computed` on, whose blocks are in its table.
 
-        `scores`: the prompt tokens from scores[0] up to scores[1] get log-probabilities.
+        `scores`: the tokens from scores[0] up to scores[1] get log-probabilities.
         """
         start, size = sequence.computed, self._block_size
         end = start + count
@@ -114,10 +116,20 @@ class PlanBuilder:
 
     # ------------------------------------------------------------ layout
 
-    def build(self, order: list[Sequence], mask_words: int) -> StepPlan:
+    def build(self, order: list[Sequence], masks: StepMasks) -> StepPlan:
         """Lay the rows out in the order of `order`, which names every row's sequence."""
         row_of = {row.sequence: row for row in self.rows}
         rows = [row_of[sequence] for sequence in order if sequence in row_of]
+        constrained = {
+            row.sequence: row.sequence.request.matcher
+            for row in rows
+            if row.sample and row.sequence.request.matcher is not None
+        }
+        mask_of: dict[Sequence, np.ndarray | MaskRow] = {}
+        wait_for_masks = None
+        if constrained:
+            filled, wait_for_masks = masks.start(list(constrained.values()))
+            mask_of = dict(zip(constrained, filled, strict=True))
         size = self._block_size
         total, width = self._flat, 0
         if rows:
@@ -155,14 +167,14 @@ class PlanBuilder:
             if len(remap):
                 remap[row.flat : row.flat + row.count] = np.arange(at, stop)
             if row.sample:
-                samples.append(_sample_row(index, sequence, mask_words))
+                samples.append(_sample_row(index, sequence, mask_of.get(sequence)))
                 self.sampled.append(sequence)
             if row.score_start < row.score_stop:
                 targets = sequence.tokens[row.score_start : row.score_stop]
                 top = sequence.request.params.top_logprobs
                 flat = at + row.score_start - 1 - start
                 scores.append(PromptScoreRow(index, flat, targets, top))
-                self.scored.append(sequence)
+                self.scored.append((sequence, row.score_stop))
             at = stop
         duplicate_tokens, duplicate_slots = _NONE.astype(np.int32), _NONE
         if self._duplicates:
@@ -182,6 +194,7 @@ class PlanBuilder:
             duplicate_tokens=duplicate_tokens,
             duplicate_slots=duplicate_slots,
             samples=samples,
+            wait_for_masks=wait_for_masks,
             prompt_scores=scores,
         )
 
@@ -192,13 +205,8 @@ class PlanBuilder:
         self._guards = []
 
 
-def _sample_row(index: int, sequence: Sequence, mask_words: int) -> SampleRow:
-    request = sequence.request
-    params = request.params
-    mask = None
-    if request.matcher is not None:
-        mask = np.zeros(mask_words, np.int32)
-        request.matcher.fill_bitmask(mask)
+def _sample_row(index: int, sequence: Sequence, mask: np.ndarray | MaskRow | None) -> SampleRow:
+    params = sequence.request.params
     return SampleRow(
         row=index,
         params=params,

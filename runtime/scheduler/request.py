@@ -42,6 +42,7 @@ class Request:
     `seed` is set and `stop_token_ids` holds every id that ends the request. `output_ids` (int32)
     are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
     them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
+    `waited` are seconds that it waited elsewhere before; they count as queued.
     """
 
     rid: int
@@ -52,3 +53,4 @@ class Request:
     program: str = ""
     matcher: Matcher | None = None
     jump_forward: bool = False
+    waited: float = 0.0

@@ -66,6 +66,21 @@ class RunningSet:
         self.retractions += 1
         self.reserve = min(2 * self.reserve, _MOST_RESERVE)
 
+    def jumped(self, sequence: Sequence) -> None:
+        """Tokens were appended to a decoding sequence that are to be computed as a chunk."""
+        self._kv.store(sequence)
+        sequence.decoding = False
+        self._ordered = None
+
+    def retreat(self, sequence: Sequence, length: int) -> None:
+        """Forget the sequence's tokens behind `length`; it is admitted again before any new one.
+
+        What it computed is in the tree then, so that little is computed again.
+        """
+        self.leave(sequence)
+        sequence.shorten(length)
+        insort(self.retracted, sequence, key=by_order)
+
     def restart(self) -> None:
         """All KV is lost: every sequence computes again what it had."""
         for sequence in self.sequences:
@@ -137,8 +152,8 @@ class RunningSet:
 
     def _ahead(self, sequence: Sequence) -> int:
         """Tokens that `sequence` is promised to reach."""
-        outputs = 0 if sequence.prefill_only else sequence.max_tokens - sequence.outputs
-        return sequence.length + min(outputs, int(self.reserve))
+        outputs = 0 if sequence.ending is not None else sequence.max_tokens - sequence.outputs
+        return sequence.target() + min(outputs, int(self.reserve))
 
     def promise(self, sequence: Sequence) -> int:
         """Blocks that a running sequence does not have yet and is promised."""

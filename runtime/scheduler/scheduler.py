@@ -6,15 +6,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rootlace.errors import ContextLengthExceeded, InvalidRequest, Overloaded, RootlaceError
+from rootlace.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+    from_code,
+)
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.plan import StepPlan, StepResult
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.running import RunningSet, by_order
-from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 
@@ -26,7 +34,7 @@ class _Flight:
     plan: StepPlan
     rows: list[Sequence]
     sampled: list[Sequence]
-    scored: list[Sequence]
+    scored: list[tuple[Sequence, int]]
 
 
 @dataclass
@@ -68,8 +76,12 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         *,
         vocab_size: int = 0,
+        masks: StepMasks | None = None,
     ) -> None:
-        """`vocab_size` bounds token ids (0: any) and is needed for constrained requests' masks."""
+        """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
+
+        `masks` makes their masks; without it they are filled while a step is planned.
+        """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(config, name)}")
@@ -84,6 +96,8 @@ class Scheduler:
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
         self._running = RunningSet(self.kv)
+        self._masks = masks or StepMasks(vocab_size)
+        self._intake = TokenIntake(self._max_length)
         self._by_rid: dict[int, Sequence] = {}
         self._updates: list[Update] = []
         self._flight: _Flight | None = None
@@ -96,15 +110,17 @@ class Scheduler:
         """Queue a request.
 
         Raises InvalidRequest, ContextLengthExceeded if not even one token fits, Overloaded if the
-        queue is full; then nothing has changed.
+        queue is full, ConstraintNotMet if what the constraint forces fails its check; then nothing
+        has changed.
         """
         try:
             self._validate(request)
+            sequence = Sequence(request, self._arrivals, self._clock() - request.waited)
+            self._begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
             raise
-        program = self.kv.tree.queue.open_program(request.program)
-        sequence = Sequence(request, program, self._arrivals, self._clock())
+        sequence.program = self.kv.tree.queue.open_program(request.program)
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
@@ -157,23 +173,32 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Take in what the step found."""
         flight = self._land(plan)
-        for sequence, scores in zip(flight.scored, result.prompt_scores, strict=True):
-            sequence.prompt_scores.append(scores)
+        for (sequence, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
+            sequence.take_scores(scores, stop)
         updates = self.take_updates()
+        for sequence in flight.rows:
+            if sequence.ending is not None and sequence.decoding and not sequence.finished:
+                updates.append(self._finish(sequence, sequence.ending))
         tokens = result.token_ids.tolist()
         for sequence, token, scored in zip(flight.sampled, tokens, result.scores, strict=True):
             if sequence.finished:
                 continue
-            update = outcome.sampled(sequence, token, scored, self._max_length)
             self._count.output_tokens += 1
-            if update.finish is not None:
-                self._running.leave(sequence)
-                self._end(sequence, update)
-            updates.append(update)
-        for sequence in flight.rows:
-            if sequence.prefill_only and sequence.decoding and not sequence.finished:
-                self._running.leave(sequence)
-                updates.append(self._end(sequence, outcome.prefilled(sequence)))
+            verdict = self._intake.sampled(sequence, token, scored)
+            if isinstance(verdict, Retreat):
+                self._running.retreat(sequence, verdict.length)
+                continue
+            if isinstance(verdict, Ending) and (
+                verdict.finish == "error" or not sequence.scores_missing
+            ):
+                updates.append(self._finish(sequence, verdict))
+                continue
+            sequence.ending = verdict
+            if sequence.length > sequence.computed + 1:
+                self._running.jumped(sequence)
+            update = outcome.news(sequence)
+            if update is not None:
+                updates.append(update)
         self._check_if_asked()
         return updates
 
@@ -185,8 +210,8 @@ class Scheduler:
         for sequence in flight.rows:
             if not sequence.finished:
                 self._running.sequences.remove(sequence)
-                update = Update(sequence.rid, finish="error", code=error.code, error=str(error))
-                updates.append(self._end(sequence, update))
+                ending = Ending("error", code=error.code, error=str(error))
+                updates.append(self._end(sequence, outcome.last(sequence, ending)))
         self._running.restart()
         self._check_if_asked()
         return updates
@@ -214,6 +239,9 @@ class Scheduler:
             "cached_tokens": count.cached_tokens,
             "computed_tokens": count.computed_tokens,
             "output_tokens": count.output_tokens,
+            "forced_tokens": self._intake.forced_tokens,
+            "jumps": self._intake.jumps,
+            "retreats": self._intake.retreats,
             "retractions": self._running.retractions,
             "copies": count.copies,
             "evicted_blocks": tree.evicted_blocks,
@@ -284,22 +312,22 @@ class Scheduler:
         if self.kv.rematch(sequence):
             self._running.moved()
         self._count.cached_tokens += sequence.cover(cached=True)
-        wanted = sequence.length - sequence.computed
-        if not wanted:  # only with prefill_only: nothing has to be computed
-            self._running.leave(sequence)
-            self._updates.append(self._end(sequence, outcome.prefilled(sequence)))
+        wanted = sequence.target() - sequence.computed
+        if not wanted:  # nothing has to be computed
+            assert sequence.ending is not None
+            self._updates.append(self._finish(sequence, sequence.ending))
             return 0
         count = min(wanted, budget, self.kv.room(sequence))
         if count <= 0:
             return budget
         self.kv.grow(sequence, count, builder)
         end = sequence.computed + count
-        complete = end == sequence.length
+        complete = end == sequence.target()
         scores = (
             max(sequence.score_next, sequence.computed + 1),
-            min(end + 1, sequence.prompt_len),
+            min(end + 1, sequence.score_stop),
         )
-        sample = complete and not sequence.prefill_only
+        sample = complete and sequence.ending is None
         builder.add_chunk(sequence, count, sample=sample, scores=scores)
         sequence.score_next = max(scores)
         sequence.computed = end
@@ -311,7 +339,7 @@ class Scheduler:
         return count if complete else budget
 
     def _launch(self, builder: PlanBuilder) -> StepPlan:
-        plan = builder.build(self._running.depth_first(), -(-self._vocab_size // 32))
+        plan = builder.build(self._running.depth_first(), self._masks)
         rows = [row.sequence for row in builder.rows]
         self._flight = _Flight(plan, rows, builder.sampled, builder.scored)
         self._running.relax()
@@ -327,6 +355,21 @@ class Scheduler:
         return flight
 
     # ------------------------------------------------------------ inside
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Append what is forced from the start, so that it is computed with the prompt."""
+        verdict = self._intake.begin(sequence)
+        if isinstance(verdict, Retreat):
+            sequence.shorten(verdict.length)
+        elif isinstance(verdict, Ending):
+            if verdict.finish == "error":
+                raise from_code(verdict.code, verdict.error)
+            sequence.ending = verdict
+
+    def _finish(self, sequence: Sequence, ending: Ending) -> Update:
+        """End a running sequence."""
+        self._running.leave(sequence)
+        return self._end(sequence, outcome.last(sequence, ending))
 
     def _end(self, sequence: Sequence, update: Update) -> Update:
         """Forget `sequence`; `update` is the last there is of it."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rootlace.runtime.cache import Node
 from rootlace.runtime.scheduler.plan import TokenScores
 from rootlace.runtime.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a request ends; the fields are those of `Update`."""
+
+    finish: str
+    matched: int | None = None
+    code: str = ""
+    error: str = ""
 
 
 class Sequence:
@@ -27,13 +39,16 @@ class Sequence:
         "covered",
         "decoding",
         "detached",
+        "ending",
         "finished",
+        "forced",
+        "held",
         "length",
         "node",
         "number",
         "order",
+        "output_scores",
         "outputs",
-        "prefill_only",
         "program",
         "prompt_len",
         "prompt_scores",
@@ -42,19 +57,21 @@ class Sequence:
         "rid",
         "score_from",
         "score_next",
+        "score_stop",
         "stops",
         "table",
         "table_len",
+        "told",
         "tokens",
         "tree_len",
     )
 
-    def __init__(self, request: Request, program: int, number: int, arrived: float) -> None:
+    def __init__(self, request: Request, number: int, arrived: float) -> None:
         params = request.params
         outputs = 0 if request.output_ids is None else len(request.output_ids)
         self.request = request
         self.rid = request.rid
-        self.program = program
+        self.program = 0
         """The cache's id of the request's program."""
         self.number = number
         """Counts requests in order of arrival."""
@@ -72,16 +89,24 @@ class Sequence:
             self.tokens[self.prompt_len : self.length] = request.output_ids
         self.stops = frozenset(params.stop_token_ids)
         matcher = request.matcher
-        self.prefill_only = outputs >= self.max_tokens or (
-            matcher is not None and matcher.is_finished()
-        )
+        self.held = matcher is not None and matcher.can_retreat()
+        """Whether outputs may be taken back, and are therefore told at the end."""
+        self.ending: Ending | None = None
+        """Set where nothing is to be sampled any more, but something to be computed."""
+        if outputs >= self.max_tokens:
+            self.ending = Ending("length")
+        elif matcher is not None and matcher.is_finished():
+            self.ending = Ending("stop")
 
-        # The first token has no log-probability; with outputs, the scores were delivered before.
+        # The first token has no log-probability; with outputs, the scores were told before.
         first = params.prompt_logprobs_from
         self.score_from = self.prompt_len if first is None or outputs else max(first, 1)
         self.score_next = self.score_from
-        """The next prompt token to score; `prompt_len` and beyond: none."""
+        self.score_stop = self.prompt_len
         self.prompt_scores: list[TokenScores] = []
+        self.told = self.length
+        self.forced: list[int] = []
+        self.output_scores: list[TokenScores] = []
 
         self.covered = 0
         """Prompt tokens counted so far, as cached or as computed: each counts once."""
@@ -128,10 +153,59 @@ class Sequence:
         self.table[self.table_len : end] = blocks
         self.table_len = end
 
+    def shorten(self, length: int) -> None:
+        """Forget the tokens behind `length`, which were neither told nor are in its blocks."""
+        assert self.told <= length <= self.length and self.computed <= length
+        self.tokens = self.tokens.copy()  # the old buffer stays with the plans that show it
+        self.outputs -= self.length - length
+        self.length = length
+        self.forced = [at for at in self.forced if at < length]
+        self.score_stop = min(self.score_stop, length)
+        self.score_next = min(self.score_next, self.score_stop)
+        keep = min(self.score_next, length) if self.scores_missing else length
+        self._cut_scores(keep - self.told)
+
+    def _cut_scores(self, count: int) -> None:
+        kept: list[TokenScores] = []
+        for part in self.output_scores:
+            if count <= 0:
+                break
+            kept.append(part.first(count))
+            count -= len(part.logprobs)
+        self.output_scores = kept
+
+    def want_scores(self, start: int) -> None:
+        """The tokens from `start` to the end are to be scored as they are computed."""
+        if not self.scores_missing:
+            self.score_next = start
+        self.score_stop = self.length
+
+    @property
+    def scores_missing(self) -> bool:
+        return self.score_next < self.score_stop
+
+    def take_scores(self, scores: TokenScores, stop: int) -> None:
+        """The scores of the tokens up to `stop`, which follow those that came before."""
+        start = stop - len(scores.logprobs)
+        prompt = max(self.prompt_len - start, 0)
+        if prompt:
+            self.prompt_scores.append(scores.first(prompt))
+        if stop > self.prompt_len:
+            self.output_scores.append(scores.behind(prompt))
+
+    def target(self) -> int:
+        """How many tokens are to be computed before one is sampled, or the request ends.
+
+        The last token of an output that is complete is needed by nobody.
+        """
+        if self.ending is None or self.length == self.prompt_len:
+            return self.length
+        return self.length - 1
+
     def match_limit(self) -> int:
         """How many tokens may come from the cache: those whose logits nobody wants."""
-        limit = self.length if self.prefill_only else self.length - 1
-        if self.score_next < self.prompt_len:
+        limit = self.length - 1 if self.ending is None else self.target()
+        if self.scores_missing:
             limit = min(limit, self.score_next - 1)
         return limit
 

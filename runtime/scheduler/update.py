@@ -16,6 +16,7 @@ class Update:
     `scores` has one row per token of `token_ids`, `prompt_scores` one per token of
     `prompt_targets` (int32): the last prompt tokens, from index max(prompt_logprobs_from, 1) on
     (a prompt's first token has no log-probability). They come with the last prompt chunk.
+    `forced` are the indices of those of `token_ids` that were not sampled, ascending.
     """
 
     rid: int
@@ -24,7 +25,7 @@ class Update:
     prompt_scores: TokenScores | None = None
     prompt_targets: np.ndarray | None = None
     cached_tokens: int | None = None
-    forced_tokens: int = 0
+    forced: tuple[int, ...] = ()
     queued: float | None = None
     finish: str | None = None
     matched: int | None = None

@@ -16,6 +16,7 @@ from rootlace.errors import (
     Overloaded,
 )
 from rootlace.runtime.engine.simulated import BadPlan, history_hash, made_up_logprobs
+from tests.scheduler.matchers import Digits
 from tests.scheduler.world import World
 
 BLOCK_SIZES = pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -349,28 +350,6 @@ def test_prompt_scores_come_whole_from_chunks_and_cache(first, max_tokens) -> No
         assert np.array_equal(update.prompt_targets, targets)
         assert np.array_equal(update.prompt_scores.logprobs, made_up_logprobs(before, targets))
         assert update.prompt_scores.top_ids.shape == (len(targets), 2)
-
-
-class Digits:
-    """Allows `length` tokens below 10 and then nothing."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.seen: list[int] = []
-
-    def fill_bitmask(self, out: np.ndarray) -> None:
-        out[:] = 0
-        out[0] = (1 << 10) - 1
-
-    def advance(self, token_id: int) -> bool:
-        self.seen.append(token_id)
-        return token_id < 10
-
-    def is_finished(self) -> bool:
-        return len(self.seen) >= self.length
-
-    def error(self) -> str:
-        return "only digits"
 
 
 def test_constraints_mask_and_end() -> None:

@@ -1,0 +1,127 @@
+"""What tokens mean for their request: those sampled, and those its constraint forces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rootlace.errors import ConstraintNotMet, InternalError
+from rootlace.runtime.scheduler.plan import TokenScores
+from rootlace.runtime.scheduler.sequence import Ending, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Retreat:
+    """The constraint takes tokens back: the sequence is to go on from `length` tokens."""
+
+    length: int
+
+
+Verdict = Ending | Retreat | None
+"""None: the request goes on."""
+
+
+class TokenIntake:
+    """Appends tokens to sequences and counts.
+
+    *Jumps.* Where the matcher forces tokens, they are appended at once, so that the next step
+    computes all of them in one chunk and samples behind. A forced token counts, ends and stops like
+    a sampled one. A stop token that `min_tokens` bans now is not forced on the request: sampling
+    then finds other tokens for the same text, if there are any.
+
+    *Retreats.* A checked constraint (`Matcher.can_retreat`) may refuse a token that its mask
+    allowed. It then says how many tokens it takes back.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        """`max_length`: a sequence that is this long ends with "length"."""
+        self._max_length = max_length
+        self.forced_tokens = 0
+        self.jumps = 0
+        self.retreats = 0
+
+    def begin(self, sequence: Sequence) -> Verdict:
+        """Append what is forced before anything was sampled."""
+        return self._jump(sequence) if sequence.ending is None else sequence.ending
+
+    def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
+        """Append `token`, whose log-probabilities are `scores`, and what is forced behind it.
+
+        A token of -1 (see `StepResult`) ends the request with an error that says what left nothing
+        to sample.
+        """
+        if token < 0:
+            return Ending("error", code=InternalError.code, error=_nothing(sequence))
+        length = sequence.length
+        verdict = self._take(sequence, token)
+        if scores is not None and sequence.length > length:
+            sequence.output_scores.append(scores)
+        return self._jump(sequence) if verdict is None else verdict
+
+    def _take(self, sequence: Sequence, token: int) -> Verdict:
+        """Append `token` unless the constraint refuses it."""
+        request = sequence.request
+        matcher = request.matcher
+        stops = token in sequence.stops and sequence.outputs >= request.params.min_tokens
+        # What is checked is complete only if the check has seen its end.
+        asked = matcher is not None and (not stops or sequence.held)
+        if asked and matcher is not None and not matcher.advance(token):
+            return self._refused(sequence, token)
+        sequence.append(token)
+        if stops:
+            return Ending("stop", token)
+        if matcher is not None and matcher.is_finished():
+            return Ending("stop")
+        if sequence.outputs >= sequence.max_tokens or sequence.length >= self._max_length:
+            return Ending("length")
+        return None
+
+    def _refused(self, sequence: Sequence, token: int) -> Verdict:
+        matcher = sequence.request.matcher
+        assert matcher is not None
+        reason = matcher.error()
+        if not sequence.held:
+            error = f"the constraint stopped at token {token}: {reason}"
+            return Ending("error", code=InternalError.code, error=error)
+        undone = matcher.retreat()
+        if undone is None or sequence.length - undone < sequence.told:
+            error = matcher.error() or reason
+            return Ending("error", code=ConstraintNotMet.code, error=error)
+        self.retreats += 1
+        return Retreat(sequence.length - undone)
+
+    def _jump(self, sequence: Sequence) -> Verdict:
+        request = sequence.request
+        matcher = request.matcher
+        if matcher is None or not request.jump_forward:
+            return None
+        start = sequence.length
+        verdict: Verdict = None
+        while verdict is None and (tokens := matcher.forced_tokens()):
+            verdict, done = self._take_forced(sequence, tokens)
+            if done:
+                break
+        if sequence.length > start:
+            count = sequence.length - start
+            sequence.forced.extend(range(start, sequence.length))
+            if request.params.logprobs:
+                sequence.want_scores(start)
+            self.forced_tokens += count
+            self.jumps += 1
+        return verdict
+
+    def _take_forced(self, sequence: Sequence, tokens: list[int]) -> tuple[Verdict, bool]:
+        """Append `tokens`; and whether to leave the next to sampling."""
+        early = sequence.request.params.min_tokens
+        for token in tokens:
+            if token in sequence.stops and sequence.outputs < early:
+                return None, True
+            verdict = self._take(sequence, token)
+            if verdict is not None:
+                return verdict, True
+        return None, False
+
+
+def _nothing(sequence: Sequence) -> str:
+    if sequence.request.matcher is not None:
+        return "no token can follow: constraint, banned tokens and logit bias exclude all of them"
+    return "no token can follow: the model's logits are not numbers, or all tokens are excluded"

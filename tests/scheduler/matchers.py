@@ -1,0 +1,133 @@
+"""Constraints over bare token ids, made up: they force runs of tokens, and may take tokens back."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from rootlace.runtime.scheduler.plan import MaskRow
+
+
+class Plain:
+    """What a matcher is asked for, where nothing is forced and nothing taken back."""
+
+    def mask_row(self) -> MaskRow | None:
+        return None
+
+    def prepare_mask(self) -> None:
+        raise AssertionError("there is no row")
+
+    def forced_tokens(self) -> list[int]:
+        return []
+
+    def can_retreat(self) -> bool:
+        return False
+
+    def retreat(self) -> int | None:
+        raise AssertionError("nothing to take back")
+
+    def error(self) -> str:
+        return "refused"
+
+
+class Digits(Plain):
+    """Allows `length` tokens below 10 and then nothing."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.seen: list[int] = []
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out[:] = 0
+        out[0] = (1 << 10) - 1
+
+    def advance(self, token_id: int) -> bool:
+        self.seen.append(token_id)
+        return token_id < 10
+
+    def is_finished(self) -> bool:
+        return len(self.seen) >= self.length
+
+
+class Script(Plain):
+    """What may follow depends on a hash of (seed, tokens so far); `length` tokens complete it.
+
+    About `forcing` of 10 places allow one token only. With `checking`, some tokens that the mask
+    allows are refused, and excluded there from then on; at most `tries` of them.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        length: int,
+        vocab: int,
+        forcing: int = 5,
+        checking: bool = False,
+        tries: int = 8,
+    ) -> None:
+        self.seed, self.length, self.vocab = seed, length, vocab
+        self.forcing, self.checking, self.tries = forcing, checking, tries
+        self.seen: list[int] = []
+        self.excluded: dict[tuple[int, ...], set[int]] = {}
+        self.refused = -1
+
+    def options(self, seen: list[int]) -> list[int]:
+        first, second, third = self._hash("options", seen)[:3]
+        if first % 10 < self.forcing:
+            allowed = [second % self.vocab]
+        else:
+            allowed = [t for t in range(self.vocab) if third >> (t % 8) & 1] or [second % self.vocab]
+        return [t for t in allowed if t not in self.excluded.get(tuple(seen), ())]
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out[:] = 0
+        for token in self.options(self.seen):
+            out[token // 32] |= np.int32(1) << np.int32(token % 32)
+
+    def advance(self, token_id: int) -> bool:
+        assert len(self.seen) < self.length, "asked beyond its end"
+        bad = self.checking and self._hash("check", [*self.seen, token_id])[0] % 4 == 0
+        if bad or token_id not in self.options(self.seen):
+            self.refused = token_id
+            return False
+        self.seen.append(token_id)
+        return True
+
+    def is_finished(self) -> bool:
+        return len(self.seen) >= self.length
+
+    def forced_tokens(self) -> list[int]:
+        run: list[int] = []
+        most = 1 + self._hash("run", self.seen)[0] % 4
+        while len(run) < most and len(self.seen) + len(run) < self.length:
+            allowed = self.options(self.seen + run)
+            if len(allowed) != 1:
+                break
+            run.append(allowed[0])
+        return run
+
+    def can_retreat(self) -> bool:
+        return self.checking
+
+    def retreat(self) -> int | None:
+        self.tries -= 1
+        if self.tries < 0:
+            return None
+        undone = 0
+        self._exclude(self.refused)
+        while not self.options(self.seen):
+            if not self.seen:
+                return None
+            self._exclude(self.seen.pop())
+            undone += 1
+        return undone
+
+    def error(self) -> str:
+        return f"no {self.refused} here"
+
+    def _exclude(self, token: int) -> None:
+        self.excluded.setdefault(tuple(self.seen), set()).add(token)
+
+    def _hash(self, *what: object) -> bytes:
+        return hashlib.sha256(repr((self.seed, *what)).encode()).digest()
