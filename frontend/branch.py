@@ -126,19 +126,19 @@ class Branch:
     def _generate(self, expression: Gen) -> None:
         site = expression.site
         try:
-            params, constraint = sampling.resolve(self.run.defaults, expression.options)
+            asked = sampling.resolve(self.run.defaults, expression.options)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self.ensure_open()
-        operation = Generation(self, site, expression.what, params)
+        operation = Generation(self, site, expression.what, asked.params, asked.type)
         self._record(expression.name, operation)
         op = protocol.Generate(
             op=self._next(),
             branch=self.id,
             name=expression.name or "",
-            params=params,
-            constraint=constraint,
+            params=asked.params,
+            constraint=asked.constraint,
             stream=self.run.stream,
         )
         self._issue(op, operation)

@@ -58,7 +58,7 @@ def _read_whole(readable: Readable) -> tuple[list[Step], bool]:
     if not all(operation.done for operation in readable.requires()):
         return [], False
     meta = readable.meta()
-    return [(str(readable.get()), meta if isinstance(meta, dict) else None)], True
+    return [(str(readable.written()), meta if isinstance(meta, dict) else None)], True
 
 
 class TextCursor:

@@ -34,6 +34,13 @@ class ConstraintNotMet(RootlaceError):
     http_status = 422
 
 
+class UnreadableValue(RootlaceError):
+    """A generated text that is no value of the type that was asked for, such as one cut short."""
+
+    code = "unreadable_value"
+    http_status = 422
+
+
 class ContextLengthExceeded(InvalidRequest):
     """The prompt leaves no room for even one token in the context window or the KV cache."""
 
@@ -98,6 +105,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         InvalidRequest,
         InvalidConstraint,
         ConstraintNotMet,
+        UnreadableValue,
         ContextLengthExceeded,
         UnsupportedModel,
         Unauthorized,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rootlace import sampling
 from rootlace.choices import ChoicesMethod, method_name
@@ -134,21 +134,44 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
+    type: Any = None,
     regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type | None = None,
+    json_schema: str | bool | Mapping[str, Any] | Any = None,
     ebnf: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    whitespace: Literal["compact", "flexible"] | None = None,
+    strict: bool | None = None,
+    jump_forward: Literal["canonical", "off"] | bool | None = None,
 ) -> Gen | Select:
     """Generate text, under `name` if one is given.
 
     What is None comes from the defaults given to `.run(...)`, and else: `max_tokens` 128,
     temperature 1, everything else off. With `n` > 1 the variable is a list, and the program goes on
-    from the first sample. `choices` makes this a `select`. At most one of `dtype` (int, float,
-    bool, str, or a type with a JSON schema), `regex`, `json_schema` and `ebnf` constrains the text.
-    `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`, `top_logprobs_num` and
-    `logprob_start_len` (also the prompt's, from that token on) are sglang's: see `get_meta_info`.
+    from the first sample. `choices` makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's;
+    `return_logprob`, `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token
+    on) are sglang's: see `get_meta_info`.
+
+    At most one of these says what the text must be, exactly:
+
+    - `type`: a pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, Literal, Enum or
+      plain type, or a combination. The text is its JSON (properties in the order of the fields,
+      none besides them) and `s[name]` the value; `s.text(name)` is the text, which is also what
+      the program goes on from. A value that was cut off (`max_tokens`) raises where it is read.
+    - `json_schema`: a JSON schema, as a dictionary, a boolean or JSON text; a type is as `type=`.
+    - `regex`: a pattern in the syntax of Python's `re` that the whole text matches.
+    - `ebnf`: a grammar, Lark's or GBNF.
+    - `structural_tag`: free text with constrained islands, such as tool calls; sglang's form:
+      {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, a `schema` may be a type.
+    - `dtype`: sglang's; int, float, bool or str, or a type as above; the value stays text.
+
+    `whitespace` is that of JSON: "compact" (the default) has none, which leaves more of the text
+    forced and is faster; "flexible" lets the model write it. What no mask can hold of a schema
+    (`uniqueItems`, `not`, ...) is checked while the text grows, and what fails is taken back and
+    written anew; `strict=True` refuses such a schema instead. Text that must follow is appended
+    without sampling it; `jump_forward="off"` samples every token.
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
     """
@@ -173,7 +196,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
 def _typed(
     name: str | None, max_tokens: int | None, dtype: type, caller: str, options: dict[str, Any]
 ) -> Gen:
-    for reserved in sampling.CONSTRAINTS & options.keys():
+    for reserved in options.keys() & set(sampling.SOURCES):
         raise TypeError(f"{caller} got an unexpected keyword argument {reserved!r}")
     given = {"max_tokens": max_tokens, **options, "dtype": dtype}
     return Gen(_name(name, caller), sampling.normalise(given, caller))

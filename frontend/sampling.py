@@ -7,17 +7,22 @@ rest of the package handles, so that a program's defaults and one `gen`'s option
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from rootlace import types
 from rootlace.errors import InvalidConstraint, InvalidRequest
 from rootlace.protocol import Constraint, SamplingParams
 
 PARAMS = frozenset(SamplingParams.__struct_fields__)
-CONSTRAINTS = frozenset({"regex", "json_schema", "ebnf", "dtype"})
+# One of these says what the text must be ...
+SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag")
+# ... and these how that is enforced; without one of the former they have nothing to do.
+MANNERS = ("whitespace", "strict", "jump_forward")
+CONSTRAINTS = frozenset({*SOURCES, *MANNERS})
 ALIASES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -34,6 +39,11 @@ OPTIONS = PARAMS | CONSTRAINTS | ALIASES.keys() | NO_EFFECT
 # A number ends where the model writes white space: the pattern admits it and the stop strings cut
 # it off again. Without it, a model that does not feel like stopping would write digits for ever.
 _NUMBER_STOPS = (" ", "\n")
+# The same for numbers as JSON writes them, which nothing else would end.
+_BARE: dict[Any, str] = {
+    int: r"-?(0|[1-9][0-9]*)[ \n]?",
+    float: r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?[ \n]?",
+}
 _DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "int": (r"[-+]?[0-9]+[ \n]?", _NUMBER_STOPS),
     "float": (r"[-+]?[0-9]*\.?[0-9]+[ \n]?", _NUMBER_STOPS),
@@ -74,6 +84,11 @@ def _expand(known: dict[str, Any]) -> None:
         known["stop"] = tuple(stop)
     if isinstance(known.get("stop_token_ids"), Iterable):
         known["stop_token_ids"] = tuple(known["stop_token_ids"])
+    if isinstance(known.get("jump_forward"), bool):
+        known["jump_forward"] = "canonical" if known["jump_forward"] else "off"
+    schema = known.get("json_schema")
+    if "type" not in known and not (schema is None or isinstance(schema, (str, Mapping, bool))):
+        known["type"] = known.pop("json_schema")
     logprobs = known.get("logprobs")
     if isinstance(logprobs, int) and not isinstance(logprobs, bool):
         known["logprobs"] = True  # OpenAI's completions: the number of alternatives
@@ -88,9 +103,10 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     # The other bound may come from the program's defaults: it is compared when they are merged.
     params.setdefault("max_tokens", None)
     _convert(params, caller)
-    given = [name for name in ("regex", "json_schema", "ebnf", "dtype") if name in known]
+    given = [name for name in SOURCES if name in known]
     if len(given) > 1:
         raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
+    _manners(known)
     if given:
         constraint(known)
 
@@ -102,16 +118,36 @@ def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
         raise InvalidRequest(f"{caller}: {error}") from None
 
 
-def resolve(
-    defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()"
-) -> tuple[SamplingParams, Constraint | None]:
-    """What one `Generate` carries: the program's defaults, overridden by the call's own options."""
+class Asked(NamedTuple):
+    """What one `gen` asks for. `type` is what its value is read as; None: it is the text."""
+
+    params: SamplingParams
+    constraint: Constraint | None
+    type: Any
+
+
+def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()") -> Asked:
+    """What one `Generate` carries: the program's defaults, overridden by the call's own options.
+
+    A constraint of the call's own replaces the program's, of whatever kind that is.
+    """
+    if any(name in own for name in SOURCES):
+        defaults = {name: value for name, value in defaults.items() if name not in SOURCES}
     merged = {**defaults, **own}
     params = {name: value for name, value in merged.items() if name in PARAMS}
-    if "dtype" in merged:
-        stops = _DTYPES.get(_dtype_name(merged["dtype"]), ("", ()))[1]
+    if stops := _number_stops(merged):
         params["stop"] = (*params.get("stop", ()), *stops)
-    return _convert(params, caller), constraint(merged)
+    return Asked(_convert(params, caller), constraint(merged), merged.get("type"))
+
+
+def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:
+    if "dtype" in options:
+        return _DTYPES.get(_dtype_name(options["dtype"]), ("", ()))[1]
+    return _NUMBER_STOPS if _is_bare(options.get("type")) else ()
+
+
+def _is_bare(kind: Any) -> bool:
+    return kind is int or kind is float
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -120,28 +156,96 @@ def _dtype_name(dtype: Any) -> str:
 
 def constraint(options: Mapping[str, Any]) -> Constraint | None:
     """The constraint among canonical `options`. InvalidConstraint where it makes no sense."""
-    if "dtype" in options:
-        dtype = options["dtype"]
-        simple = dtype in (int, float, bool, str) or isinstance(dtype, str)
-        if simple and _dtype_name(dtype) in _DTYPES:
-            return Constraint("regex", _DTYPES[_dtype_name(dtype)][0])
-        return Constraint("json_schema", _type_schema(dtype))
-    if "regex" in options:
-        return Constraint("regex", _text(options["regex"], "regex"))
-    if "ebnf" in options:
-        return Constraint("ebnf", _text(options["ebnf"], "ebnf"))
-    if "json_schema" in options:
-        schema = options["json_schema"]
-        if isinstance(schema, str):
-            try:
-                json.loads(schema)
-            except ValueError as error:
-                raise InvalidConstraint(f"json_schema is not JSON: {error}") from None
-            return Constraint("json_schema", schema)
-        if isinstance(schema, (Mapping, bool)):
-            return Constraint("json_schema", json.dumps(schema))
-        return Constraint("json_schema", _type_schema(schema))
-    return None
+    name = next((name for name in SOURCES if name in options), None)
+    if name is None:
+        return None
+    kind, source = _READERS[name](options[name])
+    # Built by conversion: that checks the values, which the constructor does not.
+    return msgspec.convert({"kind": kind, "source": source, **_manners(options)}, Constraint)
+
+
+def _manners(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a constraint is enforced. Raises InvalidRequest for a value there is not."""
+    given = {name: options[name] for name in MANNERS if name in options}
+    try:
+        msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+    return given
+
+
+Source = tuple[str, str]
+
+
+def _of_dtype(dtype: Any) -> Source:
+    simple = dtype in (int, float, bool, str) or isinstance(dtype, str)
+    if simple and _dtype_name(dtype) in _DTYPES:
+        return "regex", _DTYPES[_dtype_name(dtype)][0]
+    if isinstance(dtype, str):
+        names = ", ".join(map(repr, _DTYPES))
+        raise InvalidConstraint(f"dtype must be a type or one of {names}, not {dtype!r}")
+    return "json_schema", types.schema_text(dtype)
+
+
+def _of_type(kind: Any) -> Source:
+    if _is_bare(kind):
+        return "regex", _BARE[kind]
+    return "json_schema", types.schema_text(kind)
+
+
+def _of_schema(schema: Any) -> Source:
+    return "json_schema", _json(schema, "json_schema")
+
+
+def _of_regex(pattern: Any) -> Source:
+    return "regex", _text(pattern, "regex")
+
+
+def _of_ebnf(grammar: Any) -> Source:
+    return "ebnf", _text(grammar, "ebnf")
+
+
+def _of_choices(choices: Any) -> Source:
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise InvalidConstraint("choices must be a list of strings")
+    texts = list(choices)
+    if not texts:
+        raise InvalidConstraint("choices must not be empty")
+    for index, choice in enumerate(texts):
+        _text(choice, f"choices[{index}]")
+    return "choices", json.dumps(texts, ensure_ascii=False)
+
+
+def _of_structural_tag(tag: Any) -> Source:
+    """Free text with islands; a structure's `schema` may be a Python type."""
+    if isinstance(tag, Mapping) and isinstance(tag.get("structures"), (list, tuple)):
+        tag = {**tag, "structures": [_structure(given) for given in tag["structures"]]}
+    elif not isinstance(tag, (str, Mapping)):
+        raise InvalidConstraint(
+            "structural_tag must be a dictionary with 'structures' and 'triggers' (or that as JSON "
+            f"text), not {type(tag).__name__}"
+        )
+    return "structural_tag", _json(tag, "structural_tag")
+
+
+def _structure(given: Any) -> Any:
+    if not isinstance(given, Mapping) or "schema" not in given:
+        return given
+    schema = given["schema"]
+    if isinstance(schema, (Mapping, bool)):
+        return given
+    return {**given, "schema": types.schema_of(schema)}
+
+
+_READERS: dict[str, Callable[[Any], Source]] = {
+    "dtype": _of_dtype,
+    "type": _of_type,
+    "regex": _of_regex,
+    "json_schema": _of_schema,
+    "ebnf": _of_ebnf,
+    "choices": _of_choices,
+    "structural_tag": _of_structural_tag,
+}
 
 
 def _text(value: Any, name: str) -> str:
@@ -150,14 +254,12 @@ def _text(value: Any, name: str) -> str:
     return value
 
 
-def _type_schema(dtype: Any) -> str:
-    """JSON Schema of a Python type: pydantic models by their own method, the rest by msgspec."""
-    own = getattr(dtype, "model_json_schema", None)
-    if callable(own):
-        return json.dumps(own())
+def _json(value: Any, name: str) -> str:
+    """`value` as JSON text; a string has to be that already."""
     try:
-        if isinstance(dtype, str):
-            raise TypeError("a type is needed, or one of 'int', 'float', 'bool', 'str'")
-        return msgspec.json.encode(msgspec.json.schema(dtype)).decode()
-    except (TypeError, RuntimeError) as error:
-        raise InvalidConstraint(f"no JSON schema can be made of dtype {dtype!r}: {error}") from None
+        if isinstance(value, str):
+            json.loads(value)
+            return value
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConstraint(f"{name} is not JSON: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from rootlace.completion import Completion
 from rootlace.expressions import (
@@ -96,7 +96,8 @@ class State:
         if not isinstance(expression, (str, Expression)):
             raise TypeError(
                 "a state takes strings and expressions (gen, select, user, ...), "
-                f"not {'None' if expression is None else type(expression).__name__}"
+                f"not {'None' if expression is None else type(expression).__name__}; "
+                "text(name) is a generated value as the model wrote it"
             )
         self.branch.append(expression)
 
@@ -205,7 +206,8 @@ class ProgramState(State):
     def get_var(self, name: str) -> Any:
         """The value of a variable; a list for `gen(n=...)` and after a join.
 
-        Raises KeyError for a name the program has not used, ProgramError if its `gen` failed.
+        Raises KeyError for a name the program has not used, ProgramError if its `gen` failed or
+        (`gen(type=...)`) wrote a text that is no value of the type.
         """
         variable = self._find(name)
         self.branch.run.wait_for(variable.requires())
@@ -227,8 +229,20 @@ class ProgramState(State):
         self.branch.run.wait_for(variable.requires())
         return variable.meta()
 
-    def text(self) -> str:
-        """Everything in the state, roles included as the model sees them."""
+    @overload
+    def text(self) -> str: ...
+    @overload
+    def text(self, name: str) -> Any: ...
+    def text(self, name: str | None = None) -> Any:
+        """Everything in the state, roles included as the model sees them.
+
+        With a name, that variable as the model wrote it: `get_var` without reading the text as a
+        type (a list where the value is one).
+        """
+        if name is not None:
+            variable = self._find(name)
+            self.branch.run.wait_for(variable.requires())
+            return variable.written()
         self.branch.run.wait_for(self._everything())
         return self._text()
 
@@ -252,7 +266,7 @@ class ProgramState(State):
         Without streaming, all of it at once. Raises at the end if the program failed.
         """
         if not self.branch.run.stream:
-            yield self.text() if var_name is None else self.get_var(var_name)
+            yield self.text() if var_name is None else self.text(var_name)
             return
         from rootlace.cursor import TextCursor, VariableCursor, follow
 
@@ -311,7 +325,11 @@ class AsyncProgramState(State):
         await self.branch.run.wait_for_async(variable.requires())
         return variable.meta()
 
-    async def text(self) -> str:
+    async def text(self, name: str | None = None) -> Any:
+        if name is not None:
+            variable = self._find(name)
+            await self.branch.run.wait_for_async(variable.requires())
+            return variable.written()
         await self.branch.run.wait_for_async(self._everything())
         return self._text()
 

@@ -285,8 +285,8 @@ class TracedState(ProgramState):
     def get_meta_info(self, name: str) -> Any:
         return self._reference("meta information of " + name)
 
-    def text(self) -> Any:
-        return self._reference("the text so far")
+    def text(self, name: str | None = None) -> Any:
+        return self._reference("the text so far" if name is None else name)
 
     def messages(self) -> Any:
         return self._reference("the messages so far")
@@ -320,8 +320,8 @@ class TracedAsyncState(TracedState):
     def get_meta_info(self, name: str) -> Any:
         return self._soon(super().get_meta_info(name))
 
-    def text(self) -> Any:
-        return self._soon(super().text())
+    def text(self, name: str | None = None) -> Any:
+        return self._soon(super().text(name))
 
     def messages(self) -> Any:
         return self._soon(super().messages())

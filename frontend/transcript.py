@@ -26,7 +26,7 @@ class Excerpt:
         pieces = self.transcript.slice(self.start, self.end)
         return "".join(piece if isinstance(piece, str) else piece.text() for piece in pieces)
 
-    text = get
+    text = written = get
 
     def meta(self) -> Any:
         return None

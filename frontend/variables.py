@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rootlace import protocol
+from rootlace import protocol, types
 from rootlace.completion import Completion
-from rootlace.errors import from_code
-from rootlace.failures import Failure, Site
+from rootlace.errors import UnreadableValue, from_code
+from rootlace.failures import Failure, ProgramError, Site
 
 if TYPE_CHECKING:
     from rootlace.branch import Branch
@@ -25,6 +25,9 @@ class Readable(Protocol):
     def requires(self) -> Iterable[Operation]: ...
 
     def get(self) -> Any: ...
+
+    def written(self) -> Any:
+        """As `get`, but generated values as the text that the model wrote."""
 
     def meta(self) -> Any: ...
 
@@ -61,15 +64,24 @@ class Operation(Completion):
 
 
 class Generation(Operation):
-    """The value of a `gen`. Streams: `so_far` grows while it runs."""
+    """The value of a `gen`. With a `type`, texts are read as its JSON whenever they are asked for.
 
-    __slots__ = ("_chunks", "_params", "n", "result")
+    Streams: `so_far` grows while it runs.
+    """
+
+    __slots__ = ("_chunks", "_params", "_type", "n", "result")
 
     def __init__(
-        self, branch: Branch, site: Site, what: str, params: protocol.SamplingParams
+        self,
+        branch: Branch,
+        site: Site,
+        what: str,
+        params: protocol.SamplingParams,
+        type: Any = None,
     ) -> None:
         super().__init__(branch, site, what)
         self._params = params
+        self._type = type
         self.n = params.n
         self.result: protocol.Generated | None = None
         self._chunks: list[protocol.Chunk] = []
@@ -85,9 +97,30 @@ class Generation(Operation):
     def requires(self) -> Iterable[Operation]:
         return (self,)
 
-    def get(self) -> str | list[str]:
+    def get(self) -> Any:
+        values = [self._value(output) for output in self._outcome().outputs]
+        return values if self.n > 1 else values[0]
+
+    def written(self) -> str | list[str]:
         texts = [output.text for output in self._outcome().outputs]
         return texts if self.n > 1 else texts[0]
+
+    def _value(self, output: protocol.Output) -> Any:
+        """The sample's value. Raises a ProgramError with an UnreadableValue if it has none."""
+        if self._type is None:
+            return output.text
+        try:
+            # Read anew each time: readers must not share a value that one of them may change.
+            return types.parse_as(self._type, output.text)
+        except ValueError as error:
+            name = types.name_of(self._type)
+            reason = f"its text cannot be read as {name}: {error}"
+            if output.finish_reason == "length":
+                count = len(output.token_ids)
+                reason = f"its text was cut off after {count} tokens and is no {name} yet"
+            raise ProgramError(
+                self.site, self.what, UnreadableValue(f"{reason}; text(name) gives the text")
+            ) from error
 
     def samples(self) -> list[tuple[str, dict[str, Any]]]:
         """Text and meta information of each sample."""
@@ -149,7 +182,7 @@ class Selection(Operation):
         assert self.result is not None
         return self.result.choice
 
-    text = get
+    text = written = get
 
     def meta(self) -> dict[str, Any]:
         self.get()
@@ -180,6 +213,8 @@ class Constant:
     def get(self) -> Any:
         return self.value
 
+    written = get
+
     def meta(self) -> None:
         return None
 
@@ -198,6 +233,9 @@ class Gathered:
 
     def get(self) -> list[Any]:
         return [part.get() for part in self.parts]
+
+    def written(self) -> list[Any]:
+        return [part.written() for part in self.parts]
 
     def meta(self) -> list[Any]:
         return [part.meta() for part in self.parts]

@@ -21,9 +21,11 @@ SERVING = {"aiohttp", "tokenizers", "jinja2"}
 MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.protocol": set(),
     "rootlace.errors": set(),
+    "rootlace.types": set(),
     # The client. It starts a runtime as a child process: it may name its configuration, no more.
     "rootlace": {
         "rootlace",
+        "rootlace.types",
         "rootlace.runtime.config",
         "rootlace.runtime.processes",
         "rootlace.runtime.assets",
@@ -83,6 +85,7 @@ ON_THE_WIRE = set(MAY_IMPORT) - {"rootlace.runtime.cache"}
 MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.protocol": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.errors": HEAVY | SERVING | {"numpy", "zmq", "msgspec"},
+    "rootlace.types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
     "rootlace": HEAVY | SERVING | {"numpy"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},

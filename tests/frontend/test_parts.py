@@ -24,7 +24,7 @@ from rootlace.transcript import Transcript
 def test_own_options_override_defaults() -> None:
     defaults = sampling.normalise({"max_new_tokens": 10, "stop": "x", "n": 2}, "run()")
     own = sampling.normalise({"stop": ["y", "z"], "temperature": 0}, "gen()")
-    params, constraint = sampling.resolve(defaults, own)
+    params, constraint, _ = sampling.resolve(defaults, own)
     assert (params.max_tokens, params.stop, params.n, params.temperature) == (10, ("y", "z"), 2, 0)
     assert constraint is None
 
@@ -64,12 +64,16 @@ def test_schemas_of_types() -> None:
         def model_json_schema(cls) -> dict[str, str]:
             return {"type": "string"}
 
+        @classmethod
+        def model_validate_json(cls, text: str) -> str:
+            return text
+
     constraint = sampling.constraint({"dtype": City})
     assert constraint is not None and constraint.kind == "json_schema"
     assert "City" in json.loads(constraint.source)["$ref"]
-    assert sampling.constraint({"json_schema": Model}) == Constraint(
-        "json_schema", '{"type": "string"}'
-    )
+    given = sampling.normalise({"json_schema": Model}, "gen()")
+    assert given == {"type": Model}  # a type's schema is read back as the type
+    assert sampling.constraint(given) == Constraint("json_schema", '{"type":"string"}')
     assert sampling.constraint({"ebnf": 'root ::= "a"'}) == Constraint("ebnf", 'root ::= "a"')
 
 

@@ -1,0 +1,516 @@
+"""Python types as constraints: the JSON schema of a type, and its value read back from text.
+
+msgspec knows the standard library's types, dataclasses, TypedDicts, NamedTuples, enums and its own
+Structs; pydantic's models describe and read themselves. The schemas here are *closed* (an object
+has no other properties than the type's) and say of keys, dates and binary data what their reader
+accepts: a generated text ends where the type ends, and can be read back.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import sys
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from rootlace.errors import InvalidConstraint
+
+Schema = dict[str, Any]
+
+# What a key of a JSON object (always a string) looks like, for key types that have many values.
+_INT_KEY = r"^(0|-?[1-9][0-9]{0,17})$"
+_NUMBER_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$"
+_HEX = "[0-9a-f]"
+_UUID_KEY = rf"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$"
+# The days there are, leap days included, which JSON Schema's formats do not know.
+_LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
+_DAY = (
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"([1-9][0-9]{{3}}-{_DAY}|{_LEAP})"
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_OFFSET = "(Z|[-+]([01][0-9]|2[0-3]):[0-5][0-9])"
+# msgspec reads days and smaller units; a year has no fixed length.
+_N = "[0-9]{1,5}"
+_CLOCK = rf"T({_N}H({_N}M)?({_N}S)?|{_N}M({_N}S)?|{_N}S)"
+_DURATION = rf"^P({_N}D({_CLOCK})?|{_CLOCK})$"
+
+_KEY_PATTERNS: dict[type, str] = {
+    inspect.IntType: _INT_KEY,
+    inspect.FloatType: _NUMBER_TEXT,
+    inspect.DecimalType: _NUMBER_TEXT,
+    inspect.UUIDType: _UUID_KEY,
+    inspect.DateType: f"^{_DATE}$",
+}
+
+
+def schema_of(kind: Any) -> Schema:
+    """The JSON schema (draft 2020-12) whose valid texts `parse_as` turns into values of `kind`.
+
+    Takes pydantic (v2) models, dataclasses, TypedDicts, NamedTuples, msgspec Structs, Literals,
+    Enums (JSON has their values), plain types and combinations of them; `Annotated` with
+    `msgspec.Meta`, pydantic's `Field` or `annotated_types`. Properties keep the order of the
+    type's fields; one with a default may be left out. Raises InvalidConstraint naming the type.
+    """
+    if isinstance(kind, str):
+        raise InvalidConstraint(f"type must be a type, not the string {kind!r}")
+    try:
+        if _is_pydantics(kind):
+            return _require_tags(_pydantic_schema(kind))
+        msgspec.json.Decoder(kind)  # refuses what could be described but not read
+        return _Builder().build(inspect.type_info(kind))
+    except InvalidConstraint as error:
+        raise InvalidConstraint(f"no JSON schema can be made of {name_of(kind)}: {error}") from None
+    except Exception as error:  # the type's own hooks may raise anything
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InvalidConstraint(
+            f"no JSON schema can be made of {name_of(kind)}: {reason}"
+        ) from error
+
+
+def parse_as(kind: Any, text: str) -> Any:
+    """The value of type `kind` that JSON `text` stands for. Raises ValueError with the reason."""
+    try:
+        if not _is_pydantics(kind):
+            return msgspec.json.decode(text, type=kind)
+        if _is_model(kind):
+            return kind.model_validate_json(text)
+        return _adapter(kind).validate_json(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def schema_text(kind: Any) -> str:
+    """`schema_of` as compact JSON text; made once per type."""
+    try:
+        return _cached_text(kind)
+    except TypeError:  # some annotations cannot be hashed
+        return _text(kind)
+
+
+def name_of(kind: Any) -> str:
+    """What people call the type."""
+    plain = isinstance(kind, type) and not typing.get_args(kind)
+    return kind.__qualname__ if plain else repr(kind).replace("typing.", "")
+
+
+def _text(kind: Any) -> str:
+    return msgspec.json.encode(schema_of(kind)).decode()
+
+
+@functools.lru_cache(maxsize=512)
+def _cached_text(kind: Any) -> str:
+    return _text(kind)
+
+
+# ---------------------------------------------------------------- by msgspec's view of a type
+
+
+class _Builder:
+    """Turns msgspec's description of a type into a schema; classes become `$defs`."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._definitions: dict[str, Schema] = {}
+
+    def build(self, root: inspect.Type) -> Schema:
+        schema = self._of(root)
+        return {**schema, "$defs": self._definitions} if self._definitions else schema
+
+    def _of(self, kind: inspect.Type) -> Schema:
+        for classes, build in _BUILDERS:
+            if isinstance(kind, classes):
+                return build(self, kind)
+        raise InvalidConstraint(f"{_described(kind)} has no form in JSON that can be read back")
+
+    def annotated(self, kind: inspect.Metadata) -> Schema:
+        return {**self._of(kind.type), **(kind.extra_json_schema or {})}
+
+    def union(self, kind: inspect.UnionType) -> Schema:
+        return {"anyOf": [self._of(one) for one in kind.types]}
+
+    def array(self, kind: Any) -> Schema:
+        schema: Schema = {"type": "array"}
+        if not isinstance(kind.item_type, inspect.AnyType):
+            schema["items"] = self._of(kind.item_type)
+        _bound(schema, kind, "Items")
+        if isinstance(kind, inspect.SetType | inspect.FrozenSetType):
+            schema["uniqueItems"] = True
+        return schema
+
+    def tuple(self, kind: inspect.TupleType) -> Schema:
+        return self._row(kind.item_types, len(kind.item_types))
+
+    def _row(self, items: Sequence[inspect.Type], required: int) -> Schema:
+        return {
+            "type": "array",
+            "prefixItems": [self._of(item) for item in items],
+            "items": False,
+            "minItems": required,
+            "maxItems": len(items),
+        }
+
+    def mapping(self, kind: Any) -> Schema:
+        key, value = kind.key_type, self._of(kind.value_type)
+        if isinstance(key, inspect.Metadata):
+            key = key.type
+        schema: Schema = {"type": "object"}
+        if isinstance(key, inspect.EnumType | inspect.LiteralType):
+            names = key.values if isinstance(key, inspect.LiteralType) else _members(key.cls)
+            schema["properties"] = {str(name): value for name in names}
+            schema["additionalProperties"] = False
+        elif (pattern := _key_pattern(key)) is not None:
+            schema["patternProperties"] = {pattern: value}
+            schema["additionalProperties"] = False
+        else:
+            if not isinstance(key, inspect.AnyType) and key != inspect.StrType():
+                schema["propertyNames"] = self._of(key)
+            if value:
+                schema["additionalProperties"] = value
+        _bound(schema, kind, "Properties")
+        return schema
+
+    def fields(self, kind: Any) -> Schema:
+        """A reference to the definition of a class with fields (written once: it may recur)."""
+        # By identity: one object describes a class, but each specialisation of a generic class.
+        if id(kind) not in self._names:
+            self._names[id(kind)] = name = self._new_name(kind.cls)
+            self._definitions[name] = {}
+            self._definitions[name] = self._define(kind)
+        return {"$ref": f"#/$defs/{self._names[id(kind)]}"}
+
+    def _new_name(self, cls: type) -> str:
+        name = base = cls.__name__
+        while name in self._definitions:
+            name = f"{base}_{len(self._definitions)}"
+        return name
+
+    def _define(self, kind: Any) -> Schema:
+        if isinstance(kind, inspect.NamedTupleType) or getattr(kind, "array_like", False):
+            tag = getattr(kind, "tag", None)
+            items = [] if tag is None else [inspect.LiteralType((tag,))]
+            required = len(items) + sum(field.required for field in kind.fields)
+            return self._row([*items, *(field.type for field in kind.fields)], required)
+        properties: Schema = {}
+        required_names = []
+        if getattr(kind, "tag_field", None) is not None:
+            properties[kind.tag_field] = {"const": kind.tag}
+            required_names.append(kind.tag_field)
+        for field in kind.fields:
+            properties[field.encode_name] = self._of(field.type)
+            if field.required:
+                required_names.append(field.encode_name)
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": required_names,
+            "additionalProperties": False,
+        }
+
+
+def _number(name: str) -> Callable[[_Builder, Any], Schema]:
+    def build(builder: _Builder, kind: Any) -> Schema:
+        limits = {
+            "minimum": kind.ge,
+            "exclusiveMinimum": kind.gt,
+            "maximum": kind.le,
+            "exclusiveMaximum": kind.lt,
+            "multipleOf": kind.multiple_of,
+        }
+        return {"type": name} | {key: limit for key, limit in limits.items() if limit is not None}
+
+    return build
+
+
+def _string(builder: _Builder, kind: inspect.StrType) -> Schema:
+    schema: Schema = {"type": "string"}
+    _bound(schema, kind, "Length")
+    if kind.pattern is not None:
+        schema["pattern"] = kind.pattern
+    return schema
+
+
+def _base64(builder: _Builder, kind: Any) -> Schema:
+    return {"type": "string", "pattern": _base64_pattern(kind.min_length or 0, kind.max_length)}
+
+
+def _base64_pattern(low: int, high: int | None) -> str:
+    """Base64 of `low` to `high` bytes: groups of three bytes, and what one or two bytes leave."""
+    one = "[A-Za-z0-9+/]"
+    endings = []
+    for rest, written in ((0, ""), (1, f"{one}[AQgw]=="), (2, f"{one}{{2}}[AEIMQUYcgkosw048]=")):
+        least = max(0, -((rest - low) // 3))
+        most = None if high is None else (high - rest) // 3
+        if most is None or most >= least:
+            upper = "" if most is None else most
+            endings.append(f"({one}{{4}}){{{least},{upper}}}{written}")
+    if not endings:
+        raise InvalidConstraint(f"no bytes are at least {low} and at most {high} long")
+    return f"^({'|'.join(endings)})$"
+
+
+def _moment(builder: _Builder, kind: inspect.DateTimeType) -> Schema:
+    offset = "" if kind.tz is False else _OFFSET
+    return {"type": "string", "pattern": f"^{_DATE}T{_TIME}{offset}$"}
+
+
+def _clock(builder: _Builder, kind: inspect.TimeType) -> Schema:
+    offset = "" if kind.tz is False else _OFFSET
+    return {"type": "string", "pattern": f"^{_TIME}{offset}$"}
+
+
+def _literal(builder: _Builder, kind: inspect.LiteralType) -> Schema:
+    return _one_of(kind.values)
+
+
+def _enum(builder: _Builder, kind: inspect.EnumType) -> Schema:
+    return _one_of(_members(kind.cls))
+
+
+def _one_of(values: Sequence[Any]) -> Schema:
+    return {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
+
+
+def _members(cls: type[enum.Enum]) -> list[Any]:
+    return [member.value for member in cls]
+
+
+def _key_pattern(key: inspect.Type) -> str | None:
+    if isinstance(key, inspect.IntType | inspect.FloatType) and key != type(key)():
+        return None  # bounded: the schema of the number would be that of a JSON number, not a key
+    return _KEY_PATTERNS.get(type(key))
+
+
+def _bound(schema: Schema, kind: Any, noun: str) -> None:
+    if kind.min_length is not None:
+        schema[f"min{noun}"] = kind.min_length
+    if kind.max_length is not None:
+        schema[f"max{noun}"] = kind.max_length
+
+
+def _described(kind: inspect.Type) -> str:
+    return name_of(kind.cls) if hasattr(kind, "cls") else type(kind).__name__
+
+
+def _always(schema: Schema) -> Callable[[_Builder, Any], Schema]:
+    return lambda builder, kind: dict(schema)
+
+
+_BUILDERS: tuple[tuple[Any, Callable[[_Builder, Any], Schema]], ...] = (
+    (inspect.Metadata, _Builder.annotated),
+    ((inspect.AnyType, inspect.RawType), _always({})),
+    (inspect.NoneType, _always({"type": "null"})),
+    (inspect.BoolType, _always({"type": "boolean"})),
+    (inspect.IntType, _number("integer")),
+    (inspect.FloatType, _number("number")),
+    (inspect.StrType, _string),
+    ((inspect.BytesType, inspect.ByteArrayType, inspect.MemoryViewType), _base64),
+    (inspect.DateTimeType, _moment),
+    (inspect.TimeType, _clock),
+    (inspect.DateType, _always({"type": "string", "pattern": f"^{_DATE}$"})),
+    (inspect.TimeDeltaType, _always({"type": "string", "pattern": _DURATION})),
+    (inspect.UUIDType, _always({"type": "string", "format": "uuid"})),
+    (inspect.DecimalType, _always({"type": "string", "pattern": _NUMBER_TEXT})),
+    (inspect.EnumType, _enum),
+    (inspect.LiteralType, _literal),
+    (inspect.UnionType, _Builder.union),
+    (inspect.TupleType, _Builder.tuple),
+    (inspect.CollectionType, _Builder.array),
+    (inspect.DictType, _Builder.mapping),
+    (
+        (
+            inspect.StructType,
+            inspect.DataclassType,
+            inspect.TypedDictType,
+            inspect.NamedTupleType,
+        ),
+        _Builder.fields,
+    ),
+)
+if hasattr(inspect, "FrozenDictType"):  # since msgspec 0.20
+    _BUILDERS += ((inspect.FrozenDictType, _Builder.mapping),)
+
+
+# ---------------------------------------------------------------- by pydantic's own view
+
+
+def _is_model(kind: Any) -> bool:
+    """Whether it is a pydantic model, or a class that has the methods of one."""
+    return isinstance(kind, type) and all(
+        callable(getattr(kind, name, None)) for name in ("model_json_schema", "model_validate_json")
+    )
+
+
+def _is_pydantics(kind: Any) -> bool:
+    """Whether something in the type is pydantic's business; without pydantic, nothing else is."""
+    if _is_model(kind):
+        return True
+    if "pydantic" not in sys.modules and "annotated_types" not in sys.modules:
+        return False
+    return any(_is_own(part) for part in _parts(kind, set()))
+
+
+def _is_own(part: Any) -> bool:
+    own = part if isinstance(part, type) else type(part)
+    package = own.__module__.partition(".")[0]
+    if package in ("pydantic", "pydantic_core", "annotated_types"):
+        return True
+    return isinstance(part, type) and (
+        _is_model(part)
+        or "__is_pydantic_dataclass__" in part.__dict__
+        or hasattr(part, "__get_pydantic_core_schema__")
+    )
+
+
+def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
+    """The type and everything it is made of: arguments, annotations' metadata, fields."""
+    if id(kind) in seen:
+        return
+    seen.add(id(kind))
+    yield kind
+    yield from getattr(kind, "__metadata__", ())
+    inner = list(typing.get_args(kind))
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return
+    if isinstance(origin, type):
+        inner.append(origin)
+    if (alias := getattr(kind, "__value__", None)) is not None:
+        inner.append(alias)  # `type X = ...`
+    if isinstance(kind, type) and getattr(kind, "__annotations__", None) and not _is_model(kind):
+        try:
+            inner += typing.get_type_hints(kind, include_extras=True).values()
+        except Exception:  # names that cannot be found: whoever makes the schema says so
+            return
+    for part in inner:
+        yield from _parts(part, seen)
+
+
+def _pydantic_schema(kind: Any) -> Schema:
+    if _is_model(kind) and not hasattr(kind, "__pydantic_core_schema__"):
+        schema = kind.model_json_schema()
+    elif _is_model(kind):
+        schema = kind.model_json_schema(schema_generator=_exact_generator())
+    else:
+        schema = _adapter(kind).json_schema(schema_generator=_exact_generator())
+    return typing.cast(Schema, schema)
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_adapter(kind: Any) -> Any:
+    return importlib.import_module("pydantic").TypeAdapter(kind)
+
+
+def _adapter(kind: Any) -> Any:
+    try:
+        return _cached_adapter(kind)
+    except TypeError:  # not hashable; what pydantic does not like raises again
+        return importlib.import_module("pydantic").TypeAdapter(kind)
+
+
+@functools.cache
+def _exact_generator() -> Any:
+    """pydantic's schema generator, made to say what its schemas leave out: closed objects, the form
+    of keys that are no strings, versions of UUIDs, and decimals as numbers."""
+    base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
+
+    class ExactJsonSchema(base):  # type: ignore[misc]
+        def model_schema(self, schema: Any) -> Schema:
+            return _closed(super().model_schema(schema))
+
+        def dataclass_schema(self, schema: Any) -> Schema:
+            return _closed(super().dataclass_schema(schema))
+
+        def typed_dict_schema(self, schema: Any) -> Schema:
+            return _closed(super().typed_dict_schema(schema))
+
+        def dict_schema(self, schema: Any) -> Schema:
+            found: Schema = super().dict_schema(schema)
+            pattern = _CORE_KEYS.get(schema.get("keys_schema", {}).get("type"))
+            if pattern is not None and "propertyNames" not in found:
+                values = found.pop("additionalProperties", True)
+                found.pop("patternProperties", None)
+                found["patternProperties"] = {pattern: {} if values is True else values}
+                found["additionalProperties"] = False
+            return found
+
+        def uuid_schema(self, schema: Any) -> Schema:
+            version = schema.get("version")
+            if version is None:
+                return super().uuid_schema(schema)
+            tail = f"{version}{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
+            return {"type": "string", "pattern": f"^{_HEX}{{8}}-{_HEX}{{4}}-{tail}$"}
+
+        def decimal_schema(self, schema: Any) -> Schema:
+            found: Schema = super().decimal_schema(schema)
+            numbers = [one for one in found.get("anyOf", ()) if one.get("type") == "number"]
+            return numbers[0] if numbers else found
+
+    return ExactJsonSchema
+
+
+_CORE_KEYS = {
+    "int": _INT_KEY,
+    "float": _NUMBER_TEXT,
+    "decimal": _NUMBER_TEXT,
+    "uuid": _UUID_KEY,
+    "date": f"^{_DATE}$",
+}
+# Where the model's author composed the schema by hand, its objects are left as they are.
+_COMPOSING = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "unevaluatedProperties", "$ref"}
+)
+
+
+def _closed(schema: Schema) -> Schema:
+    """The schema of an object with no other properties than its own.
+
+    pydantic ignores others; one that is to have them says so (`extra="allow"`).
+    """
+    if "properties" in schema and not _COMPOSING & schema.keys():
+        schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def _require_tags(schema: Schema) -> Schema:
+    """Unions told apart by a tag, as pydantic reads them: the tag has to be there.
+
+    pydantic's schemas leave a tag with a default out of `required`. With it, at most one of the
+    alternatives fits, so that `oneOf` is `anyOf`.
+    """
+    definitions = schema.get("$defs", {})
+
+    def visit(node: Any) -> None:
+        if isinstance(node, list):
+            for item in node:
+                visit(item)
+        if not isinstance(node, dict):
+            return
+        tag = node.get("discriminator")
+        if isinstance(tag, dict) and isinstance(tag.get("propertyName"), str) and "oneOf" in node:
+            branches = [_resolved(branch, definitions) for branch in node["oneOf"]]
+            name = tag["propertyName"]
+            if all(name in branch.get("properties", {}) for branch in branches):
+                for branch in branches:
+                    required = branch.setdefault("required", [])
+                    if name not in required:
+                        required.append(name)
+                del node["discriminator"]
+                node["anyOf"] = node.pop("oneOf")
+        for value in node.values():
+            visit(value)
+
+    visit(schema)
+    return schema
+
+
+def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    return definitions.get(name, schema)
