@@ -11,8 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.errors import ContextLengthExceeded, InternalError
+from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
+from rootlace.protocol import SamplingParams
 from rootlace.runtime.scheduler import running
+from tests.scheduler.matchers import Script
 from tests.scheduler.world import World
 
 VOCAB = 3
@@ -85,6 +87,52 @@ class Machine(RuleBasedStateMachine):
     def submit_fresh(self, prompt, namespace, program, max_tokens, stop) -> None:
         stops = (1,) if stop else ()
         self.submit(prompt, namespace, program, max_tokens=max_tokens, stop_token_ids=stops)
+
+    @rule(
+        prompt=SUFFIX.filter(len),
+        copies=st.sampled_from([1, 1, 3]),
+        seed=st.integers(0, 5),
+        length=st.sampled_from([0, 1, 5, 30]),
+        forcing=st.sampled_from([0, 5, 8, 10]),
+        checking=st.booleans(),
+        jump=st.sampled_from([True, True, False]),
+        program=PROGRAMS,
+        max_tokens=st.sampled_from([0, 1, 6, 40]),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        stop=st.booleans(),
+        logprobs=st.booleans(),
+        scores=st.sampled_from([None, None, 0, 3]),
+    )
+    def constrain(
+        self, prompt, copies, seed, length, forcing, checking, jump, program, max_tokens,
+        min_tokens, stop, logprobs, scores,
+    ) -> None:  # fmt: skip
+        for _ in range(copies):
+            try:
+                self.submit(
+                    prompt,
+                    "",
+                    program,
+                    constrain=lambda: Script(seed, length, VOCAB, forcing, checking),
+                    jump=jump,
+                    max_tokens=max_tokens,
+                    min_tokens=min(min_tokens, max_tokens),
+                    stop_token_ids=(1,) if stop else (),
+                    logprobs=logprobs,
+                    top_logprobs=2 if logprobs else 0,
+                    prompt_logprobs_from=scores,
+                )
+            except ConstraintNotMet:  # what is forced from the start is refused at once
+                params = SamplingParams(
+                    max_tokens=max_tokens,
+                    min_tokens=min(min_tokens, max_tokens),
+                    stop_token_ids=(1,) if stop else (),
+                    seed=0,
+                )
+                cold = self.world.cold(
+                    prompt, params, lambda: Script(seed, length, VOCAB, forcing, checking)
+                )
+                assert cold.code == "constraint_not_met"
 
     @precondition(lambda self: self.world.jobs)
     @rule(
@@ -202,9 +250,11 @@ class Machine(RuleBasedStateMachine):
             if rid in self.counted or job.finish is None:
                 continue
             self.counted.add(rid)
-            if job.finish in ("stop", "length"):
+            if job.finish in ("stop", "length") or job.fails():
                 self.world.expect_cold(job)
-                self.keep(job.namespace, job.stored)
+        for namespace, tokens in self.world.released:
+            self.keep(namespace, tokens)
+        self.world.released.clear()
 
     @invariant()
     def what_is_cached_is_what_was_computed(self) -> None:

@@ -270,7 +270,7 @@ def test_programs_decide_what_is_evicted_first() -> None:
 
 def test_stop_tokens_and_min_tokens() -> None:
     world = World(vocab_size=5)
-    free, _ = world.cold([1, 2], world.run([1, 2], 30).params)
+    free = world.cold([1, 2], world.run([1, 2], 30).params).output
     stop = free[3]
     job = world.run([1, 2], 30, stop_token_ids=(stop,))
     assert job.finish == "stop" and job.updates[-1].matched == stop
@@ -355,15 +355,16 @@ def test_prompt_scores_come_whole_from_chunks_and_cache(first, max_tokens) -> No
 def test_constraints_mask_and_end() -> None:
     world = World(num_blocks=12, block_size=4)
     matchers = [Digits(9) for _ in range(4)]
-    rids = [world.submit(ids(8, i), 30, matcher=m) for i, m in enumerate(matchers)]
+    rids = [world.submit(ids(8, i), 30, constrain=lambda m=m: m) for i, m in enumerate(matchers)]
     world.drain()
     for rid, matcher in zip(rids, matchers, strict=True):
         job = world.jobs[rid]
         assert job.output == matcher.seen and job.finish == "stop" and len(job.output) == 9
         assert all(token < 10 for token in job.output)
-    assert world.run([1], 5, matcher=Digits(0)).finish == "stop"
-    rid = world.submit([1], 5, matcher=(broken := Digits(3)))
+    assert world.run([1], 5, constrain=lambda: Digits(0)).finish == "stop"
+    broken = Digits(3)
     broken.advance = lambda token_id: False  # type: ignore[method-assign]
+    rid = world.submit([1], 5, constrain=lambda: broken)
     world.drain()
     assert world.jobs[rid].finish == "error" and world.jobs[rid].updates[-1].code == "internal"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,16 @@ import numpy as np
 from rootlace.errors import RootlaceError
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.engine.simulated import SimulatedExecutor, history_hash
+from rootlace.runtime.engine.simulated import (
+    SimulatedExecutor,
+    history_hash,
+    made_up_logprobs,
+)
+from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.plan import SampleRow, StepPlan
 from rootlace.runtime.scheduler.request import Matcher, Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.update import Update
 
 
@@ -22,6 +29,8 @@ class Job:
     prompt: list[int]
     params: SamplingParams
     namespace: str
+    constrain: Callable[[], Matcher] | None = None
+    jump: bool = False
     updates: list[Update] = field(default_factory=list)
 
     @property
@@ -39,10 +48,31 @@ class Job:
         return values[0] if values else None
 
     @property
-    def stored(self) -> list[int]:
-        """The tokens that had their KV computed, once finished by itself."""
-        tokens = self.prompt + self.output
-        return tokens[:-1] if self.output else tokens
+    def forced(self) -> list[int]:
+        """Which outputs were told to be forced, as indices."""
+        found, start = [], 0
+        for update in self.updates:
+            assert all(0 <= at < len(update.token_ids) for at in update.forced)
+            found += [start + at for at in update.forced]
+            start += len(update.token_ids)
+        return found
+
+    @property
+    def logprobs(self) -> list[float]:
+        parts = [u.scores.logprobs.tolist() for u in self.updates if u.scores is not None]
+        return [value for part in parts for value in part]
+
+    def fails(self) -> bool:
+        """Whether it ended with an error of its own, not one injected."""
+        return self.finish == "error" and self.updates[-1].error != "injected"
+
+
+@dataclass
+class Cold:
+    output: list[int]
+    finish: str
+    forced: list[int] = field(default_factory=list)
+    code: str = ""
 
 
 class World:
@@ -56,6 +86,7 @@ class World:
         context_length: int = 1000,
         vocab_size: int = 100,
         enabled: bool = True,
+        filler: MaskFiller | None = None,
         **config: Any,
     ) -> None:
         self.executor = SimulatedExecutor(
@@ -67,9 +98,19 @@ class World:
             context_length,
             self.executor.clock,
             vocab_size=vocab_size,
+            masks=StepMasks(vocab_size, filler),
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
+        self.released: list[tuple[str, list[int]]] = []
+        """Per namespace what sequences had computed when they let go of it: it is cached then."""
+        self._release = self.scheduler.kv.release
+        self.scheduler.kv.release = self._note_release  # type: ignore[method-assign]
+
+    def _note_release(self, sequence: Sequence) -> None:
+        tokens = sequence.tokens[: sequence.computed].tolist()
+        self.released.append((sequence.request.namespace, tokens))
+        self._release(sequence)
 
     # ------------------------------------------------------------ doing
 
@@ -80,16 +121,20 @@ class World:
         *,
         namespace: str = "",
         program: str = "",
-        matcher: Matcher | None = None,
+        constrain: Callable[[], Matcher] | None = None,
+        jump: bool = True,
         output: list[int] | None = None,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
+        matcher = None if constrain is None else constrain()
+        for token in output or () if matcher is not None else ():
+            assert matcher is not None and matcher.advance(token)
         wanted = SamplingParams(max_tokens=max_tokens, seed=0, **params)
         ids = np.array(prompt, np.int32)
         before = None if output is None else np.array(output, np.int32)
-        self.scheduler.add(Request(rid, ids, wanted, before, namespace, program, matcher))
-        self.jobs[rid] = Job(list(prompt), wanted, namespace)
+        self.scheduler.add(Request(rid, ids, wanted, before, namespace, program, matcher, jump))
+        self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)
         return rid
 
     def step(self) -> StepPlan | None:
@@ -145,24 +190,68 @@ class World:
         return self.scheduler.kv.tree.match(namespace, np.array(tokens, np.int32))
 
     def expect_cold(self, job: Job) -> None:
-        """The output is what the request would have got with nobody else there."""
-        tokens, finish = self.cold(job.prompt, job.params)
-        assert (job.output, job.finish) == (tokens, finish)
+        """The output is what the request would have got with nobody else there, token by token."""
+        cold = self.cold(job.prompt, job.params, job.constrain)
+        assert job.finish == cold.finish, job
+        if cold.finish == "error":
+            assert job.updates[-1].code == cold.code
+            return
+        assert job.output == cold.output
+        assert job.forced == (cold.forced if job.jump else [])
+        if job.params.logprobs:
+            tokens = np.array(job.prompt + job.output)
+            before = history_hash(tokens)[len(job.prompt) - 1 : -1]
+            wanted = made_up_logprobs(before, tokens[len(job.prompt) :])
+            assert job.logprobs == wanted.tolist()
 
-    def cold(self, prompt: list[int], params: SamplingParams) -> tuple[list[int], str]:
-        """Output and finish reason, from the definition of the simulated model alone."""
+    def cold(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        constrain: Callable[[], Matcher] | None = None,
+    ) -> Cold:
+        """What must come out, from the definition of the simulated model alone.
+
+        Every token is sampled here, those that are forced as well. Forced is a token that is the
+        only one allowed, unless it is drawn to replace a refused one.
+        """
         tokens = list(prompt)
-        while len(tokens) - len(prompt) < (params.max_tokens or 0):
-            output = len(tokens) - len(prompt)
+        matcher = None if constrain is None else constrain()
+        held = matcher is not None and matcher.can_retreat()
+        forced: list[int] = []
+        if params.max_tokens and matcher is not None and matcher.is_finished():
+            return Cold([], "stop")
+        again = False
+        while (output := len(tokens) - len(prompt)) < (params.max_tokens or 0):
             if output and len(tokens) >= self.max_length:
                 break
             banned = params.stop_token_ids if output < params.min_tokens else ()
-            row = SampleRow(0, params, np.array(tokens), len(prompt), banned=banned)
-            history = int(history_hash(np.array(tokens))[-1])
-            tokens.append(self.executor.next_token(history, row))
-            if tokens[-1] in params.stop_token_ids and not banned:
-                return tokens[len(prompt) :], "stop"
-        return tokens[len(prompt) :], "length"
+            mask = None
+            if matcher is not None:
+                mask = np.zeros(-(-self.executor.vocab_size // 32), np.int32)
+                matcher.fill_bitmask(mask)
+            row = SampleRow(0, params, np.array(tokens), len(prompt), mask, banned)
+            token = self.executor.next_token(int(history_hash(np.array(tokens))[-1]), row)
+            if token < 0:
+                return Cold([], "error", code="internal")
+            stops = token in params.stop_token_ids and not banned
+            only = mask is not None and int(np.unpackbits(mask.view(np.uint8)).sum()) == 1
+            if matcher is not None and (held or not stops) and not matcher.advance(token):
+                undone = matcher.retreat() if held else None
+                if undone is None:
+                    code = "constraint_not_met" if held else "internal"
+                    return Cold([], "error", code=code)
+                del tokens[len(tokens) - undone :]
+                forced = [at for at in forced if at < len(tokens) - len(prompt)]
+                again = True
+                continue
+            if only and not again:
+                forced.append(output)
+            again = False
+            tokens.append(token)
+            if stops or (matcher is not None and matcher.is_finished()):
+                return Cold(tokens[len(prompt) :], "stop", forced)
+        return Cold(tokens[len(prompt) :], "length", forced)
 
     def expect_empty(self) -> None:
         """With nothing running, a flush gives every block back."""
