@@ -92,15 +92,21 @@ class GrammarCompiler:
                 strict=strict,
             )
         key = _key(constraint)
-        return self._cache.get_or_build(key, lambda: self._build(key))
+        return self._cache.get_or_build(key, lambda: self.build(key))
 
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is there already."""
         return self._cache.get(_key(constraint))
 
+    @property
+    def documents(self) -> dict[str, Any]:
+        """The schemas that `$ref` may name, by URI."""
+        return self._documents
+
     # ------------------------------------------------------------ building
 
-    def _build(self, constraint: Constraint) -> Grammar:
+    def build(self, constraint: Constraint) -> Grammar:
+        """Compile it, whether it is in the cache or not, and do not keep it."""
         check_size(constraint, self.config)
         return LLGuidanceGrammar(self.vocabulary, _grammar_source(constraint), self.config)
 

@@ -37,7 +37,9 @@ def constraint_of(
     given = [kind for kind, value in sources.items() if value is not None]
     if len(given) != 1:
         found = ", ".join(given) or "none"
-        raise InvalidConstraint(f"a constraint has exactly one of {', '.join(sources)}, not {found}")
+        raise InvalidConstraint(
+            f"a constraint has exactly one of {', '.join(sources)}, not {found}"
+        )
     if whitespace not in ("compact", "flexible"):
         raise InvalidConstraint(f'whitespace: must be "compact" or "flexible", not {whitespace!r}')
     (kind,) = given

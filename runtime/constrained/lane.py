@@ -1,0 +1,107 @@
+"""Daemon threads that work off a queue; one that is stuck is replaced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+TICK_SECONDS = 0.5
+
+
+class Job(Protocol):
+    started: float | None
+    """When its bounded part began (`time.monotonic`), set by whoever does it."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+class Lane(Generic[J]):
+    """`threads` daemon threads that call `work(job)`, in order; started at the first job.
+
+    A job that is at it for more than `seconds` is handed to `overdue` (from another thread); its
+    thread gets a successor, and ends when it comes back. Neither function may raise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        work: Callable[[J], None],
+        overdue: Callable[[J], None] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        self._name = name
+        self._threads = threads
+        self._work = work
+        self._overdue = overdue
+        self._seconds = seconds
+        self._queue: deque[J] = deque()
+        self._running: dict[threading.Thread, J] = {}
+        self._changed = threading.Condition()
+        self._started = False
+        self._closed = False
+
+    def put(self, job: J) -> bool:
+        """False if the lane is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._queue.append(job)
+            if not self._started:
+                self._started = True
+                for _ in range(self._threads):
+                    self._spawn(self._loop)
+                if self._overdue is not None:
+                    self._spawn(self._watch)
+            self._changed.notify_all()
+            return True
+
+    def close(self) -> list[J]:
+        """Take no more jobs; those that wait or run, which are not worked off or waited for."""
+        with self._changed:
+            self._closed = True
+            left = [*self._queue, *self._running.values()]
+            self._queue.clear()
+            self._changed.notify_all()
+            return left
+
+    def _spawn(self, target: Callable[[], None]) -> None:
+        threading.Thread(target=target, name=self._name, daemon=True).start()
+
+    def _loop(self) -> None:
+        me = threading.current_thread()
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._running[me] = self._queue.popleft()
+                self._changed.notify_all()
+            self._work(job)
+            with self._changed:
+                if self._running.pop(me, None) is None:
+                    return  # somebody else has taken this thread's place
+
+    def _watch(self) -> None:
+        assert self._overdue is not None
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                self._changed.wait(TICK_SECONDS if self._running else None)
+                limit = time.monotonic() - self._seconds
+                late = {
+                    thread: job
+                    for thread, job in self._running.items()
+                    if job.started is not None and job.started < limit
+                }
+                for thread in late:
+                    del self._running[thread]
+                    self._spawn(self._loop)
+            for job in late.values():
+                self._overdue(job)
