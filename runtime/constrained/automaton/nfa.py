@@ -11,6 +11,7 @@ reckoned first, so that `((a{1000}){1000}){1000}` fails before memory is spent.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
@@ -22,7 +23,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
-from rootlace.runtime.constrained.automaton.utf8 import DONE, CharAutomaton, Ranges, char_automaton
+from rootlace.runtime.constrained.automaton.utf8 import DONE, CharAutomaton, char_automaton
 
 ACCEPT = 0
 """The item of the end of the text."""
@@ -322,24 +323,40 @@ class _Builder:
 
     def _repeat(self, item: Regex, least: int, most: int | None, following: int) -> int:
         item, least, most = _flat(item, least, most)
-        if most == 0 or self._sizes.of(item) is None:
+        if self._sizes.of(item) is None:
             return following
-        if most is None:
-            loop: list[int] = []
-            head = self._nfa.fork(loop)
-            body = self.build(item, head)
-            loop += [body, following]
-            # The loop's own copy is one of the `least`.
-            entry = body if least else head
-            copies = max(least - 1, 0)
-        else:
-            entry = following
-            for _ in range(most - least):
-                entry = self._nfa.fork([self.build(item, entry), following])
-            copies = least
-        for _ in range(copies):
-            entry = self.build(item, entry)
-        return entry
+        return repeats(
+            least, most, following, lambda after: self.build(item, after), self._nfa.fork
+        )
+
+
+def repeats(
+    least: int,
+    most: int | None,
+    following: int,
+    copy: Callable[[int], int],
+    fork: Callable[[list[int]], int],
+) -> int:
+    """The node at which `least` to `most` copies, then `following`, begin.
+
+    `copy(after)`: a new copy of what is repeated, before the node `after`.
+    """
+    if most is None:
+        loop: list[int] = []
+        head = fork(loop)
+        body = copy(head)
+        loop += [body, following]
+        # The loop's own copy is one of the `least`.
+        entry = body if least else head
+        copies = max(least - 1, 0)
+    else:
+        entry = following
+        for _ in range(most - least):
+            entry = fork([copy(entry), following])
+        copies = least
+    for _ in range(copies):
+        entry = copy(entry)
+    return entry
 
 
 def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:

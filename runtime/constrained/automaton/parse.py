@@ -1,0 +1,291 @@
+"""Patterns in the syntax of Python's `re`, as trees: the language of `re.fullmatch`.
+
+Python's own parser reads the pattern, so quirks of the syntax are its quirks. What no finite
+automaton can hold (back-references) or what needs the text before (look-behind, `\\b`) is refused,
+naming the place.
+
+A full match begins at the beginning and ends at the end, so anchors there say nothing. `\\Z` and `$`
+elsewhere are look-ahead, `\\A` after text that cannot be empty is a contradiction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as sre_parser  # type: ignore[attr-defined]
+from typing import Any
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.automaton import char_sets
+from rootlace.runtime.constrained.automaton.places import Construct, place_of
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Look,
+    Regex,
+    Repeat,
+)
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
+
+EMPTY = Literal("")
+NOTHING = Chars(())
+_ANY = Chars(char_sets.ALL)
+_NEWLINE = Chars(((10, 10),))
+_NOT_NEWLINE = Chars(char_sets.complement(((10, 10),)))
+_AT_END = Look(_ANY, negative=True)
+_UNBOUNDED = sre.MAXREPEAT
+_TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
+
+_ESCAPES = {
+    sre.CATEGORY_DIGIT: r"\d",
+    sre.CATEGORY_NOT_DIGIT: r"\D",
+    sre.CATEGORY_SPACE: r"\s",
+    sre.CATEGORY_NOT_SPACE: r"\S",
+    sre.CATEGORY_WORD: r"\w",
+    sre.CATEGORY_NOT_WORD: r"\W",
+}
+
+
+def parse(pattern: str) -> Regex:
+    """The tree of `pattern`: matches a text exactly where `re.fullmatch(pattern, text)` does.
+
+    Surrogates match nothing. Raises InvalidConstraint for a pattern that is malformed, uses a
+    construct that is not supported, or is nested too deeply; the message gives the place.
+    """
+    try:
+        parsed = sre_parser.parse(pattern)
+        flags = parsed.state.flags
+        if flags & _TEMPLATE:
+            raise InvalidConstraint("regex: the flag 't' is not supported")
+        return _Translation(pattern, bool(flags & re.VERBOSE)).sequence(
+            parsed, _Context(flags, at_begin=True, after_text=False, at_end=True)
+        )
+    except re.error as error:
+        where = "" if error.pos is None else f" at position {error.pos}"
+        raise InvalidConstraint(f"regex: {error.msg}{where}") from None
+    except OverflowError as error:
+        raise InvalidConstraint(f"regex: {error}") from None
+    except RecursionError:
+        raise InvalidConstraint("regex: the pattern is nested too deeply") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Where a part of the pattern stands.
+
+    `at_begin`: nothing has been read before it. `after_text`: something has. (Neither: it depends.)
+    `at_end`: nothing follows it in the pattern.
+    """
+
+    flags: int
+    at_begin: bool
+    after_text: bool
+    at_end: bool
+
+
+class _Translation:
+    """From the operations of Python's parser, pairs of a code and its argument, to trees."""
+
+    def __init__(self, pattern: str, verbose: bool) -> None:
+        self._pattern = pattern
+        self._verbose = verbose
+
+    def sequence(self, operations: Sequence[tuple[Any, Any]], context: _Context) -> Regex:
+        parts: list[Regex] = []
+        text: list[str] = []
+        inner = replace(context, at_end=False)
+        # The last operations that read nothing all stand at the end.
+        last = len(operations)
+        while last and operations[last - 1][0] in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
+            last -= 1
+        for index, (code, argument) in enumerate(operations):
+            if code is sre.LITERAL and not context.flags & re.IGNORECASE:
+                if 0xD800 <= argument <= 0xDFFF:
+                    return NOTHING
+                text.append(chr(argument))
+                part: Regex | None = None
+            else:
+                here = replace(inner, at_end=context.at_end and index >= last - 1)
+                part = self._operation(code, argument, here)
+                if text and part != EMPTY:
+                    parts.append(Literal("".join(text)))
+                    text.clear()
+                if part != EMPTY:
+                    parts.append(part)
+            if not inner.after_text and code not in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
+                least, most = (1, 1) if part is None else widths(part)
+                inner = replace(
+                    inner, at_begin=inner.at_begin and most == 0, after_text=least > 0
+                )
+        if text:
+            parts.append(Literal("".join(text)))
+        if not parts:
+            return EMPTY
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+
+    def _operation(self, code: Any, argument: Any, context: _Context) -> Regex:
+        flags = context.flags
+        if code in (sre.LITERAL, sre.NOT_LITERAL, sre.IN):
+            return self._characters(code, argument, flags)
+        if code is sre.ANY:
+            return _ANY if flags & re.DOTALL else _NOT_NEWLINE
+        if code is sre.BRANCH:
+            return Either(tuple(self.sequence(option, context) for option in argument[1]))
+        if code is sre.SUBPATTERN:
+            _, added, removed, inner = argument
+            if added & (re.ASCII | re.UNICODE):
+                flags &= ~(re.ASCII | re.UNICODE)
+            return self.sequence(inner, replace(context, flags=(flags | added) & ~removed))
+        if code in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            return self._repeat(argument, context)
+        if code is sre.POSSESSIVE_REPEAT:
+            return self._possessive(argument, context)
+        if code is sre.ATOMIC_GROUP:
+            return self._atomic(argument, context)
+        if code in (sre.ASSERT, sre.ASSERT_NOT):
+            direction, inner = argument
+            if direction < 0:
+                self._refuse(Construct.LOOK_BEHIND)
+            # What a look-ahead matches may be followed by anything.
+            item = self.sequence(inner, replace(context, at_end=False))
+            return Look(item, negative=code is sre.ASSERT_NOT)
+        if code is sre.AT:
+            return self._anchor(argument, context)
+        if code is sre.GROUPREF:
+            self._refuse(Construct.BACK_REFERENCE)
+        if code is sre.GROUPREF_EXISTS:
+            self._refuse(Construct.CONDITIONAL)
+        if code is sre.FAILURE:
+            return NOTHING
+        raise InvalidConstraint(f"regex: {str(code).lower()} is not supported")
+
+    def _repeat(self, argument: Any, context: _Context) -> Regex:
+        least, most, inner = argument
+        item = self.sequence(inner, self._repeated(most, inner, context))
+        if most is _UNBOUNDED:
+            most = None
+        if least == most == 1:
+            return item
+        return EMPTY if most == 0 else Repeat(item, int(least), None if most is None else int(most))
+
+    def _repeated(self, most: Any, inner: Any, context: _Context) -> _Context:
+        """The context of what is repeated: with a second time, the first stands before it."""
+        if most == 0 or most == 1:
+            return context
+        begin = context.at_begin and inner.getwidth()[1] == 0
+        return replace(context, at_begin=begin, at_end=False)
+
+    def _possessive(self, argument: Any, context: _Context) -> Regex:
+        """`x*+` of one character `x` is `x*(?!x)`: it would have taken another one."""
+        least, most, inner = argument
+        item = self._repeat((1, 1, inner), context)
+        if not isinstance(item, Chars) and not (isinstance(item, Literal) and len(item.text) == 1):
+            self._refuse(Construct.POSSESSIVE)
+        if context.at_end or least == most:
+            return self._repeat(argument, context)
+        stop = Look(item, negative=True)
+        if most is _UNBOUNDED:
+            return Concat((Repeat(item, int(least), None), stop))
+        least, most = int(least), int(most)
+        return Either(
+            (Repeat(item, most, most), Concat((Repeat(item, least, most - 1), stop)))
+        )
+
+    def _atomic(self, inner: Any, context: _Context) -> Regex:
+        item = self.sequence(inner, replace(context, at_end=False))
+        if not _is_single(item):
+            self._refuse(Construct.ATOMIC)
+        return item
+
+    def _anchor(self, anchor: Any, context: _Context) -> Regex:
+        lines = context.flags & re.MULTILINE
+        if anchor is sre.AT_BEGINNING or anchor is sre.AT_BEGINNING_STRING:
+            if context.at_begin:
+                return EMPTY
+            if context.after_text and not (lines and anchor is sre.AT_BEGINNING):
+                return NOTHING
+            self._refuse(Construct.BEGIN)
+        if anchor is sre.AT_END or anchor is sre.AT_END_STRING:
+            if context.at_end:
+                return EMPTY
+            if anchor is sre.AT_END_STRING:
+                return _AT_END
+            if lines:
+                return Look(_NOT_NEWLINE, negative=True)
+            return Either((_AT_END, Look(Concat((_NEWLINE, _AT_END)), negative=False)))
+        self._refuse(Construct.BOUNDARY)
+        raise AssertionError
+
+    def _characters(self, code: Any, argument: Any, flags: int) -> Chars:
+        ascii_only = bool(flags & re.ASCII)
+        if code is sre.IN:
+            plain, members = self._set(argument, ascii_only)
+        else:
+            plain = char_sets.union([(argument, argument)])
+            members = f"\\U{argument:08x}"
+            if code is sre.NOT_LITERAL:
+                plain = char_sets.complement(plain)
+                members = f"[^{members}]"
+        if flags & re.IGNORECASE:
+            plain = char_sets.ignoring_case(members, plain, ascii_only)
+        return Chars(plain)
+
+    def _set(self, members: Sequence[tuple[Any, Any]], ascii_only: bool) -> tuple[Ranges, str]:
+        """The code points of a set, and the set spelt without anything special."""
+        ranges: list[tuple[int, int]] = []
+        spelt = []
+        negated = False
+        for code, argument in members:
+            if code is sre.NEGATE:
+                negated = True
+            elif code is sre.LITERAL:
+                ranges.append((argument, argument))
+                spelt.append(f"\\U{argument:08x}")
+            elif code is sre.RANGE:
+                ranges.append(argument)
+                spelt.append(f"\\U{argument[0]:08x}-\\U{argument[1]:08x}")
+            else:
+                escape = _ESCAPES[argument]
+                ranges += char_sets.category(escape, ascii_only)
+                spelt.append(escape)
+        result = char_sets.union(ranges)
+        if negated:
+            result = char_sets.complement(result)
+        return result, f"[{'^' * negated}{''.join(spelt)}]"
+
+    def _refuse(self, construct: Construct) -> None:
+        place = place_of(self._pattern, construct, self._verbose)
+        raise InvalidConstraint(f"regex: {construct.value}{place} is not supported")
+
+
+def widths(regex: Regex) -> tuple[int, float]:
+    """How many characters a text of `regex` has at least and at most."""
+    match regex:
+        case Literal(text):
+            return len(text), len(text)
+        case Chars():
+            return 1, 1
+        case Concat(parts):
+            inner = [widths(part) for part in parts]
+            return sum(least for least, _ in inner), sum(most for _, most in inner)
+        case Either(options):
+            inner = [widths(option) for option in options]
+            return min(least for least, _ in inner), max(most for _, most in inner)
+        case Repeat(item, least, most):
+            shortest, longest = widths(item)
+            if longest == 0:
+                return 0, 0
+            return shortest * least, float("inf") if most is None else longest * most
+        case Look():
+            return 0, 0
+
+
+def _is_single(regex: Regex) -> bool:
+    """Whether `regex` matches in one way only, wherever it matches: no choice, no repeat."""
+    if isinstance(regex, Concat):
+        return all(_is_single(part) for part in regex.parts)
+    return isinstance(regex, Literal | Chars | Look)
