@@ -14,10 +14,13 @@ import msgspec
 import zmq
 
 from rootlace.errors import InternalError, RootlaceError
+from rootlace.protocol import Constraint
 from rootlace.runtime import processes
 from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.service import CompileService
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.engine.messages import (
     FromEngine,
     Ready,
@@ -25,6 +28,7 @@ from rootlace.runtime.engine.messages import (
     decode_to_engine,
     encode,
 )
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -63,8 +67,13 @@ def serve(config: EngineProcessConfig) -> None:
         max_running=engine.scheduler.max_running,
     )
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
+    filler = MaskFiller(engine.constraints.mask_threads)
     scheduler = Scheduler(
-        engine.scheduler, cache, runner.context_length, vocab_size=runner.vocab_size
+        engine.scheduler,
+        cache,
+        runner.context_length,
+        vocab_size=runner.vocab_size,
+        masks=StepMasks(runner.vocab_size, filler),
     )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
@@ -84,8 +93,15 @@ def serve(config: EngineProcessConfig) -> None:
 
     def compiler() -> GrammarCompiler:
         return GrammarCompiler.from_folder(
-            Path(engine.executor.model), runner.vocab_size, list(runner.eos_token_ids)
+            Path(engine.executor.model),
+            runner.vocab_size,
+            list(runner.eos_token_ids),
+            engine.constraints,
         )
+
+    service = CompileService(compiler, engine.constraints)
+    # The first constraint has the whole vocabulary read: now, beside whatever comes first.
+    service.submit(Constraint("choices", '["a"]'))
 
     capacity = min(runner.context_length, runner.num_blocks * cache.block_size)
     ready = Ready(
@@ -99,7 +115,12 @@ def serve(config: EngineProcessConfig) -> None:
         dtype=str(runner.dtype).removeprefix("torch."),
     )
     send([ready])
-    EngineLoop(scheduler, runner, compiler, receive, send).run()
+    jump_forward = engine.constraints.jump_forward
+    try:
+        EngineLoop(scheduler, runner, service, receive, send, jump_forward).run()
+    finally:
+        service.close()
+        filler.close()
     # What was said last must still leave; the gateway may be reading it right now.
     context.destroy(linger=1000)
 

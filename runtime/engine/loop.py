@@ -6,9 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from rootlace.errors import InternalError, InvalidConstraint, RootlaceError
-from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.errors import (
+    InternalError,
+    InvalidConstraint,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+)
+from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.engine import messages
+from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
 from rootlace.runtime.engine.messages import (
     Abort,
     Flush,
@@ -31,28 +38,33 @@ from rootlace.runtime.scheduler.update import Update
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+COMPILING_SECONDS = 0.005
+"""How long messages may lie while the loop has nothing to do but wait for a compilation."""
 
 
 class EngineLoop:
     """Owns the scheduler and the executor; single-threaded.
 
     `receive(timeout_ms)` returns the messages that are there (waiting at most that long for a
-    first one), `send` takes what there is to say. `compiler()` gives the grammar compiler; it is
-    asked for only when the first constrained request comes, since it reads the whole vocabulary.
+    first one), `send` takes what there is to say. `compiler` compiles constraints on threads of its
+    own; a request waits for its grammar aside, while others go on. `jump_forward` allows what a
+    constraint forces to be appended without sampling, where the constraint allows it, too.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         executor: Executor,
-        compiler: Callable[[], GrammarCompiler],
+        compiler: Compiler,
         receive: Callable[[int], list[ToEngine]],
         send: Callable[[list[messages.FromEngine]], None],
+        jump_forward: bool = True,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._make_compiler = compiler
-        self._compiler: GrammarCompiler | None = None
+        self._compiler = compiler
+        self._compiling = CompilingRequests(compiler)
+        self._jump_forward = jump_forward
         self._receive = receive
         self._send = send
         self._outgoing: list[messages.FromEngine] = []
@@ -69,8 +81,14 @@ class EngineLoop:
         idle_ms = int(HEARTBEAT_SECONDS * 1000)
         while not self._stopping:
             # With work to do, only look; without, sleep until something comes or a beat is due.
-            for message in self._receive(0 if self._scheduler.has_work else idle_ms):
+            idle = not self._scheduler.has_work
+            if idle and len(self._compiling):
+                self._compiling.wait(COMPILING_SECONDS)
+                idle = False
+            for message in self._receive(idle_ms if idle else 0):
                 self._handle(message)
+            for waiting in self._compiling.take():
+                self._add(waiting.message, waiting.grammar.result, waiting.waited)
             self._step()
             self._say()
 
@@ -117,7 +135,10 @@ class EngineLoop:
             self._submit(message)
         elif isinstance(message, Abort):
             for rid in message.rids:
-                update = self._scheduler.abort(rid)
+                if self._compiling.remove(rid):
+                    update: Update | None = Update(rid, finish="abort")
+                else:
+                    update = self._scheduler.abort(rid)
                 if update is not None:
                     self._report([update])
         elif isinstance(message, ReleaseProgram):
@@ -132,8 +153,29 @@ class EngineLoop:
             self._stopping = True
 
     def _submit(self, message: Submit) -> None:
+        constraint = message.constraint
+        if message.rid in self._compiling:
+            self._refuse(message.rid, InvalidRequest(f"request id {message.rid} is in use"))
+            return
+        if constraint is None:
+            self._add(message, None)
+            return
+        grammar = self._compiler.cached(constraint)
+        if grammar is not None:
+            self._add(message, lambda: grammar)
+        elif len(self._compiling) >= self._scheduler.config.max_waiting:
+            count = len(self._compiling)
+            self._refuse(message.rid, Overloaded(f"{count} constraints are being compiled"))
+        else:
+            self._compiling.add(message)
+
+    def _add(
+        self, message: Submit, grammar: Callable[[], Grammar] | None, waited: float = 0.0
+    ) -> None:
+        """Give the request to the scheduler; what `grammar` raises ends it alone."""
         try:
-            self._scheduler.add(self._request(message))
+            request = self._request(message, None if grammar is None else grammar(), waited)
+            self._scheduler.add(request)
             if message.params.prompt_logprobs_from == 0 and not message.output_ids:
                 self._first_tokens[message.rid] = int(unpack_ids(message.token_ids)[0])
         except RootlaceError as error:
@@ -147,16 +189,15 @@ class EngineLoop:
             messages.Update(rid, finish="error", code=error.code, error=str(error))
         )
 
-    def _request(self, message: Submit) -> Request:
+    def _request(self, message: Submit, grammar: Grammar | None, waited: float) -> Request:
         output = unpack_ids(message.output_ids) if message.output_ids else None
-        matcher = None
-        if message.constraint is not None:
-            if self._compiler is None:
-                self._compiler = self._make_compiler()
-            matcher = self._compiler.compile(message.constraint).matcher()
-            for token in () if output is None else output.tolist():
+        matcher = None if grammar is None else grammar.matcher()
+        if matcher is not None and output is not None:
+            for token in output.tolist():
                 if not matcher.advance(token):
                     raise InvalidConstraint("the tokens to resume from violate the constraint")
+        constraint = message.constraint
+        jumps = constraint is not None and constraint.jump_forward != "off"
         return Request(
             rid=message.rid,
             token_ids=unpack_ids(message.token_ids),
@@ -165,12 +206,17 @@ class EngineLoop:
             namespace=message.namespace,
             program=message.program,
             matcher=matcher,
+            jump_forward=jumps and self._jump_forward,
+            waited=waited,
         )
 
     def stats(self) -> dict[str, int | float]:
         """The scheduler's counters and where the loop's seconds went."""
+        counters = self._scheduler.stats()
         return {
-            **self._scheduler.stats(),
+            **counters,
+            "waiting": counters["waiting"] + len(self._compiling),
+            "compiling": len(self._compiling),
             "engine_busy_seconds": self._busy,
             "engine_model_seconds": self._model,
         }

@@ -12,6 +12,8 @@ from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.service import CompileService
+from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.messages import (
@@ -67,11 +69,12 @@ class Conversation:
                 vocab_size=VOCAB,
             ),
             CountingExecutor(),
-            self.compiler,
+            service := CompileService(self.compiler),
             self.receive,
             self.said.extend,
         )
         self.loop.run()
+        service.close()
 
     def compiler(self) -> GrammarCompiler:
         if self.tokenizer is None:

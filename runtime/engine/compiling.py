@@ -1,0 +1,79 @@
+"""Requests that wait for their constraint to be compiled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from rootlace.protocol import Constraint
+from rootlace.runtime.constrained import Grammar
+from rootlace.runtime.engine.messages import Submit
+
+
+class Compiler(Protocol):
+    """What the loop asks of `constrained.service.CompileService`."""
+
+    def cached(self, constraint: Constraint) -> Grammar | None: ...
+
+    def submit(self, constraint: Constraint) -> Future[Grammar]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    message: Submit
+    grammar: Future[Grammar]
+    since: float
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the request came."""
+        return time.monotonic() - self.since
+
+
+class CompilingRequests:
+    """Keeps requests aside while others go on; each is given back when its grammar is there."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._by_rid: dict[int, Waiting] = {}
+        self._done: SimpleQueue[Waiting] = SimpleQueue()
+        self._ready: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._by_rid)
+
+    def __contains__(self, rid: int) -> bool:
+        return rid in self._by_rid
+
+    def add(self, message: Submit) -> None:
+        """Compile the constraint of `message`, or wait for who does."""
+        assert message.constraint is not None
+        grammar = self._compiler.submit(message.constraint)
+        waiting = self._by_rid[message.rid] = Waiting(message, grammar, time.monotonic())
+        grammar.add_done_callback(lambda _: self._done.put(waiting))
+
+    def remove(self, rid: int) -> bool:
+        """The request is aborted; False if it is not here. Its constraint may still be wanted by
+        others, so compilation goes on."""
+        return self._by_rid.pop(rid, None) is not None
+
+    def wait(self, seconds: float) -> None:
+        """Until something is compiled, at most so long."""
+        try:
+            self._ready.append(self._done.get(timeout=seconds))
+        except Empty:
+            return
+
+    def take(self) -> Iterator[Waiting]:
+        """Those whose grammar is there, or failed."""
+        while not self._done.empty():
+            self._ready.append(self._done.get())
+        ready, self._ready = self._ready, []
+        for waiting in ready:
+            if self._by_rid.get(waiting.message.rid) is waiting:
+                del self._by_rid[waiting.message.rid]
+                yield waiting
