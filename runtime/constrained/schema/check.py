@@ -1,0 +1,308 @@
+"""Whether a schema is well-formed, and where its references lead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema_specifications
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.schema.dialect import (
+    IN_PLACE,
+    Dialect,
+    dialect_of,
+    escaped,
+    subschemas,
+)
+
+MAX_DEPTH = 128
+"""How deep a schema's JSON may be nested; the checks of values recurse along it."""
+_UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
+
+
+
+
+class Located:
+    """A schema at its place: how its references are resolved, and a name for messages.
+
+    `pointer` is unique among the schemas that one root reaches. Compared by it.
+    """
+
+    __slots__ = ("dialect", "pointer", "resolver", "schema")
+
+    def __init__(self, schema: Any, resolver: Any, dialect: Dialect, pointer: str) -> None:
+        self.schema = schema
+        self.resolver = resolver
+        self.dialect = dialect
+        self.pointer = pointer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Located) and self.pointer == other.pointer
+
+    def __hash__(self) -> int:
+        return hash(self.pointer)
+
+    def __repr__(self) -> str:
+        return f"Located({self.pointer})"
+
+
+class CheckedSchema:
+    """A well-formed schema and everything it refers to. Immutable but for its memo of references.
+
+    Raises InvalidConstraint with the pointer of what is wrong.
+    """
+
+    def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
+        self.schema = schema
+        self.dialect = dialect_of(schema)
+        if isinstance(schema, dict) and str(schema.get("$schema", "")).rstrip("#") in _UNSUPPORTED:
+            raise invalid("#/$schema", f"{schema['$schema']} is not supported")
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._closures: dict[bool, list[Located]] = {}
+        self._targets: dict[tuple[str, str], Located] = {}
+        self.registry: Registry[Any] = _registry(documents)
+        resource = self.dialect.specification.create_resource(schema)
+        self._id = resource.id() or ""
+        self.registry = self.registry.with_resource(self._id, resource)
+        self._name_all(schema, "#")
+        for uri, document in documents.items():
+            self._name_all(document, f"{uri}#")
+        self.root = Located(schema, self.registry.resolver(self._id), self.dialect, "#")
+        _check_shape(schema, self.dialect)
+        self._check_references()
+
+    def child(self, parent: Located, path: str, schema: Any) -> Located:
+        """The schema at `path` ("/items") right below another."""
+        pointer = self._pointer(schema, parent.pointer + path)
+        if not isinstance(schema, dict):
+            return Located(schema, parent.resolver, parent.dialect, pointer)
+        dialect = dialect_of(schema, parent.dialect)
+        resource = dialect.specification.create_resource(schema)
+        return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
+
+    def target(self, source: Located, keyword: str = "$ref") -> Located:
+        """Where `$ref` (or another keyword of its kind) leads. Raises InvalidConstraint."""
+        ref = source.schema[keyword]
+        key = (source.pointer, keyword)
+        found = self._targets.get(key)
+        if found is not None:
+            return found
+        place = f"{source.pointer}/{keyword}"
+        try:
+            resolved = source.resolver.lookup(ref)
+        except (Unresolvable, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            raise invalid(place, f"nothing is known of {ref!r}; nothing is fetched") from None
+        if not isinstance(resolved.contents, dict | bool):
+            raise invalid(place, f"{ref!r} leads to something that is no schema")
+        pointer = self._pointer(resolved.contents, f"{place}→{ref}")
+        dialect = dialect_of(resolved.contents, source.dialect)
+        found = Located(resolved.contents, resolved.resolver, dialect, pointer)
+        self._targets[key] = found
+        return found
+
+    def dynamic_targets(self, source: Located) -> list[Located]:
+        """Where `$dynamicRef` may lead, whatever the way that led to it; the first is where it
+        leads when nothing on the way says otherwise."""
+        first = self.target(source, "$dynamicRef")
+        anchor = source.schema["$dynamicRef"].rpartition("#")[2]
+        if not isinstance(first.schema, dict) or first.schema.get("$dynamicAnchor") != anchor:
+            return [first]
+        found = [first]
+        for located in self._closure(unused=True):
+            if isinstance(located.schema, dict) and located.schema.get("$dynamicAnchor") == anchor:
+                if located not in found:
+                    found.append(located)
+        return found
+
+    def neighbours(
+        self, located: Located, unused: bool = False
+    ) -> Iterator[tuple[str, Located]]:
+        """What a schema refers to or contains: (keyword, schema). `unused`: definitions too."""
+        if not isinstance(located.schema, dict):
+            return
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(located.schema.get(keyword), str):
+                yield keyword, self.target(located, keyword)
+        if "$ref" in located.schema and located.dialect.number <= 7:
+            return
+        for path, schema in subschemas(located.schema):
+            if unused or not path.startswith(("/$defs", "/definitions", "/contentSchema")):
+                yield path.split("/")[1], self.child(located, path, schema)
+
+    # ------------------------------------------------------------ checks
+
+    def _check_references(self) -> None:
+        """Every reference leads somewhere, and none comes back without having read anything."""
+        edges: dict[Located, list[Located]] = {}
+        for located in self._reachable():
+            edges[located] = [
+                other
+                for keyword, other in self.neighbours(located)
+                if keyword == "$ref" or keyword in IN_PLACE
+            ]
+        done: set[Located] = set()
+        for start in edges:
+            if start in done:
+                continue
+            path = [start]
+            open_: set[Located] = {start}
+            stack = [iter(edges[start])]
+            while stack:
+                following = next(stack[-1], None)
+                if following is None:
+                    stack.pop()
+                    open_.discard(path[-1])
+                    done.add(path.pop())
+                elif following in open_:
+                    raise invalid(
+                        following.pointer,
+                        "the schema refers to itself without taking in a part of the value",
+                    )
+                elif following not in done:
+                    path.append(following)
+                    open_.add(following)
+                    stack.append(iter(edges.get(following, ())))
+
+    def _reachable(self) -> list[Located]:
+        return self._closure(unused=False)
+
+    def _closure(self, unused: bool) -> list[Located]:
+        """The root, and every schema it contains or refers to."""
+        if unused not in self._closures:
+            found = {self.root: None}
+            queue = [self.root]
+            while queue:
+                for _, other in self.neighbours(queue.pop(), unused):
+                    if other not in found:
+                        found[other] = None
+                        queue.append(other)
+            self._closures[unused] = list(found)
+        return self._closures[unused]
+
+    def _name_all(self, document: Any, name: str) -> None:
+        """Remember the pointer of every dict of a document; refuse what is nested too deep."""
+        queue = [(document, name, 0)]
+        while queue:
+            value, pointer, depth = queue.pop()
+            if depth > MAX_DEPTH:
+                raise invalid(pointer[:200], f"nested more than {MAX_DEPTH} deep")
+            if isinstance(value, dict):
+                self._names.setdefault(id(value), pointer)
+                queue += [(v, f"{pointer}/{escaped(k)}", depth + 1) for k, v in value.items()]
+            elif isinstance(value, list):
+                queue += [(v, f"{pointer}/{i}", depth + 1) for i, v in enumerate(value)]
+
+    def _pointer(self, schema: Any, otherwise: str) -> str:
+        """The one name of a dict, whichever way it was come to."""
+        if not isinstance(schema, dict):
+            return otherwise
+        name = self._names.get(id(schema))
+        if name is None:
+            name = self._names[id(schema)] = otherwise
+            self._kept.append(schema)  # so that its id stays its own
+        return name
+
+
+def invalid(pointer: str, reason: str) -> InvalidConstraint:
+    return InvalidConstraint(f"json_schema: {pointer}: {reason}")
+
+
+def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
+    registry: Registry[Any] = jsonschema_specifications.REGISTRY
+    return registry.with_resources(
+        (uri, Resource.from_contents(document, default_specification=DRAFT202012))
+        for uri, document in documents.items()
+    )
+
+
+# ---------------------------------------------------------------- shape
+
+_NON_NEGATIVE = frozenset(
+    "minLength maxLength minItems maxItems minProperties maxProperties minContains"
+    " maxContains".split()
+)
+_NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
+_STRINGS = frozenset("title description $comment format contentEncoding contentMediaType".split())
+_ANYTHING = frozenset("default const enum examples".split())
+_TYPES = frozenset("null boolean integer number string array object".split())
+
+
+def _check_shape(schema: Any, dialect: Dialect) -> None:
+    """Against the metaschema, one schema at a time, so that depth costs nothing.
+
+    What is plainly right is not even shown to the (slow) validator.
+    """
+    queue = [(schema, dialect, "#")]
+    while queue:
+        node, dialect, pointer = queue.pop()
+        if isinstance(node, bool):
+            if dialect.number == 4 and pointer == "#":
+                raise invalid(pointer, "draft-04 has no boolean schemas")
+            continue
+        if not isinstance(node, dict):
+            raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
+        dialect = dialect_of(node, dialect)
+        flat = {key: value for key, value in node.items() if not _plain(key, value)}
+        if flat:
+            _check_flat(flat, dialect, pointer)
+        queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
+
+
+def _plain(key: str, value: Any) -> bool:
+    """Whether a keyword's own value (not the schemas below it) is right beyond doubt."""
+    if key in _ANYTHING:
+        return key != "enum" or (isinstance(value, list) and len(value) > 0)
+    if key == "type" and isinstance(value, str):
+        return value in _TYPES
+    if key in _NON_NEGATIVE:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if key in _NUMBERS:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if key in _STRINGS:
+        return isinstance(value, str)
+    if key in ("properties", "$defs", "definitions"):
+        return isinstance(value, dict) and all(isinstance(v, dict | bool) for v in value.values())
+    if key in ("anyOf", "allOf", "oneOf", "prefixItems"):
+        return (
+            isinstance(value, list)
+            and len(value) > 0
+            and all(isinstance(v, dict | bool) for v in value)
+        )
+    if key in ("items", "additionalProperties", "not", "if", "then", "else", "contains"):
+        return isinstance(value, dict | bool)
+    if key == "required":
+        return (
+            isinstance(value, list)
+            and len(value) > 0
+            and all(isinstance(v, str) for v in value)
+            and len(set(value)) == len(value)
+        )
+    return False
+
+
+def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
+    """A schema against its metaschema, the schemas below it taken as right."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "$schema":
+            continue
+        if isinstance(value, dict) and any(path for path, _ in subschemas({key: value})):
+            if key in ("patternProperties", "properties", "$defs", "definitions"):
+                value = {k: {} if isinstance(v, dict | bool) else v for k, v in value.items()}
+            elif key in ("dependentSchemas", "dependencies"):
+                value = {k: {} if isinstance(v, dict | bool) else v for k, v in value.items()}
+            else:
+                value = {}
+        elif isinstance(value, list) and key in ("allOf", "anyOf", "oneOf", "prefixItems", "items"):
+            value = [{} if isinstance(v, dict | bool) else v for v in value]
+        flat[key] = value
+    metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
+    error = next(iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None)
+    if error is not None:
+        path = "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
+        raise invalid(pointer + path, error.message[:300])

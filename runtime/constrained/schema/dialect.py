@@ -1,0 +1,125 @@
+"""Drafts of JSON Schema: which one a schema is written in, and its keywords in the newest shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+from referencing import Specification
+from referencing.jsonschema import (
+    DRAFT4,
+    DRAFT6,
+    DRAFT7,
+    DRAFT201909,
+    DRAFT202012,
+)
+
+# How a keyword holds subschemas.
+ONE = frozenset(
+    "additionalProperties additionalItems contains else if items not propertyNames then"
+    " unevaluatedItems unevaluatedProperties contentSchema".split()
+)
+LIST = frozenset("allOf anyOf oneOf prefixItems items".split())
+MAP = frozenset(
+    "$defs definitions dependentSchemas dependencies patternProperties properties".split()
+)
+IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependentSchemas dependencies".split())
+"""Keywords whose subschemas apply to the very value that the schema applies to."""
+ANNOTATIONS = frozenset(
+    "$schema $id id $comment $defs $anchor $dynamicAnchor $recursiveAnchor $vocabulary definitions"
+    " title description default examples deprecated readOnly writeOnly"
+    " contentEncoding contentMediaType contentSchema".split()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Dialect:
+    """A draft. `validator` is jsonschema's class for it."""
+
+    name: str
+    number: int  # 4, 6, 7, 2019, 2020
+    validator: Any
+    specification: Specification[Any]
+
+
+NEWEST = Dialect("2020-12", 2020, jsonschema.Draft202012Validator, DRAFT202012)
+_DIALECTS = {
+    "http://json-schema.org/draft-04/schema": Dialect(
+        "draft-04", 4, jsonschema.Draft4Validator, DRAFT4
+    ),
+    "http://json-schema.org/draft-06/schema": Dialect(
+        "draft-06", 6, jsonschema.Draft6Validator, DRAFT6
+    ),
+    "http://json-schema.org/draft-07/schema": Dialect(
+        "draft-07", 7, jsonschema.Draft7Validator, DRAFT7
+    ),
+    "https://json-schema.org/draft/2019-09/schema": Dialect(
+        "2019-09", 2019, jsonschema.Draft201909Validator, DRAFT201909
+    ),
+    "https://json-schema.org/draft/2020-12/schema": NEWEST,
+}
+
+
+def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
+    """The draft that `$schema` names; `default` where it names none that is known."""
+    if isinstance(schema, dict) and isinstance(schema.get("$schema"), str):
+        return _DIALECTS.get(schema["$schema"].rstrip("#"), default)
+    return default
+
+
+def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
+    """The assertions of a schema in the shape they have in 2020-12; annotations are left out."""
+    if dialect.number <= 7 and "$ref" in schema:
+        return {"$ref": schema["$ref"]}
+    found = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+    if dialect.number < 2020 and isinstance(found.get("items"), list):
+        found["prefixItems"] = found.pop("items")
+        if "additionalItems" in found:
+            found["items"] = found["additionalItems"]
+    found.pop("additionalItems", None)
+    if dialect.number <= 7:
+        for key, needed in found.pop("dependencies", {}).items():
+            into = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+            found.setdefault(into, {})[key] = needed
+    else:
+        found.pop("dependencies", None)
+    if dialect.number == 4:
+        for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+            if found.pop(exclusive, False) is True and bound in found:
+                found[exclusive] = found.pop(bound)
+        for newer in ("const", "contains", "propertyNames"):
+            found.pop(newer, None)
+    if dialect.number < 7:
+        for newer in ("if", "then", "else"):
+            found.pop(newer, None)
+    if dialect.number < 2019:
+        for newer in ("dependentRequired", "dependentSchemas", "unevaluatedItems"):
+            if newer in schema:
+                found.pop(newer, None)
+        found.pop("unevaluatedProperties", None)
+        found.pop("minContains", None)
+        found.pop("maxContains", None)
+    return found
+
+
+def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The schemas directly below one: (path below it, as in a pointer; the schema)."""
+    found: list[tuple[str, Any]] = []
+    for key, value in schema.items():
+        if key in ONE and isinstance(value, dict | bool):
+            found.append((f"/{key}", value))
+        elif key in LIST and isinstance(value, list):
+            found += [(f"/{key}/{index}", item) for index, item in enumerate(value)]
+        elif key in MAP and isinstance(value, dict):
+            found += [
+                (f"/{key}/{escaped(name)}", item)
+                for name, item in value.items()
+                if isinstance(item, dict | bool)
+            ]
+    return found
+
+
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")

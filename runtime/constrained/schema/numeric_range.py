@@ -1,0 +1,369 @@
+"""Numbers between two bounds, as regex trees over their decimal texts.
+
+Integers are exact for bounds of any size. Decimals have at most `MAX_DIGITS` digits on either side
+of the point and no exponent. A validator compares the double nearest to a text with the bound, so
+a decimal on the right side of the bound must stay there when it is rounded: rounding is monotone,
+which is enough for inclusive bounds; at exclusive ones the digits after the point are limited
+until the nearest text that is left rounds to another double than the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
+from rootlace.runtime.constrained.schema.json_text import MAX_DIGITS, digits
+from rootlace.runtime.constrained.schema.trees import NOTHING, concat, either, repeat
+
+_TOP = 10**MAX_DIGITS - 1
+_MAX_SUFFIXES = 1000
+_MAX_LISTED = 512
+
+
+class OutOfReach(ValueError):
+    """There are numbers between the bounds, but none that we would write, or too many to list."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit as the schema states it (int or finite float), itself included or not."""
+
+    value: int | float
+    inclusive: bool = True
+
+    @property
+    def decimal(self) -> Decimal:
+        return Decimal(repr(self.value))
+
+
+def integers(low: int | None, high: int | None) -> Regex:
+    """The integers from `low` to `high` (None: no bound but that of digits), both included."""
+    if low is not None and high is not None and low > high:
+        return NOTHING
+    low = -_TOP if low is None else low
+    high = _TOP if high is None else high
+    if low > high:
+        raise OutOfReach("the integers have too many digits")
+    options: list[Regex] = []
+    if low < 0:
+        options.append(concat(Literal("-"), _naturals(max(1, -high), -low)))
+    if high >= 0:
+        options.append(_naturals(max(0, low), high))
+    return either(*options)
+
+
+def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None, int | None]:
+    """The first and last integer within the bounds."""
+    first = last = None
+    if low is not None:
+        exact = Fraction(low.value)
+        first = math.ceil(exact) if low.inclusive else math.floor(exact) + 1
+    if high is not None:
+        exact = Fraction(high.value)
+        last = math.floor(exact) if high.inclusive else math.ceil(exact) - 1
+    return first, last
+
+
+def multiples(low: int | None, high: int | None, factor: int) -> Regex:
+    """The multiples of `factor` (positive) from `low` to `high`.
+
+    Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
+    digits tell. Raises OutOfReach for other factors.
+    """
+    if factor == 1:
+        return integers(low, high)
+    if low is not None and high is not None:
+        first, last = -(-low // factor), high // factor
+        if last - first < _MAX_LISTED:
+            return either(*(Literal(str(q * factor)) for q in range(first, last + 1)))
+    low = -_TOP if low is None else low
+    high = _TOP if high is None else high
+    if low > high:
+        raise OutOfReach("the integers have too many digits")
+    places = next((k for k in range(1, MAX_DIGITS) if 10**k % factor == 0), None)
+    if places is None or 10**places // factor > _MAX_SUFFIXES:
+        raise OutOfReach(f"multiples of {factor}")
+    options: list[Regex] = []
+    if low < 0:
+        options.append(
+            concat(Literal("-"), _natural_multiples(max(1, -high), -low, factor, places))
+        )
+    if high >= 0:
+        options.append(_natural_multiples(max(0, low), high, factor, places))
+    return either(*options)
+
+
+def _natural_multiples(low: int, high: int, factor: int, places: int) -> Regex:
+    """0 <= low. A number is a head and its last `places` digits; those decide divisibility."""
+    block = 10**places
+    options: list[Regex] = []
+
+    def add(head_low: int, head_high: int, tail_low: int, tail_high: int) -> None:
+        tails = range(-(-tail_low // factor) * factor, tail_high + 1, factor)
+        if head_low > head_high:
+            return
+        if head_low == 0:  # no head is written, and no leading zeros
+            options.extend(Literal(str(tail)) for tail in tails)
+            head_low = 1
+        if head_low <= head_high:
+            endings = either(*(Literal(str(tail).zfill(places)) for tail in tails))
+            options.append(concat(_naturals(head_low, head_high), endings))
+
+    first, first_tail = divmod(low, block)
+    last, last_tail = divmod(high, block)
+    if first == last:
+        add(first, first, first_tail, last_tail)
+    else:
+        add(first, first, first_tail, block - 1)
+        add(first + 1, last - 1, 0, block - 1)
+        add(last, last, 0, last_tail)
+    return either(*options)
+
+
+def _naturals(low: int, high: int) -> Regex:
+    """0 <= low; texts without leading zeros."""
+    if low > high:
+        return NOTHING
+    shortest, longest = len(str(low)), len(str(high))
+    if shortest == longest:
+        return _between(str(low), str(high))
+    options = [_between(str(low), "9" * shortest)]
+    if shortest + 1 < longest:
+        options.append(concat(Chars(((0x31, 0x39),)), digits(shortest, longest - 2)))
+    options.append(_between("1" + "0" * (longest - 1), str(high)))
+    return either(*options)
+
+
+def _digit(low: int, high: int) -> Regex:
+    return Chars(((0x30 + low, 0x30 + high),)) if low <= high else NOTHING
+
+
+def _between(low: str, high: str) -> Regex:
+    """The digit strings from `low` to `high`, all three of one length."""
+    if low == high:
+        return Literal(low)
+    rest = len(low) - 1
+    first, last = int(low[0]), int(high[0])
+    if first == last:
+        return concat(Literal(low[0]), _between(low[1:], high[1:]))
+    options: list[Regex] = []
+    if set(low[1:]) <= {"0"}:
+        first -= 1  # every ending is good after the first digit too
+    else:
+        options.append(concat(Literal(low[0]), _between(low[1:], "9" * rest)))
+    if set(high[1:]) <= {"9"}:
+        last += 1
+    else:
+        options.append(concat(Literal(high[0]), _between("0" * rest, high[1:])))
+    options.append(concat(_digit(first + 1, last - 1), digits(rest, rest)))
+    return either(*options)
+
+
+# --- decimals -------------------------------------------------------------------------------------
+
+
+def decimals(low: Bound | None, high: Bound | None) -> Regex:
+    """The decimals within the bounds. Raises OutOfReach where none of them can be written."""
+    low = _kept(low, lower=True)
+    high = _kept(high, lower=False)
+    if low is not None and high is not None:
+        if low.value > high.value:
+            return NOTHING
+        if low.value == high.value and not (low.inclusive and high.inclusive):
+            return NOTHING
+    places = min(_places(low, upwards=True), _places(high, upwards=False))
+    options: list[Regex] = []
+    zero = _End(Decimal(0), inclusive=False)
+    if low is None or low.value < 0:  # negative numbers; their own zero is left out
+        bottom = zero if high is None or high.value >= 0 else _End.of(high, negated=True)
+        top = None if low is None else _End.of(low, negated=True)
+        options.append(concat(Literal("-"), _unsigned(bottom, top, places)))
+    if high is None or high.value >= 0:
+        bottom = _End(Decimal(0)) if low is None or low.value < 0 else _End.of(low)
+        options.append(_unsigned(bottom, None if high is None else _End.of(high), places))
+    found = either(*options)
+    if found == NOTHING:
+        raise OutOfReach("no decimal of modest length lies between the bounds")
+    return found
+
+
+def listed_multiples(low: Bound | None, high: Bound | None, factor: float) -> list[str]:
+    """The decimal multiples of `factor` within the bounds, as texts. Raises OutOfReach if there are
+    too many. Whether a validator that computes in doubles agrees is the caller's to check."""
+    if low is None or high is None:
+        raise OutOfReach("multiples without bounds")
+    step = Decimal(repr(factor))
+    first, last = math.ceil(low.decimal / step), math.floor(high.decimal / step)
+    if last - first > _MAX_LISTED:
+        raise OutOfReach("too many multiples")
+    values = [step * q for q in range(first, last + 1)]
+    return [
+        format(value.normalize(), "f")
+        for value in values
+        if (low.inclusive or value != low.decimal) and (high.inclusive or value != high.decimal)
+    ]
+
+
+@dataclass(frozen=True)
+class _End:
+    """An end of an interval of non-negative decimals."""
+
+    value: Decimal
+    inclusive: bool = True
+
+    @classmethod
+    def of(cls, bound: Bound, negated: bool = False) -> _End:
+        value = bound.decimal
+        return cls(-value if negated else value, bound.inclusive)
+
+    @property
+    def whole(self) -> int:
+        return int(self.value)
+
+    @property
+    def fraction(self) -> str:
+        """The digits after the point, without zeros at the end."""
+        return format(self.value, "f").partition(".")[2].rstrip("0")
+
+
+def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
+    """`bound`, or None where every number we write keeps to it. Raises OutOfReach for one that no
+    number we write keeps to, or that doubles cannot hold exactly."""
+    if bound is None:
+        return None
+    if abs(bound.value) > _TOP:
+        if (bound.value < 0) == lower:
+            return None
+        raise OutOfReach("the numbers have too many digits")
+    if abs(bound.value) >= 10**15 and Fraction(float(bound.value)) != Fraction(bound.decimal):
+        raise OutOfReach("a double cannot hold the bound")
+    if len(_End.of(bound, bound.value < 0).fraction) > MAX_DIGITS:
+        raise OutOfReach("the bound has too many digits")
+    return bound
+
+
+def _places(bound: Bound | None, *, upwards: bool) -> int:
+    """How many digits after the point keep the nearest text beyond an exclusive bound apart from
+    it as a double."""
+    if bound is None or bound.inclusive:
+        return MAX_DIGITS
+    for places in range(MAX_DIGITS, -1, -1):
+        unit = Fraction(1, 10**places)
+        exact = Fraction(bound.decimal) / unit
+        nearest = (math.floor(exact) + 1 if upwards else math.ceil(exact) - 1) * unit
+        rounded = nearest.numerator / nearest.denominator  # correctly rounded by Python
+        if rounded > bound.value if upwards else rounded < bound.value:
+            return places
+    raise OutOfReach("the bound has too many digits")
+
+
+def _unsigned(low: _End, high: _End | None, places: int) -> Regex:
+    """Non-negative decimals between the ends."""
+    if high is not None and low.whole == high.whole:
+        return _with_whole(
+            Literal(str(low.whole)), _Fractions(places).between(low.fraction, low.inclusive, high)
+        )
+    fractions = _Fractions(places)
+    options = [
+        _with_whole(Literal(str(low.whole)), fractions.above(low.fraction, low.inclusive, places))
+    ]
+    last = _TOP if high is None else high.whole - 1
+    if low.whole < last:
+        options.append(_with_whole(_naturals(low.whole + 1, last), fractions.any(places)))
+    if high is not None:
+        options.append(
+            _with_whole(
+                Literal(str(high.whole)), fractions.below(high.fraction, high.inclusive, places)
+            )
+        )
+    return either(*options)
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A set of digit strings after the point: `some` are those with a digit, `none` says whether
+    the empty one (then no point is written) is among them."""
+
+    some: Regex
+    none: bool
+
+    def after(self, digit: Regex) -> Regex:
+        """`digit` and then one of these."""
+        return concat(digit, either(self.some, *([Literal("")] if self.none else [])))
+
+
+def _with_whole(whole: Regex, fractions: _Set) -> Regex:
+    options = [whole] if fractions.none else []
+    options.append(concat(whole, Literal("."), fractions.some))
+    return either(*options)
+
+
+@dataclass(frozen=True)
+class _Fractions:
+    """Digit strings g, compared as 0.g with 0.f, of at most `room` digits (`places` in all)."""
+
+    places: int
+
+    def any(self, room: int) -> _Set:
+        return _Set(digits(1, room) if room else NOTHING, none=True)
+
+    def above(self, f: str, inclusive: bool, room: int) -> _Set:
+        """0.g >= 0.f, or > 0.f; f does not end in 0."""
+        if not f:
+            if inclusive:
+                return self.any(room)
+            if not room:
+                return _Set(NOTHING, none=False)
+            # Some digit is not 0: zeros, that digit, anything.
+            options = [
+                concat(digits(k, k), _digit(1, 9), digits(0, room - k - 1))
+                if not k
+                else concat(Literal("0" * k), _digit(1, 9), digits(0, room - k - 1))
+                for k in range(room)
+            ]
+            return _Set(either(*options), none=False)
+        if not room:
+            return _Set(NOTHING, none=False)
+        first = int(f[0])
+        larger = self.any(room - 1).after(_digit(first + 1, 9))
+        same = self.above(f[1:], inclusive, room - 1).after(_digit(first, first))
+        return _Set(either(larger, same), none=False)
+
+    def below(self, f: str, inclusive: bool, room: int) -> _Set:
+        """0.g <= 0.f, or < 0.f."""
+        if not f:
+            return _Set(repeat(Literal("0"), 1, room), True) if inclusive and room else _Set(
+                NOTHING, none=inclusive
+            )
+        if not room:
+            return _Set(NOTHING, none=True)
+        first = int(f[0])
+        smaller = self.any(room - 1).after(_digit(0, first - 1))
+        same = self.below(f[1:], inclusive, room - 1).after(_digit(first, first))
+        return _Set(either(smaller, same), none=True)
+
+    def between(self, f: str, inclusive: bool, high: _End) -> _Set:
+        """Between the fraction `f` and that of `high`."""
+        return self._between(f, inclusive, high.fraction, high.inclusive, self.places)
+
+    def _between(self, f: str, f_in: bool, g: str, g_in: bool, room: int) -> _Set:
+        if not f and f_in:
+            return self.below(g, g_in, room)
+        if not g:
+            # Nothing is less than 0.0; equal to it only where both ends are 0 and included.
+            return _Set(NOTHING, none=False)
+        if not room:
+            return _Set(NOTHING, none=False)
+        first, last = int(f[0]) if f else 0, int(g[0])
+        if first > last:
+            return _Set(NOTHING, none=False)
+        if first == last:
+            inner = self._between(f[1:], f_in, g[1:], g_in, room - 1)
+            return _Set(inner.after(_digit(first, first)), none=False)
+        lowest = self.above(f[1:], f_in, room - 1).after(_digit(first, first))
+        middle = self.any(room - 1).after(_digit(first + 1, last - 1))
+        highest = self.below(g[1:], g_in, room - 1).after(_digit(last, last))
+        return _Set(either(lowest, middle, highest), none=False)

@@ -1,0 +1,38 @@
+"""From a JSON schema to what the backends take: a schema for the mask, and a check of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rootlace.runtime.constrained.schema.residual import Residual
+from rootlace.runtime.constrained.schema.verify import Verifier
+
+
+@dataclass(frozen=True)
+class PreparedSchema:
+    """A schema, well-formed and not found to be unsatisfiable.
+
+    `mask_schema` allows every text that `original` allows (in the order of its properties), and
+    those more that `residuals` names; it is self-contained (`$ref`s are local) and known to be
+    taken by llguidance. `verifier_factory` makes a check of one text as it comes; None where the
+    mask holds everything.
+    """
+
+    original: dict[str, Any] | bool
+    mask_schema: dict[str, Any]
+    residuals: tuple[Residual, ...]
+    verifier_factory: Callable[[], Verifier] | None
+
+
+def prepare(
+    source: str,
+    *,
+    whitespace: Literal["compact", "flexible"] = "compact",
+    strict: bool = False,
+    documents: Mapping[str, Any] | None = None,
+) -> PreparedSchema:
+    """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers to
+    what is not there, is found to be unsatisfiable or (`strict`) has a residual keyword."""
+    raise NotImplementedError
