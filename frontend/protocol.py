@@ -308,7 +308,7 @@ class Output(_Wire):
     """One sample. `matched` is the stop string or the stop token's id that ended it.
 
     `token_ids` are all that were sampled, in line with `logprobs`: those of the stop too, which
-    `text` leaves out.
+    `text` leaves out. `forced_tokens` of them followed from the constraint and were not sampled.
     """
 
     text: str
@@ -316,6 +316,7 @@ class Output(_Wire):
     finish_reason: FinishReason
     matched: str | int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    forced_tokens: int = 0
 
 
 class _Event(_Wire):

@@ -150,6 +150,7 @@ class Generation(Operation):
             "finish_reason": {"type": output.finish_reason, "matched": output.matched},
             **usage_meta(result.usage, result.timing),
             "completion_tokens": len(output.token_ids),
+            "forced_tokens": output.forced_tokens,
             "output_ids": list(output.token_ids),
         }
         if self._params.logprobs:  # also where nothing was generated

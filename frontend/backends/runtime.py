@@ -46,6 +46,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_running": ("engine", "scheduler", "max_running"),
     "max_waiting": ("engine", "scheduler", "max_waiting"),
     "max_overtaken": ("engine", "scheduler", "max_overtaken"),
+    "constraint_backend": ("engine", "constraints", "backend"),
+    "jump_forward": ("engine", "constraints", "jump_forward"),
     "check_invariants": ("engine", "scheduler", "check_invariants"),
 }
 _ALIASES = {
@@ -55,6 +57,7 @@ _ALIASES = {
     "schedule_policy": "policy",
     "chunked_prefill_size": "max_step_tokens",
     "max_running_requests": "max_running",
+    "grammar_backend": "constraint_backend",
 }
 
 
@@ -67,7 +70,12 @@ def gateway_config(
     """
     config: dict[str, dict[str, Any]] = {
         "gateway": {"model": model, "program_address": program_address},
-        "engine": {"executor": {"model": model}, "cache": {}, "scheduler": {}},
+        "engine": {
+            "executor": {"model": model},
+            "cache": {},
+            "scheduler": {},
+            "constraints": {},
+        },
     }
     for name, value in options.items():
         if name == "disable_radix_cache":
@@ -92,8 +100,8 @@ class Runtime:
 
     Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
     `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `cache`, `policy`,
-    `max_step_tokens`, `max_running`, `max_waiting`, `http_port`, `host`, `api_key`, ...). Its
-    messages go to `log_file` (a temporary one by default). It ends with `shutdown`, with the `with`
+    `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
+    `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a temporary one by default). It ends with `shutdown`, with the `with`
     block, or with this process, however that ends.
 
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)

@@ -42,6 +42,13 @@ class PolicyName(StrEnum):
     dfs = "dfs"
 
 
+class ConstraintBackend(StrEnum):
+    auto = "auto"
+    automaton = "automaton"
+    llguidance = "llguidance"
+    outlines_core = "outlines_core"
+
+
 class LogLevel(StrEnum):
     debug = "debug"
     info = "info"
@@ -96,6 +103,13 @@ def serve(
     ] = 16384,
     policy: Annotated[PolicyName, typer.Option(help="Order of waiting requests.")] = PolicyName.lpm,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not reuse any prefix.")] = False,
+    constraint_backend: Annotated[
+        ConstraintBackend,
+        typer.Option(help="What runs constraints; auto is our automaton where it fits."),
+    ] = ConstraintBackend.auto,
+    no_jump_forward: Annotated[
+        bool, typer.Option("--no-jump-forward", help="Sample text that a constraint forces, too.")
+    ] = False,
     check_invariants: Annotated[
         bool, typer.Option("--check-invariants", help="Check the tree after every step (slow).")
     ] = False,
@@ -115,6 +129,7 @@ def serve(
     check_runtime()
     from rootlace.runtime.config import (
         CacheConfig,
+        ConstraintConfig,
         EngineConfig,
         ExecutorConfig,
         GatewayConfig,
@@ -145,6 +160,9 @@ def serve(
             max_running=max_running,
             max_waiting=max_waiting,
             check_invariants=check_invariants,
+        ),
+        constraints=ConstraintConfig(
+            backend=constraint_backend.value, jump_forward=not no_jump_forward
         ),
     )
     _check_port(host, port, "--port")

@@ -74,7 +74,12 @@ class Sample:
     def output(self) -> Output:
         assert self.finish is not None
         return Output(
-            self.text, tuple(self.token_ids), self.finish, self.matched, tuple(self.logprobs)
+            self.text,
+            tuple(self.token_ids),
+            self.finish,
+            self.matched,
+            tuple(self.logprobs),
+            self.forced_tokens,
         )
 
     def kept(self) -> tuple[list[int], str]:

@@ -145,6 +145,22 @@ def _fails(*arguments: str) -> str:
     return result.output
 
 
+def test_constraint_options_reach_the_configuration(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "rootlace.cli.serve._serve_until_signal", lambda gateway, engine, level: seen.append(engine)
+    )
+    flags = ["--constraint-backend", "outlines_core", "--no-jump-forward"]
+    for given in ([], flags):
+        result = CliRunner().invoke(app, ["serve", str(tiny_model), "--port", "0", *given])
+        assert result.exit_code == 0, result.output
+    plain, chosen = (engine.constraints for engine in seen)
+    assert (plain.backend, plain.jump_forward) == ("auto", True)
+    assert (chosen.backend, chosen.jump_forward) == ("outlines_core", False)
+
+
 def test_a_taken_port(tiny_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -173,6 +189,7 @@ def test_wrong_options(tiny_model: Path, tmp_path: Path) -> None:
     assert "cannot be read" in _fails(model, "--api-key-file", str(tmp_path / "none"))
     assert CliRunner().invoke(app, ["serve", "--port", "70000"]).exit_code == 2
     assert CliRunner().invoke(app, ["serve", "--policy", "luck"]).exit_code == 2
+    assert CliRunner().invoke(app, ["serve", "--constraint-backend", "luck"]).exit_code == 2
 
 
 @pytest.mark.parametrize(

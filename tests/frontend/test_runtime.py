@@ -52,6 +52,8 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
         disable_radix_cache=True,
         dtype="float32",
         api_key="k",
+        constraint_backend="llguidance",
+        jump_forward=False,
     ) as runtime:
         config = json.loads(seen.read_text())
         assert config["gateway"]["api_key"] == "k"
@@ -59,6 +61,7 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
             "executor": {"model": "m", "dtype": "float32"},
             "cache": {"block_size": 4, "enabled": False},
             "scheduler": {"policy": "fcfs"},
+            "constraints": {"backend": "llguidance", "jump_forward": False},
         }
         assert program.run(backend=runtime)["x"]
         assert runtime.model_name == "fake"

@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from rootlace.errors import InternalError, InvalidRequest, Overloaded, RootlaceError
+from rootlace.errors import (
+    InternalError,
+    InvalidConstraint,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +26,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    422: "unprocessable_entity_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
@@ -27,6 +34,14 @@ _TYPES = {
 
 class InvalidParameter(InvalidRequest):
     """One field of the body is wrong; `param` is its path, such as `messages[0].content`."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RefusedConstraint(InvalidConstraint):
+    """A constraint that cannot be enforced; `param` is the path of the field that asked for it."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)

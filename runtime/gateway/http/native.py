@@ -17,12 +17,13 @@ from aiohttp import web
 from rootlace.protocol import Chunk, Generated, Output, TokenLogprob
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import convert, read_body
+from rootlace.runtime.gateway.http.constraints import sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.native_types import GenerateBody, SamplingParamsBody
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
-from rootlace.runtime.gateway.http.sampling import as_tuple, make_params, sglang_constraint
+from rootlace.runtime.gateway.http.sampling import as_tuple, make_params
 from rootlace.runtime.gateway.http.sse import stream_events
 
 if TYPE_CHECKING:
@@ -111,8 +112,9 @@ class Generate:
         shared = isinstance(body.rid, str) and count > 1
         asked = []
         for i, prompt in enumerate(prompts):
-            param = f"sampling_params[{i}]" if isinstance(body.sampling_params, list) else ""
-            settings = convert(sampling[i], SamplingParamsBody, param or "sampling_params")
+            listed = isinstance(body.sampling_params, list)
+            param = f"sampling_params[{i}]" if listed else "sampling_params"
+            settings = convert(sampling[i], SamplingParamsBody, param)
             fields = _fields(settings)
             if logprobs[i]:
                 fields["logprobs"] = True
@@ -126,7 +128,7 @@ class Generate:
             job = one_shot.Job(
                 prompt.parts,
                 make_params(fields, vocab_size, _NAMES),
-                sglang_constraint(settings.regex, settings.json_schema, settings.ebnf),
+                sglang_constraint(settings, param),
                 salts[i] or keys[i],
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
@@ -204,6 +206,7 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
         "finish_reason": _finish_reason(output),
         "prompt_tokens": result.usage.prompt_tokens,
         "completion_tokens": len(output.token_ids),
+        "forced_tokens": output.forced_tokens,
         "cached_tokens": result.usage.cached_tokens,
         "e2e_latency": elapsed,
     }
@@ -244,7 +247,7 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
 
 
 def _fields(body: SamplingParamsBody) -> dict[str, Any]:
-    for name in ("stop_regex", "structural_tag", "custom_params"):
+    for name in ("stop_regex", "custom_params"):
         if getattr(body, name):
             raise InvalidParameter(f"sampling_params.{name}", f"{name} is not supported")
     return {

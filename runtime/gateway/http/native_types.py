@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from rootlace.runtime.gateway.http.constraint_types import Body, ConstraintBody
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    pass
-
-
-class SamplingParamsBody(_Body):
+class SamplingParamsBody(ConstraintBody):
     """`sampling_params` of `/generate`. Null means the default; for `max_new_tokens`, no limit."""
 
     max_new_tokens: int | None = 128
@@ -32,9 +28,6 @@ class SamplingParamsBody(_Body):
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    regex: str | None = None
-    json_schema: dict[str, Any] | str | None = None
-    ebnf: str | None = None
 
     # accepted and ignored: the first concerns only slow tokenizers (sglang's frontend sends it)
     spaces_between_special_tokens: bool | None = None
@@ -42,11 +35,10 @@ class SamplingParamsBody(_Body):
 
     # refused unless null
     stop_regex: Any = None
-    structural_tag: Any = None
     custom_params: Any = None
 
 
-class GenerateBody(_Body):
+class GenerateBody(Body):
     """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
 
     text: str | list[str] | None = None

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rootlace.errors import from_code
+from rootlace.errors import InvalidConstraint, RootlaceError, from_code
 from rootlace.protocol import (
     Append,
     Chunk,
     Close,
-    Constraint,
     Event,
     Failed,
     Generate,
@@ -27,6 +26,8 @@ from rootlace.protocol import (
     Part,
     SamplingParams,
 )
+from rootlace.runtime.gateway.http.constraints import Asked
+from rootlace.runtime.gateway.http.errors import RefusedConstraint
 
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
@@ -40,7 +41,7 @@ class Job:
 
     parts: tuple[Part, ...]
     params: SamplingParams
-    constraint: Constraint | None = None
+    asked: Asked | None = None
     namespace: str = ""
 
 
@@ -53,7 +54,7 @@ class OneShots:
 
     def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:
         self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        self._count = len(jobs)
+        self._jobs = jobs
         self._session = gateway.open_session(self._events.put_nowait, client="http")
         ops: list[Op] = []
         for index, job in enumerate(jobs):
@@ -62,7 +63,11 @@ class OneShots:
                 Open(op, branch, namespace=job.namespace),
                 Append(op + 1, branch, job.parts),
                 Generate(
-                    op + 2, branch, params=job.params, constraint=job.constraint, stream=stream
+                    op + 2,
+                    branch,
+                    params=job.params,
+                    constraint=job.asked.constraint if job.asked else None,
+                    stream=stream,
                 ),
                 Close(op + 3, branch),
             ]
@@ -80,16 +85,24 @@ class OneShots:
         self._session.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
-        left = self._count
+        left = len(self._jobs)
         while left:
             for event in await self._events.get():
                 index = (event.op - 1) // _OPS_PER_JOB
                 if isinstance(event, Failed):
-                    where = f"prompt {index}: " if self._count > 1 and event.op > 0 else ""
-                    raise from_code(event.code, where + event.message)
+                    raise self._error(event, index)
                 if isinstance(event, Chunk | Generated):
                     left -= isinstance(event, Generated)
                     yield index, event
+
+    def _error(self, event: Failed, index: int) -> RootlaceError:
+        """The typed error; one about the constraint names the field that asked for it."""
+        where = f"prompt {index}: " if len(self._jobs) > 1 and event.op > 0 else ""
+        error = from_code(event.code, where + event.message)
+        asked = self._jobs[index].asked if event.op > 0 else None
+        if isinstance(error, InvalidConstraint) and asked is not None:
+            return RefusedConstraint(asked.param, str(error))
+        return error
 
 
 async def run(gateway: Gateway, jobs: Sequence[Job]) -> list[Generated]:

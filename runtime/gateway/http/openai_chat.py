@@ -11,10 +11,11 @@ from aiohttp import web
 from rootlace.protocol import Chunk, Generated, Output, Text
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import chat_logprobs
-from rootlace.runtime.gateway.http.openai_types import ChatBody
+from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
 from rootlace.runtime.gateway.http.replies import (
     check_model,
     envelope,
@@ -22,15 +23,16 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
-from rootlace.runtime.gateway.http.sampling import make_params, openai_constraint, openai_fields
+from rootlace.runtime.gateway.http.sampling import make_params, openai_fields
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.runtime.gateway.http.tool_calls import (
     BEGIN,
+    CallFormat,
     ToolCall,
     ToolCallParser,
     split_tool_calls,
 )
-from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools
+from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools, strict_calls
 
 if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
@@ -55,6 +57,7 @@ class ChatCompletions:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._call_format: CallFormat | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, ChatBody)
@@ -75,6 +78,8 @@ class ChatCompletions:
         constraint, call = openai_constraint(body), forced_call(body)
         if constraint is not None and call is not None:
             raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
+        if constraint is None and call is None and tools:
+            constraint = self._strict_calls(body, tools)
         top = _top_logprobs(body)
         fields = openai_fields(body)
         limit = body.max_completion_tokens
@@ -98,6 +103,13 @@ class ChatCompletions:
             parts = (*parts, Text(BEGIN, special=True))
         job = one_shot.Job(parts, params, call or constraint, body.cache_salt or "")
         return _Request(model, job, bool(tools), call is not None, top, wants_usage(body))
+
+    def _strict_calls(self, body: ChatBody, tools: list[Tool]) -> Asked | None:
+        if not any(tool.function.strict for tool in tools):
+            return None
+        if self._call_format is None:
+            self._call_format = CallFormat.of(self._gateway.chat)
+        return strict_calls(body, tools, self._call_format)
 
     def _choice(self, asked: _Request, index: int, output: Output) -> dict[str, Any]:
         """One sample, complete."""

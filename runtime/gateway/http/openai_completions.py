@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rootlace.protocol import Chunk, Constraint, Generated, Output, SamplingParams
+from rootlace.protocol import Chunk, Generated, Output, SamplingParams
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import (
     TextOffsets,
@@ -26,7 +27,7 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
-from rootlace.runtime.gateway.http.sampling import make_params, openai_constraint, openai_fields
+from rootlace.runtime.gateway.http.sampling import make_params, openai_fields
 from rootlace.runtime.gateway.http.sse import stream_events
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _Request:
     model: str
     prompts: list[Prompt]
     params: SamplingParams
-    constraint: Constraint | None
+    constraint: Asked | None
     namespace: str
     echo: bool
     top: int | None

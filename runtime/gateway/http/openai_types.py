@@ -9,43 +9,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
+from rootlace.runtime.gateway.http.constraint_types import (
+    Body,
+    ConstraintBody,
+    ResponseFormat,
+    StructuredOutputs,
+)
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    pass
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class JsonSchema(_Body):
-    """`response_format.json_schema`. `strict` is ignored: the schema is always enforced."""
-
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(_Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class StructuredOutputs(_Body):
-    """vLLM's newer spelling of its `guided_*` fields."""
-
-    json: dict[str, Any] | str | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-
-
-class SamplingBody(_Body):
+class SamplingBody(ConstraintBody):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -73,19 +50,18 @@ class SamplingBody(_Body):
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None
 
-    # constraints: sglang's names, then vLLM's
-    regex: str | None = None
-    json_schema: dict[str, Any] | str | None = None
-    ebnf: str | None = None
+    # constraints in vLLM's names; sglang's and ours are the base's
     guided_regex: str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
     cache_salt: str | None = None
 
     # accepted and ignored
+    guided_decoding_backend: str | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -106,7 +82,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     logprobs: int | None = None
 
 
-class ContentPart(_Body):
+class ContentPart(Body):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -115,19 +91,19 @@ class ContentPart(_Body):
     file: Any = None
 
 
-class FunctionCall(_Body):
+class FunctionCall(Body):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(_Body, kw_only=True):
+class ToolCall(Body, kw_only=True):
     id: str | None = None
     type: Literal["function"] | None = None
     function: FunctionCall
     index: int | None = None
 
 
-class Message(_Body):
+class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -141,14 +117,14 @@ class Message(_Body):
     annotations: list[Any] | None = None
 
 
-class Function(_Body):
+class Function(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(_Body):
+class Tool(Body):
     type: Literal["function"]
     function: Function
 

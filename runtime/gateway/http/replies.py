@@ -42,6 +42,9 @@ def usage_of(results: Iterable[Generated]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+        "completion_tokens_details": {
+            "forced_tokens": sum(usage.forced_tokens for usage in usages)
+        },
     }
 
 

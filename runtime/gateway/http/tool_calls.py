@@ -6,11 +6,16 @@ ordinary text.
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, Self
 
 import msgspec
+
+from rootlace.errors import InvalidRequest
+from rootlace.protocol import Part, Text
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"
@@ -29,6 +34,55 @@ class ToolCall:
             "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
         }
+
+
+class _Template(Protocol):
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: None = None,
+        add_generation_prompt: bool = True,
+    ) -> tuple[Part, ...]: ...
+
+
+_PROBE_NAME, _PROBE_KEY = "probe_the_name", "probe_the_arguments"
+_PROBE = re.compile(
+    rf"(?P<opening>{BEGIN}(?:(?!{BEGIN}).)*?){_PROBE_NAME}(?P<between>.*?)"
+    rf'\{{\s*"{_PROBE_KEY}"\s*:\s*1\s*\}}(?P<closing>.*?{END})',
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """The text around the name and the arguments of a call, as the model has seen it.
+
+    The defaults are what Qwen's and Hermes's templates write.
+    """
+
+    opening: str = f'{BEGIN}\n{{"name": "'
+    between: str = '", "arguments": '
+    closing: str = f"}}\n{END}"
+
+    @classmethod
+    def of(cls, template: _Template) -> Self:
+        """As the chat template writes the calls of an earlier turn; the default if it does not."""
+        function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
+        call = {"id": "call_0", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            parts = template.render(messages, add_generation_prompt=False)
+        except InvalidRequest:
+            return cls()
+        found = _PROBE.search("".join(part.text for part in parts if isinstance(part, Text)))
+        return cls(**found.groupdict()) if found else cls()
+
+    def begin(self, name: str) -> str:
+        """What a call of the tool `name` begins with, up to its arguments."""
+        return self.opening + msgspec.json.encode(name).decode()[1:-1] + self.between
 
 
 class ToolCallParser:

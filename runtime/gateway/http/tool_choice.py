@@ -8,8 +8,10 @@ import msgspec
 
 from rootlace.protocol import Constraint
 from rootlace.runtime.gateway.http.body import convert
+from rootlace.runtime.gateway.http.constraints import Asked, json_source, manner_of
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
+from rootlace.runtime.gateway.http.tool_calls import BEGIN, CallFormat
 
 
 class _Named(msgspec.Struct):
@@ -27,7 +29,7 @@ def offered_tools(body: ChatBody) -> list[Tool] | None:
     return body.tools if body.tools and body.tool_choice != "none" else None
 
 
-def forced_call(body: ChatBody) -> Constraint | None:
+def forced_call(body: ChatBody) -> Asked | None:
     """What the text must be where the model has to call a tool: one call's JSON.
 
     It stands behind the opening tag, which is made part of the prompt, so that the model writes a
@@ -50,7 +52,25 @@ def forced_call(body: ChatBody) -> Constraint | None:
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if definitions:
         schema = {**schema, "$defs": definitions}
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    constraint = Constraint("json_schema", json_source(schema), **manner_of(body))
+    return Asked(constraint, "tools")
+
+
+def strict_calls(body: ChatBody, tools: list[Tool], form: CallFormat) -> Asked:
+    """Free text in which every call is one of an offered tool and, of a strict tool, fits its
+    parameters (where `tool_choice` is "auto" and a tool has `strict`)."""
+    structures = [
+        {
+            "begin": form.begin(tool.function.name),
+            "schema": tool.function.parameters or {"type": "object"}
+            if tool.function.strict
+            else {"type": "object"},
+            "end": form.closing,
+        }
+        for tool in tools
+    ]
+    tag = {"structures": structures, "triggers": [BEGIN]}
+    return Asked(Constraint("structural_tag", json_source(tag), **manner_of(body)), "tools")
 
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:

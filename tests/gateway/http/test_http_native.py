@@ -35,6 +35,7 @@ async def test_text(served: Served) -> None:
         "finish_reason": {"type": "length", "length": 3},
         "prompt_tokens": 4,
         "completion_tokens": 3,
+        "forced_tokens": 0,
         "cached_tokens": 2,
     }
 

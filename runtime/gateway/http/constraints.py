@@ -1,0 +1,159 @@
+"""From the bodies' constraint fields to the one `Constraint` of a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from rootlace.protocol import Constraint
+from rootlace.runtime.gateway.http.constraint_types import (
+    ConstraintBody,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.openai_types import SamplingBody
+
+MAX_WHITESPACE_PATTERN = 256
+
+Kind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
+Source = str | bool | dict[str, Any] | list[str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A constraint, and the field that asks for it (for errors that the engine finds)."""
+
+    constraint: Constraint
+    param: str
+
+
+def openai_constraint(body: SamplingBody) -> Asked | None:
+    """The one constraint of a body of OpenAI's endpoints.
+
+    Raises InvalidParameter if there are several, or for an option that cannot be kept.
+    """
+    outputs = body.structured_outputs or StructuredOutputs()
+    if outputs.disable_additional_properties:
+        raise InvalidParameter(
+            "structured_outputs.disable_additional_properties",
+            "a schema means what it says: write additionalProperties: false into it",
+        )
+    found: dict[str, tuple[Kind, Source | None]] = {
+        "response_format": _response_format(body.response_format),
+        "guided_regex": ("regex", body.guided_regex),
+        "guided_json": ("json_schema", body.guided_json),
+        "guided_choice": ("choices", body.guided_choice),
+        "guided_grammar": ("ebnf", body.guided_grammar),
+        "structured_outputs.json": ("json_schema", outputs.json),
+        "structured_outputs.regex": ("regex", outputs.regex),
+        "structured_outputs.choice": ("choices", outputs.choice),
+        "structured_outputs.grammar": ("ebnf", outputs.grammar),
+        "structured_outputs.json_object": (
+            "json_schema",
+            {"type": "object"} if outputs.json_object else None,
+        ),
+        "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
+    }
+    manner = manner_of(body)
+    flexible = manner.get("whitespace") == "flexible"
+    for param, pattern in (
+        ("guided_whitespace_pattern", body.guided_whitespace_pattern),
+        ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
+    ):
+        if pattern is not None:
+            _check_whitespace(param, pattern, flexible)
+    if outputs.disable_any_whitespace and flexible:
+        raise InvalidParameter("whitespace", "disable_any_whitespace excludes flexible whitespace")
+    return _only_one(_sglang(body) | found, manner)
+
+
+def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
+    """The one constraint of sglang's `sampling_params`, which stand at the path `below`."""
+    found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
+    return _only_one(found, manner_of(body))
+
+
+def manner_of(body: ConstraintBody) -> dict[str, Any]:
+    """How the constraint is to be enforced: the fields of `Constraint` that a body sets."""
+    jump = body.jump_forward
+    if isinstance(jump, bool):
+        jump = "canonical" if jump else "off"
+    given = {"whitespace": body.whitespace, "strict": body.strict, "jump_forward": jump}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def json_source(value: Source) -> str:
+    """A constraint's source as text: JSON, unless it is text already."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _sglang(body: ConstraintBody) -> dict[str, tuple[Kind, Source | None]]:
+    return {
+        "regex": ("regex", body.regex),
+        "json_schema": ("json_schema", body.json_schema),
+        "ebnf": ("ebnf", body.ebnf),
+        "choices": ("choices", body.choices),
+        "structural_tag": ("structural_tag", body.structural_tag),
+    }
+
+
+def _only_one(
+    found: Mapping[str, tuple[Kind, Source | None]], manner: Mapping[str, Any]
+) -> Asked | None:
+    given = list(_given(found))
+    if len(given) > 1:
+        names = [name for name, _, _ in given]
+        raise InvalidParameter(names[1], f"only one constraint is possible, not {', '.join(names)}")
+    if not given:
+        return None
+    ((param, kind, source),) = given
+    return Asked(Constraint(kind, json_source(source), **manner), param)
+
+
+def _given(
+    found: Mapping[str, tuple[Kind, Source | None]],
+) -> Iterator[tuple[str, Kind, Source]]:
+    for name, (kind, source) in found.items():
+        if source is not None:
+            yield name, kind, source
+
+
+def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]:
+    if given is None or given.type == "text":
+        return "json_schema", None
+    if given.type == "json_object":
+        return "json_schema", {"type": "object"}
+    if given.type == "structural_tag":
+        for name in ("structures", "triggers"):
+            if getattr(given, name) is None:
+                param = f"response_format.{name}"
+                raise InvalidParameter(param, f"{param} is missing")
+        return "structural_tag", {"structures": given.structures, "triggers": given.triggers}
+    if given.json_schema is None or given.json_schema.schema is None:
+        raise InvalidParameter(
+            "response_format.json_schema", "response_format.json_schema.schema is missing"
+        )
+    return "json_schema", given.json_schema.schema
+
+
+def _check_whitespace(param: str, pattern: str, flexible: bool) -> None:
+    """Compact JSON has no white space anywhere, which is what most such patterns admit."""
+    if flexible:
+        raise InvalidParameter(param, f"{param} excludes flexible whitespace")
+    if len(pattern) > MAX_WHITESPACE_PATTERN:
+        raise InvalidParameter(
+            param, f"{param} must not be longer than {MAX_WHITESPACE_PATTERN} characters"
+        )
+    try:
+        admits_none = re.fullmatch(pattern, "") is not None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InvalidParameter(param, f"{param} is no regular expression: {error}") from None
+    if not admits_none:
+        raise InvalidParameter(
+            param, f"{param} demands white space; JSON is written without (or whitespace=flexible)"
+        )

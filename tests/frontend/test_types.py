@@ -1,0 +1,344 @@
+"""Python types: their schemas, checked by jsonschema, and values read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Optional,
+    TypedDict,
+    TypeVar,
+)
+
+import annotated_types
+import jsonschema
+import msgspec
+import pydantic
+import pydantic.dataclasses
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace import types
+from rootlace.errors import InvalidConstraint
+
+T = TypeVar("T")
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@dataclasses.dataclass
+class City:
+    name: str
+    size: int
+    color: Color = Color.RED
+
+
+@dataclasses.dataclass
+class Tree:
+    value: int
+    children: list[Tree] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Box(Generic[T]):
+    content: T
+
+
+class Point(NamedTuple):
+    x: int
+    y: int = 0
+
+
+class Options(TypedDict):
+    a: int
+    b: NotRequired[str]
+
+
+class Cat(msgspec.Struct, tag=True):
+    lives: int
+
+
+class Dog(msgspec.Struct, tag=True, rename="camel"):
+    good_boy: bool
+
+
+class Row(msgspec.Struct, array_like=True, tag="row"):
+    a: int
+    b: str = ""
+
+
+class Empty(msgspec.Struct):
+    pass
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: Annotated[int, pydantic.Field(ge=0, le=150)]
+    home: City | None = None
+
+
+class Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    a: int
+
+
+class Text(pydantic.BaseModel):
+    kind: Literal["text"] = "text"
+    text: str
+
+
+class Image(pydantic.BaseModel):
+    kind: Literal["image"] = "image"
+    width: int
+
+
+class Message(pydantic.BaseModel):
+    part: Annotated[Text | Image, pydantic.Field(discriminator="kind")]
+    replies: list[Message] = []
+
+
+class Wallet(pydantic.BaseModel):
+    amount: decimal.Decimal
+    by_year: dict[int, str]
+    id: pydantic.UUID4
+
+
+class Numbers(pydantic.RootModel[list[int]]):
+    pass
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    x: int
+
+
+@dataclasses.dataclass
+class Mixed:
+    person: Person
+    size: int
+
+
+UID = "12345678-1234-4234-9234-123456789012"
+ADA = Person(name="Ada", age=36)
+
+# Type, then (text, value) pairs that fit, then texts that the schema must refuse.
+CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
+    (int, [("-12", -12)], ["1.5", '"1"', "true"]),
+    (float, [("1.5", 1.5), ("2", 2.0)], ['"1"']),
+    (bool, [("true", True)], ["1"]),
+    (str, [('"é"', "é")], ["1"]),
+    (None, [("null", None)], ["0"]),
+    (Any, [('{"a":[1]}', {"a": [1]})], []),
+    (list, [("[1]", [1])], ["{}"]),
+    (list[int], [("[1,2]", [1, 2]), ("[]", [])], ["[1.5]"]),
+    (tuple[int, str], [('[1,"a"]', (1, "a"))], ["[1]", '[1,"a",2]', '["a",1]']),
+    (tuple[int, ...], [("[1,2,3]", (1, 2, 3))], ['["a"]']),
+    (set[int], [("[1,2]", {1, 2})], ["[1,1]"]),
+    (Optional[int], [("null", None), ("1", 1)], ['"a"']),  # noqa: UP045 (the spelling is the point)
+    (int | str | None, [('"a"', "a"), ("1", 1)], ["[]"]),
+    (Literal["a", 1, None], [('"a"', "a"), ("1", 1), ("null", None)], ['"b"', "2"]),
+    (Literal["only"], [('"only"', "only")], ['"other"']),
+    (Color, [('"red"', Color.RED)], ['"RED"', '"green"']),
+    (Level, [("2", Level.HIGH)], ["3"]),
+    (dict[str, int], [('{"a":1}', {"a": 1})], ['{"a":"b"}']),
+    (dict[int, str], [('{"-5":"a"}', {-5: "a"})], ['{"a":"a"}', '{"01":"a"}']),
+    (dict[Color, int], [('{"red":1}', {Color.RED: 1})], ['{"pink":1}', '{"red":"a"}']),
+    (dict[Literal["a"], int], [("{}", {})], ['{"b":1}']),
+    (dict[uuid.UUID, int], [(f'{{"{UID}":1}}', {uuid.UUID(UID): 1})], ['{"x":1}']),
+    (dict[Annotated[str, msgspec.Meta(pattern="^a")], int], [('{"ab":1}', {"ab": 1})], ['{"b":1}']),
+    (
+        dt.datetime,
+        [("2024-02-29T23:59:59Z", dt.datetime(2024, 2, 29, 23, 59, 59, tzinfo=dt.UTC))],
+        ['"2023-02-29T00:00:00Z"', '"2024-01-01T23:59:60Z"', '"2024-01-01T00:00:00"'],
+    ),
+    (
+        Annotated[dt.datetime, msgspec.Meta(tz=False)],
+        [("2024-01-01T00:00:00", dt.datetime(2024, 1, 1))],
+        ['"2024-01-01T00:00:00Z"'],
+    ),
+    (dt.date, [("2024-12-31", dt.date(2024, 12, 31))], ['"2024-11-31"', '"2024-1-1"']),
+    (dt.time, [("10:20:30Z", dt.time(10, 20, 30, tzinfo=dt.UTC))], ['"24:00:00Z"']),
+    (dt.timedelta, [("P1DT2H", dt.timedelta(days=1, hours=2))], ['"P1Y"', '"P"', '"PT"']),
+    (uuid.UUID, [(UID, uuid.UUID(UID))], []),
+    (decimal.Decimal, [("-1.50", decimal.Decimal("-1.50"))], ['"x"', '"1."', "1.5"]),
+    (bytes, [("YQ==", b"a"), ("", b""), ("AAA=", b"\0\0")], ['"YQ="', '"YR=="', '"a b="']),
+    (Annotated[int, msgspec.Meta(ge=0, lt=10)], [("9", 9)], ["10", "-1"]),
+    (Annotated[str, msgspec.Meta(min_length=2, pattern="^a")], [('"ab"', "ab")], ['"a"', '"bb"']),
+    (Annotated[list[int], msgspec.Meta(max_length=1)], [("[1]", [1])], ["[1,2]"]),
+    (
+        City,
+        [('{"name":"Rome","size":3}', City("Rome", 3))],
+        ['{"name":"Rome"}', '{"name":"Rome","size":3,"more":1}', '{"name":1,"size":3}'],
+    ),
+    (
+        Tree,
+        [('{"value":1,"children":[{"value":2}]}', Tree(1, [Tree(2)]))],
+        ['{"value":1,"children":[{"x":2}]}'],
+    ),
+    (
+        tuple[Box[int], Box[str]],
+        [('[{"content":1},{"content":"a"}]', (Box(1), Box("a")))],
+        ['[{"content":"a"},{"content":1}]'],
+    ),
+    (Point, [("[1,2]", Point(1, 2)), ("[1]", Point(1))], ["[]", "[1,2,3]"]),
+    (Options, [('{"a":1}', {"a": 1}), ('{"a":1,"b":""}', {"a": 1, "b": ""})], ['{"b":""}']),
+    (
+        Cat | Dog,
+        [('{"type":"Cat","lives":9}', Cat(9)), ('{"type":"Dog","goodBoy":true}', Dog(True))],
+        ['{"lives":9}', '{"type":"Cat","goodBoy":true}'],
+    ),
+    (Row, [('["row",1,"x"]', Row(1, "x")), ('["row",1]', Row(1))], ["[1]", '["tow",1]']),
+    (Empty, [("{}", Empty())], ['{"a":1}']),
+    (
+        Person,
+        [('{"name":"Ada","age":36}', ADA)],
+        ['{"name":"Ada"}', '{"name":"Ada","age":151}', '{"name":"Ada","age":36,"x":1}'],
+    ),
+    (list[Person] | None, [('[{"name":"Ada","age":36}]', [ADA])], ['[{"name":"Ada"}]']),
+    (Mixed, [('{"person":{"name":"Ada","age":36},"size":1}', Mixed(ADA, 1))], ['{"size":1}']),
+    (Open, [('{"a":1,"b":2}', Open(a=1, b=2))], ['{"b":2}']),  # type: ignore[call-arg]
+    (
+        Message,
+        [('{"part":{"kind":"text","text":"x"}}', Message(part=Text(text="x")))],
+        # pydantic refuses a missing tag although its own schema admits it.
+        ['{"part":{"text":"x"}}', '{"part":{"kind":"image","text":"x"}}'],
+    ),
+    (
+        Wallet,
+        [
+            (
+                f'{{"amount":1.50,"by_year":{{"1999":"x"}},"id":"{UID}"}}',
+                Wallet(amount=decimal.Decimal("1.50"), by_year={1999: "x"}, id=uuid.UUID(UID)),
+            )
+        ],
+        [
+            f'{{"amount":"x","by_year":{{}},"id":"{UID}"}}',
+            f'{{"amount":1,"by_year":{{"x":"x"}},"id":"{UID}"}}',
+            f'{{"amount":1,"by_year":{{}},"id":"{UID.replace("-4", "-1")}"}}',
+        ],
+    ),
+    (Numbers, [("[1,2]", Numbers([1, 2]))], ['["a"]']),
+    (Checked, [('{"x":1}', Checked(1))], ['{"x":1,"y":2}']),
+    (Annotated[int, annotated_types.Gt(3)], [("4", 4)], ["3"]),
+]
+
+
+def validator(kind: Any) -> jsonschema.protocols.Validator:
+    schema = json.loads(types.schema_text(kind))
+    assert schema == types.schema_of(kind)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize(("kind", "good", "bad"), CASES, ids=[types.name_of(c[0]) for c in CASES])
+def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]) -> None:
+    check = validator(kind)
+    quoted = kind in (dt.date, dt.time, dt.timedelta, dt.datetime, bytes, uuid.UUID)
+    quoted |= kind is decimal.Decimal or "datetime" in str(kind)
+    for written, value in good:
+        text = json.dumps(written) if quoted else written
+        assert check.is_valid(json.loads(text)), text
+        assert types.parse_as(kind, text) == value
+        assert type(types.parse_as(kind, text)) is type(value)
+    for text in bad:
+        assert not check.is_valid(json.loads(text)), text
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (complex, "complex"),
+        (object, "object"),
+        (City | Options, "City | .*Options.*one dict-like"),
+        (str | dt.date, "one str-like"),
+        (list["Nowhere"], "Nowhere"),  # type: ignore[name-defined]  # noqa: F821
+        ("int", "the string 'int'"),
+        (5, "5"),
+        (list[complex], "complex"),
+        (enum.Enum("Odd", {"A": 1.5}), "Odd"),
+        (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
+    ],
+)
+def test_what_has_no_schema(kind: Any, reason: str) -> None:
+    with pytest.raises(InvalidConstraint, match=reason):
+        types.schema_text(kind)
+
+
+@pytest.mark.parametrize("kind", [City, Person, Checked, int, Cat | Dog, Message])
+@pytest.mark.parametrize("text", ["", "{", "[", '{"name": "x", "size": "y"}', "nul", "\ud800"])
+def test_what_cannot_be_read(kind: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        types.parse_as(kind, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dates(min_value=dt.date(1000, 1, 1)), st.integers(1, 12), st.integers(0, 32))
+def test_dates_are_those_there_are(date: dt.date, month: int, day: int) -> None:
+    pattern = types.schema_of(dt.date)["pattern"]
+    assert re.search(pattern, date.isoformat())
+    text = f"{date.year:04}-{month:02}-{day:02}"
+    try:
+        dt.date.fromisoformat(text)
+    except ValueError:
+        assert not re.search(pattern, text)
+    else:
+        assert re.search(pattern, text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=12), st.integers(0, 9), st.integers(0, 9))
+def test_base64_of_bounded_length(data: bytes, low: int, more: int) -> None:
+    kind = Annotated[bytes, msgspec.Meta(min_length=low, max_length=low + more)]
+    text = msgspec.json.encode(data).decode()
+    fits = validator(kind).is_valid(json.loads(text))
+    assert fits == (low <= len(data) <= low + more)
+    if fits:
+        assert types.parse_as(kind, text) == data
+
+
+def test_properties_keep_their_order() -> None:
+    for kind in (City, Person, Options):
+        schema = types.schema_of(kind)
+        root = schema["$defs"][kind.__name__] if "$ref" in schema else schema
+        assert list(root["properties"]) == list(kind.__annotations__)
+
+
+def test_an_object_composed_by_hand_is_left_open() -> None:
+    class Composed(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(json_schema_extra={"anyOf": [{"required": ["b"]}]})
+        a: int
+
+    assert "additionalProperties" not in types.schema_of(Composed)
+
+
+def test_pydantic_is_not_imported() -> None:
+    code = (
+        "import sys, dataclasses, rootlace; from rootlace import types\n"
+        "@dataclasses.dataclass\nclass A:\n    x: int\n"
+        "assert types.parse_as(A, '{\"x\":1}') == A(1) and types.schema_of(A)\n"
+        "assert 'pydantic' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
