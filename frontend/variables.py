@@ -114,13 +114,13 @@ class Generation(Operation):
             return types.parse_as(self._type, output.text)
         except ValueError as error:
             name = types.name_of(self._type)
-            reason = f"its text cannot be read as {name}: {error}"
+            reason = f"cannot be read as {name}: {error}"
             if output.finish_reason == "length":
                 count = len(output.token_ids)
-                reason = f"its text was cut off after {count} tokens and is no {name} yet"
-            raise ProgramError(
-                self.site, self.what, UnreadableValue(f"{reason}; text(name) gives the text")
-            ) from error
+                reason = f"was cut off after {count} tokens and is no {name} yet"
+            unreadable = UnreadableValue(f"the text (which text(name) gives) {reason}")
+            unreadable.__cause__ = error
+            raise ProgramError(self.site, self.what, unreadable) from unreadable
 
     def samples(self) -> list[tuple[str, dict[str, Any]]]:
         """Text and meta information of each sample."""

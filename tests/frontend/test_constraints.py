@@ -1,0 +1,351 @@
+"""Asking for constraints in programs: what travels, and how the value reads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jsonschema
+import pydantic
+import pytest
+
+import rootlace as rl
+from rootlace import protocol, sampling
+from rootlace.errors import InvalidConstraint, InvalidRequest, UnreadableValue
+from rootlace.protocol import Constraint
+from tests.frontend.fake_gateway import FakeGateway
+
+
+@dataclasses.dataclass
+class City:
+    name: str
+    size: int
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+ROME = '{"name":"Rome","size":3}'
+
+
+def script(text: str) -> Callable[[str, protocol.Generate], str]:
+    return lambda _, op: text
+
+
+def constraint(gateway: FakeGateway) -> Constraint:
+    (op,) = gateway.sent(protocol.Generate)
+    assert op.constraint is not None
+    return op.constraint
+
+
+@rl.function
+def typed(s: Any, type: Any, **options: Any) -> None:  # `type` is the program's own parameter
+    s += "A:" + rl.gen("x", type=type, max_tokens=options.pop("limit", None), **options) + "."
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (City, ROME, City("Rome", 3)),
+        (Person, '{"name":"Ada","age":36}', Person(name="Ada", age=36)),
+        (list[Person], "[]", []),
+        (Literal["a", "b"], '"b"', "b"),
+        (Color, '"red"', Color.RED),
+        (bool, "true", True),
+        (str, '"a\\n"', "a\n"),
+        (type(None), "null", None),
+        (dict[str, int], '{"a":1}', {"a": 1}),
+    ],
+)
+def test_a_value_is_read_back(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint, kind: Any, text: str, value: Any
+) -> None:
+    gateway.script = script(text)
+    state = typed.run(kind)
+    assert state["x"] == value and type(state["x"]) is type(value)
+    assert state.get("x") == value
+    assert state.text("x") == text
+    assert state.text() == f"A:{text}."
+    assert state.get_meta_info("x")["finish_reason"]["type"] == "stop"
+    sent = constraint(gateway)
+    assert sent.kind == "json_schema"
+    jsonschema.validate(json.loads(text), json.loads(sent.source))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value", "good", "bad"),
+    [
+        (int, "-42 and", -42, ["0", "-7", "12 ", "3\n"], ["07", "+1", "1.5", "", " 1"]),
+        (float, "1.5e3\n", 1500.0, ["0", "-1.25", "1e9 "], [".5", "1.", "", "nan"]),
+    ],
+)
+def test_a_bare_number_ends_at_white_space(
+    gateway: FakeGateway,
+    backend: rl.RuntimeEndpoint,
+    kind: Any,
+    text: str,
+    value: Any,
+    good: list[str],
+    bad: list[str],
+) -> None:
+    gateway.script = script(text)
+    state = typed.run(kind, stop="!")
+    assert state["x"] == value and type(state["x"]) is kind
+    (op,) = gateway.sent(protocol.Generate)
+    assert op.params.stop == ("!", " ", "\n")
+    assert op.constraint.kind == "regex"
+    assert all(re.fullmatch(op.constraint.source, one) for one in good)
+    assert not any(re.fullmatch(op.constraint.source, one) for one in bad)
+
+
+def test_each_reader_gets_a_value_of_its_own(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    gateway.script = script("[1]")
+    state = typed.run(list[int])
+    state["x"].append(2)
+    assert state["x"] == [1]
+
+
+def test_a_type_as_schema_is_read_back_and_as_dtype_it_is_not(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.gen("schema", json_schema=City) + rl.gen("dtype", dtype=City)
+        s += rl.gen("plain", json_schema={"type": "object"})
+
+    state = program.run()
+    assert state["schema"] == City("Rome", 3)
+    assert state["dtype"] == state["plain"] == ROME
+    first, second, _ = (op.constraint for op in gateway.sent(protocol.Generate))
+    assert first == second
+
+
+def test_samples_forks_and_joins(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.gen("many", type=City, n=2)
+        forks = s.fork(2)
+        forks += rl.gen("tip", type=City)
+        assert forks["tip"] == [City("Rome", 3)] * 2
+        forks.join()
+        s["own"] = 5
+        with s.var_scope("all"):
+            s += " then " + rl.gen("last", type=City)
+
+    state = program.run()
+    assert state["many"] == state["tip"] == [City("Rome", 3)] * 2
+    assert state.text("many") == state.text("tip") == [ROME, ROME]
+    assert state.text("own") == state["own"] == 5
+    assert state.text("all") == state["all"] == f" then {ROME}"
+
+
+def test_async_and_batch(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    async def program(s: Any, i: int) -> Any:
+        s += f"{i}:" + rl.gen("x", type=City)
+        assert await s.text("x") == ROME
+        return await s["x"]
+
+    states = program.run_batch([{"i": i} for i in range(3)])
+    assert [state.ret_value for state in states] == [City("Rome", 3)] * 3
+    assert asyncio.run(program.run_async(0))["x"] == City("Rome", 3)
+    assert [state["x"] for state in typed.run_batch([{"type": City}] * 2)] == [City("Rome", 3)] * 2
+
+
+def test_streams_are_text(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = script(ROME)
+    state = typed.run(City, stream=True)
+    assert "".join(state.text_iter("x")) == ROME
+    assert state["x"] == City("Rome", 3)
+    assert list(typed.run(City).text_iter("x")) == [ROME]
+
+
+# ---------------------------------------------------------------- values that are not there
+
+
+def test_a_value_cut_off_raises_where_it_is_read(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.gen("x", type=City, max_tokens=5)
+        s += " more " + rl.gen("y", max_tokens=3)
+        with pytest.raises(rl.ProgramError) as caught:
+            s["x"]
+        s["line"] = caught.traceback[0].lineno
+        s["message"] = str(caught.value)
+        assert isinstance(caught.value.__cause__, UnreadableValue)
+        assert caught.value.code == "unreadable_value"
+
+    state = program.run()  # the program itself did not fail
+    assert state.error() is None
+    assert "gen('x')" in state["message"] and "cut off after 5 tokens" in state["message"]
+    assert "City" in state["message"] and __file__ in state["message"]
+    assert state.text("x") == ROME[:5] and state["y"] == ROME[:3]
+    assert state.get_meta_info("x")["finish_reason"]["type"] == "length"
+    with pytest.raises(rl.ProgramError, match="cut off"):
+        state["x"]
+
+
+def test_a_value_that_its_type_refuses(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    class Even(pydantic.BaseModel):
+        n: int
+
+        @pydantic.field_validator("n")
+        @classmethod
+        def check(cls, n: int) -> int:
+            if n % 2:
+                raise ValueError("odd numbers are not even")
+            return n
+
+    gateway.script = script('{"n":3}')
+    state = typed.run(Even)
+    with pytest.raises(rl.ProgramError, match=r"(?s)cannot be read as .*Even.*odd numbers"):
+        state["x"]
+    assert state.text("x") == '{"n":3}'
+
+
+def test_appending_a_value_says_how(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.gen("x", type=City)
+        with pytest.raises(TypeError, match=r"not City; text\(name\)"):
+            s += s["x"]
+        s += s.text("x")
+
+    assert program.run().text() == ROME + ROME
+
+
+# ---------------------------------------------------------------- options
+
+
+def resolved(defaults: dict[str, Any], own: dict[str, Any]) -> sampling.Asked:
+    return sampling.resolve(sampling.normalise(defaults, "run()"), sampling.normalise(own, "gen()"))
+
+
+TAG = {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "source"),
+    [
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf", 'root ::= "a"'),
+        ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+        ({"json_schema": ' {"type":"null"}'}, "json_schema", ' {"type":"null"}'),
+        ({"json_schema": True}, "json_schema", "true"),
+        ({"choices": ["a", "é"]}, "choices", '["a", "é"]'),
+        ({"structural_tag": TAG}, "structural_tag", json.dumps(TAG)),
+        ({"structural_tag": json.dumps(TAG)}, "structural_tag", json.dumps(TAG)),
+    ],
+)
+def test_what_travels(options: dict[str, Any], kind: str, source: str) -> None:
+    asked = resolved({}, options)
+    assert asked.constraint == Constraint(kind, source)  # type: ignore[arg-type]
+    assert asked.type is None
+
+
+def test_islands_of_a_type() -> None:
+    structure = {"begin": "<a>", "schema": City, "end": "</a>"}
+    sent = resolved({}, {"structural_tag": {**TAG, "structures": [structure]}}).constraint
+    assert sent is not None
+    (island,) = json.loads(sent.source)["structures"]
+    assert jsonschema.Draft202012Validator(island["schema"]).is_valid({"name": "a", "size": 1})
+    assert structure["schema"] is City
+
+
+def test_how_it_is_enforced() -> None:
+    manner = {"whitespace": "flexible", "strict": True, "jump_forward": "off"}
+    expected = Constraint("regex", "a", "flexible", True, "off")
+    assert resolved({}, {"regex": "a", **manner}).constraint == expected
+    assert resolved(manner, {"regex": "a"}).constraint == expected
+    assert resolved({}, {**manner}).constraint is None
+    for given, meant in ((False, "off"), (True, "canonical")):
+        sent = resolved({"jump_forward": given}, {"regex": "a"}).constraint
+        assert sent is not None and sent.jump_forward == meant
+
+
+def test_an_own_constraint_replaces_the_programs() -> None:
+    asked = resolved({"regex": "a", "strict": True}, {"type": City})
+    assert asked.type is City and asked.constraint is not None
+    assert asked.constraint.kind == "json_schema" and asked.constraint.strict
+    asked = resolved({"type": int}, {"regex": "a"})
+    assert asked.type is None and asked.constraint == Constraint("regex", "a")
+    assert asked.params.stop == ()
+    asked = resolved({"type": City}, {"temperature": 0})
+    assert asked.type is City
+
+
+def test_defaults_of_a_run(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    gateway.script = script(ROME)
+
+    @rl.function
+    def program(s: Any) -> None:
+        s += rl.gen("x")
+
+    state = program.run(type=City, whitespace="flexible")
+    assert state["x"] == City("Rome", 3)
+    assert constraint(gateway).whitespace == "flexible"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"regex": "a", "type": int}, TypeError, "several constraints"),
+        ({"json_schema": City, "dtype": int}, TypeError, "several constraints"),
+        ({"type": complex}, InvalidConstraint, "complex"),
+        ({"type": "int"}, InvalidConstraint, "the string 'int'"),
+        ({"dtype": "number"}, InvalidConstraint, "dtype must be"),
+        ({"json_schema": "{"}, InvalidConstraint, "json_schema is not JSON"),
+        ({"json_schema": {"a": object()}}, InvalidConstraint, "json_schema is not JSON"),
+        ({"regex": 3}, InvalidConstraint, "regex must be a string"),
+        ({"structural_tag": 3}, InvalidConstraint, "structural_tag must be"),
+        ({"structural_tag": "x"}, InvalidConstraint, "structural_tag is not JSON"),
+        ({"regex": "a", "whitespace": "wide"}, InvalidRequest, "whitespace"),
+        ({"strict": "yes"}, InvalidRequest, "strict"),
+        ({"jump_forward": "far"}, InvalidRequest, "jump_forward"),
+        ({"whitspace": "compact"}, TypeError, "did you mean 'whitespace'"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        sampling.normalise(options, "gen()")
+
+
+@pytest.mark.parametrize("choices", [[], "ab", [1], 3])
+def test_wrong_choices(choices: Any) -> None:
+    with pytest.raises(InvalidConstraint, match="choices"):
+        sampling.normalise({"choices": choices}, "generate()")
+
+
+def test_a_trace_shows_the_type() -> None:
+    trace = typed.trace(City)
+    assert "City" in str(trace)
+    assert not trace.stopped
