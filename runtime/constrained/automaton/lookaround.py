@@ -4,15 +4,16 @@ Whether a look-ahead holds depends on the rest of the text only. So the text is 
 for a rest of the text, let V be the set of the pattern's nodes from which that rest matches. V for
 the rest with one more character in front follows from V, with negation and conjunction as easy as
 choice (an alternating automaton is deterministic in reverse: Chandra, Kozen & Stockmeyer 1981).
-All V that occur are found, over a small alphabet of kinds of characters; the transitions among them
-turned round are an ordinary automaton for the forward direction, in which every state can reach the
-end, for the lazy subset construction to read.
+All V that occur are found, over a small alphabet of kinds of characters, and determinised in the
+forward direction, which gives the smallest automaton (Brzozowski 1962), still of characters.
 
 interegular has look-ahead, but only where its group holds all that it looks at: it refuses
 `(?:(?!--).)*`.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from rootlace.runtime.constrained.automaton.char_sets import contains, union
 from rootlace.runtime.constrained.automaton.limits import TooLarge
@@ -29,7 +30,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
 )
 from rootlace.runtime.constrained.automaton.utf8 import Ranges, char_automaton
 
-_STEPS_PER_LEAF = 256
+_STEPS_PER_LEAF = 512
 """Bounds the work of finding all V: evaluations of a node, per leaf that is allowed."""
 
 
@@ -71,7 +72,8 @@ class _Nodes:
 
     `leaves[node]`: a set of characters and the node after it. `forks[node]`: nodes, any of which
     may go on. `looks[node]`: a node that must (or must not: negative) match, and the node after it.
-    `order`: forks and looks, so that a look comes after all nodes that it looks at.
+    `strata[depth]`: forks and looks inside `depth` looks, in the order they were made. What a look
+    looks at is in deeper strata.
     """
 
     def __init__(self, max_nodes: int) -> None:
@@ -150,78 +152,108 @@ class _Reversal:
         # Per kind of character: the leaves that read it, and the nodes after them.
         self._readers = [
             [
-                (1 << node, after)
+                (1 << node, 1 << after)
                 for node, (ranges, after) in self._nodes.leaves.items()
                 if of_set.get(ranges, 0) >> number & 1
             ]
             for number in range(len(self._kinds))
         ]
+        self._strata = [self._compiled(stratum) for stratum in reversed(self._nodes.strata)]
         self._steps = 0
 
     def nfa(self) -> Nfa:
+        begins, longer = self._explore()
+        # The state of a beginning of the text: which V the rest may have, bool [V].
+        # `longer[kind][u]` is V of a character of `kind` and a rest with V = u, so after that
+        # character the rest may have u if before it, it could have `longer[kind][u]`.
+        # As every V occurs, no two of these states are equal (Brzozowski 1962) and none is a dead
+        # end but the empty one.
+        nfa = Nfa(self._max_leaves)
+        known: dict[bytes, int] = {}
+        waiting: list[tuple[np.ndarray, list[int]]] = []
+
+        def node_of(rests: np.ndarray) -> int:
+            key = np.packbits(rests).tobytes()
+            if key not in known:
+                targets = [ACCEPT] if rests[0] else []
+                known[key] = nfa.fork(targets)
+                waiting.append((rests, targets))
+            return known[key]
+
+        start = node_of(begins) if begins.any() else None
+        for rests, targets in waiting:
+            reached: dict[int, list[int]] = {}
+            for kind, step in enumerate(longer):
+                after = rests[step]
+                if after.any():
+                    reached.setdefault(node_of(after), []).append(kind)
+            self._count(len(longer) * (8 + len(rests) // 64))
+            for node, kinds in reached.items():
+                ranges = union(part for kind in kinds for part in self._kinds[kind])
+                targets.append(nfa.leaf(char_automaton(ranges), node))
+        nfa.start = () if start is None else nfa.entries(start)
+        return nfa
+
+    def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """All V, the end's first: which of them the whole text may have (bool [V]), and per kind of
+        character V of one more character in front (int32 [V])."""
         end = self._closed(1 << _END)
         known = {end: 0}
         order = [end]
-        # before[u]: for each V that some character in front of u leads to, the kinds that do.
-        arrows: list[dict[int, list[int]]] = []
+        longer: list[list[int]] = [[] for _ in self._kinds]
         for rest in order:
-            found: dict[int, list[int]] = {}
-            for kind, readers in enumerate(self._readers):
+            for readers, step in zip(self._readers, longer, strict=True):
                 read = 0
                 for bit, after in readers:
-                    if rest >> after & 1:
+                    if rest & after:
                         read |= bit
                 self._count(len(readers))
-                longer = self._closed(read)
-                if longer not in known:
-                    known[longer] = len(order)
-                    order.append(longer)
-                found.setdefault(known[longer], []).append(kind)
-            arrows.append(found)
-        return self._forward(order, arrows)
-
-    def _forward(self, order: list[int], arrows: list[dict[int, list[int]]]) -> Nfa:
-        """The automaton whose states are the V of what is left of the text."""
-        nfa = Nfa(max(self._max_leaves, sum(map(len, arrows))))
-        places: list[list[int]] = [[] for _ in order]
-        nodes = [nfa.fork(targets) for targets in places]
-        sets: dict[tuple[int, ...], Ranges] = {}
-        for rest, found in enumerate(arrows):
-            for longer, kinds in found.items():
-                key = tuple(kinds)
-                if key not in sets:
-                    sets[key] = union(part for kind in kinds for part in self._kinds[kind])
-                # In front of `rest`, a character of `kinds` gives `longer`: reading it leads back.
-                places[longer].append(nfa.leaf(char_automaton(sets[key]), nodes[rest]))
-        places[0].append(ACCEPT)
-        begin = [
-            nodes[number] for number, rest in enumerate(order) if rest >> self._start & 1
-        ]
-        nfa.start = nfa.entries(nfa.fork(begin)) if begin else ()
-        return nfa
+                value = self._closed(read)
+                if value not in known:
+                    known[value] = len(order)
+                    order.append(value)
+                step.append(known[value])
+        begins = np.array([bool(rest >> self._start & 1) for rest in order])
+        return begins, [np.array(step, np.int32) for step in longer]
 
     def _closed(self, read: int) -> int:
         """V of a rest: from the leaves that can read it, all nodes. Inner looks come first."""
-        nodes = self._nodes
         value = read | 1 << _ANYTHING
-        for stratum in reversed(nodes.strata):
+        for steps, loops in self._strata:
             changed = True
             while changed:
                 changed = False
-                self._count(len(stratum))
-                for node in stratum:
-                    if value >> node & 1:
-                        continue
-                    look = nodes.looks.get(node)
-                    if look is None:
-                        holds = any(value >> target & 1 for target in nodes.forks[node])
-                    else:
-                        inner, after, negative = look
-                        holds = bool(value >> after & 1) and bool(value >> inner & 1) != negative
-                    if holds:
-                        value |= 1 << node
-                        changed = True
+                self._count(len(steps))
+                for bit, targets, inner, negative in steps:
+                    if (
+                        not value & bit
+                        and value & targets
+                        and (not inner or bool(value & inner) != negative)
+                    ):
+                        value |= bit
+                        changed = loops
         return value
+
+    def _compiled(self, stratum: list[int]) -> tuple[list[tuple[int, int, int, bool]], bool]:
+        """Per node of `stratum`, as bits: itself, the nodes any of which must hold, and the one of
+        a look (0: no look), and whether that is negative. And whether nodes refer to later ones."""
+        steps = []
+        loops = False
+        done = 0
+        ours = sum(1 << node for node in stratum)
+        for node in stratum:
+            if node in self._nodes.forks:
+                targets = 0
+                for target in self._nodes.forks[node]:
+                    targets |= 1 << target
+                steps.append((1 << node, targets, 0, False))
+            else:
+                inner, after, negative = self._nodes.looks[node]
+                targets = 1 << after
+                steps.append((1 << node, targets, 1 << inner, negative))
+            done |= 1 << node
+            loops = loops or bool(targets & ours & ~done)
+        return steps, loops
 
     def _count(self, steps: int) -> None:
         self._steps += steps + 1

@@ -4,8 +4,8 @@ Python's own parser reads the pattern, so quirks of the syntax are its quirks. W
 automaton can hold (back-references) or what needs the text before (look-behind, `\\b`) is refused,
 naming the place.
 
-A full match begins at the beginning and ends at the end, so anchors there say nothing. `\\Z` and `$`
-elsewhere are look-ahead, `\\A` after text that cannot be empty is a contradiction.
+A full match begins at the beginning and ends at the end, so anchors there say nothing. `\\Z` and
+`$` elsewhere are look-ahead, `\\A` after text that cannot be empty is a contradiction.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class _Translation:
                     parts.append(part)
             if not inner.after_text and code not in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
                 least, most = (1, 1) if part is None else widths(part)
-                inner = replace(
-                    inner, at_begin=inner.at_begin and most == 0, after_text=least > 0
-                )
+                inner = replace(inner, at_begin=inner.at_begin and most == 0, after_text=least > 0)
         if text:
             parts.append(Literal("".join(text)))
         if not parts:
@@ -191,9 +189,7 @@ class _Translation:
         if most is _UNBOUNDED:
             return Concat((Repeat(item, int(least), None), stop))
         least, most = int(least), int(most)
-        return Either(
-            (Repeat(item, most, most), Concat((Repeat(item, least, most - 1), stop)))
-        )
+        return Either((Repeat(item, most, most), Concat((Repeat(item, least, most - 1), stop))))
 
     def _atomic(self, inner: Any, context: _Context) -> Regex:
         item = self.sequence(inner, replace(context, at_end=False))
