@@ -8,8 +8,9 @@ import numpy as np
 
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.plan import Executor
-from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.scheduler.request import Matcher, Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.update import Update
 
@@ -20,15 +21,21 @@ class Outcome:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    forced: list[int] = field(default_factory=list)
+    """Indices of the tokens that were not sampled."""
+    top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     cached_tokens: int = 0
     finish: str | None = None
     error: str = ""
 
     def add(self, update: Update) -> None:
         assert self.finish is None, "an update after the final one"
+        self.forced.extend(len(self.token_ids) + at for at in update.forced)
         self.token_ids.extend(update.token_ids)
         if update.scores is not None:
             self.logprobs.extend(update.scores.logprobs.tolist())
+            top_ids, top = update.scores.top_ids.tolist(), update.scores.top_logprobs.tolist()
+            self.top.extend(zip(top_ids, top, strict=True))
         if update.cached_tokens is not None:
             self.cached_tokens = update.cached_tokens
         self.finish = update.finish
@@ -47,6 +54,7 @@ class Harness:
         max_step_tokens: int = 512,
         max_running: int = 64,
         enabled: bool = True,
+        filler: MaskFiller | None = None,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -60,14 +68,35 @@ class Harness:
             ),
             executor.context_length,
             vocab_size=executor.vocab_size,
+            masks=StepMasks(executor.vocab_size, filler),
         )
         self.outcomes: dict[int, Outcome] = {}
 
-    def add(self, prompt: list[int], params: SamplingParams, program: str = "") -> int:
+    def add(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        program: str = "",
+        *,
+        matcher: Matcher | None = None,
+        jump: bool = False,
+        output: list[int] | None = None,
+    ) -> int:
+        """`matcher` is at its beginning; it takes `output`, what was generated before, in."""
         rid = len(self.outcomes)
         self.outcomes[rid] = Outcome()
-        ids = np.asarray(prompt, dtype=np.int32)
-        self.scheduler.add(Request(rid=rid, token_ids=ids, params=params, program=program))
+        for token in output or [] if matcher is not None else []:
+            assert matcher is not None and matcher.advance(token)
+        request = Request(
+            rid=rid,
+            token_ids=np.asarray(prompt, dtype=np.int32),
+            params=params,
+            output_ids=None if output is None else np.asarray(output, dtype=np.int32),
+            program=program,
+            matcher=matcher,
+            jump_forward=jump,
+        )
+        self.scheduler.add(request)
         return rid
 
     def step(self) -> None:

@@ -100,3 +100,229 @@ def test_outputs_flags_and_scores_under_pressure(block_size, monkeypatch) -> Non
         world.expect_empty()
     assert min(seen[name] for name in seen if block_size > 1 or name != "copies") > 20, seen
     assert ends == {"stop", "length", "abort", "internal", "constraint_not_met"}
+
+
+# ---------------------------------------------------------------- one promise per test
+
+
+class Fixed(Plain):
+    """Exactly these tokens may come; a list inside is a choice."""
+
+    def __init__(self, *places: int | list[int]) -> None:
+        self.places = [[place] if isinstance(place, int) else place for place in places]
+        self.at = 0
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out[:] = 0
+        for token in self.places[self.at] if self.at < len(self.places) else ():
+            out[token // 32] |= np.int32(1) << np.int32(token % 32)
+
+    def advance(self, token_id: int) -> bool:
+        allowed = token_id in self.places[self.at]
+        self.at += allowed
+        return allowed
+
+    def is_finished(self) -> bool:
+        return self.at == len(self.places)
+
+    def forced_tokens(self) -> list[int]:
+        run: list[int] = []
+        for place in self.places[self.at :]:
+            if len(place) > 1:
+                break
+            run += place
+        return run
+
+
+def steps_of(world: World, *places: int | list[int], **params: object) -> list[int]:
+    """Tokens computed in each step of one request."""
+    rid = world.submit([9, 8, 7], 40, constrain=lambda: Fixed(*places), **params)  # type: ignore[arg-type]
+    sizes = []
+    while world.jobs[rid].finish is None:
+        plan = world.step()
+        sizes.append(0 if plan is None else plan.num_tokens)
+    world.expect_cold(world.jobs[rid])
+    return sizes
+
+
+ANY = [1, 2, 3]
+
+
+def test_forced_tokens_share_a_step_with_the_position_that_samples_next() -> None:
+    assert steps_of(World(), ANY, 4, 5, 6, ANY, ANY) == [3, 4, 1]
+    assert steps_of(World(), ANY, 4, 5, 6, ANY, ANY, jump=False) == [3, 1, 1, 1, 1, 1]
+    world = World()
+    assert steps_of(world, 4, 5, ANY, ANY, 6) == [5, 1], "from the start: with the prompt"
+    assert world.jobs[0].updates[0].token_ids[:2] == (4, 5)
+    assert world.jobs[0].finish == "stop", "without a step for the last one"
+    assert steps_of(World(), 4, 5, 6) == [5], "nothing is sampled"
+    assert World().run([1], 40, constrain=lambda: Fixed(ANY, 4)).forced == [1]
+
+
+def test_scores_of_a_forced_end_cost_one_step_and_come_in_line() -> None:
+    sizes = steps_of(World(), ANY, 4, 5, 6, logprobs=True, top_logprobs=2)
+    assert sizes == [3, 3], "the last token's logits are wanted by nobody"
+    world = World()
+    job = world.run([9, 8], 40, constrain=lambda: Fixed(4, 5, ANY), logprobs=True, top_logprobs=3)
+    (update,) = job.updates
+    assert update.scores is not None and update.scores.top_ids.shape == (3, 3)
+    assert update.forced == (0, 1)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_limits_cut_a_forced_run(logprobs) -> None:
+    whole = [4, 5, 6, 7, 8, 9, 10, 11]
+    for limit in range(1, 9):
+        job = World().run([1, 2], limit, constrain=lambda: Fixed(*whole), logprobs=logprobs)
+        assert job.output == whole[:limit]
+        assert job.finish == ("stop" if limit == len(whole) else "length")
+    # The whole pool: 8 tokens have KV, and the last one needs none.
+    world = World(num_blocks=2, block_size=4)
+    job = world.run([1, 2, 3], 40, constrain=lambda: Fixed(*whole), logprobs=logprobs)
+    assert (job.output, job.finish) == (whole[:6], "length")
+    job = world.run([1, 2, 3], 40, constrain=lambda: Fixed(ANY, *whole), logprobs=logprobs)
+    assert (job.output[1:], job.finish) == (whole[:5], "length")
+    world.expect_empty()
+    job = World(context_length=6).run([1, 2, 3], 40, constrain=lambda: Fixed(*whole))
+    assert (job.output, job.finish) == (whole[:3], "length")
+
+
+def test_a_stop_token_in_forced_text_stops_and_min_tokens_keeps_it_out() -> None:
+    def run(*places: int | list[int], **params: int) -> tuple[list[int], str | None, object]:
+        job = World().run([1], 9, constrain=lambda: Fixed(*places), stop_token_ids=(5,), **params)
+        return job.output, job.finish, job.updates[-1].matched
+
+    assert run(4, 5, 6) == ([4, 5], "stop", 5)
+    assert run(4, 5, 6, min_tokens=1) == ([4, 5], "stop", 5)
+    # Nothing else spells what is forced here: no token can follow, as without a jump.
+    output, finish, _ = run(4, 5, 6, min_tokens=2)
+    assert finish == "error"
+    assert run(4, [5, 6], 7, min_tokens=2) == ([4, 6, 7], "stop", None)
+
+
+def test_samples_of_one_prompt_compute_what_is_forced_once() -> None:
+    world = World(block_size=4)
+    for _ in range(3):
+        world.submit([9] * 10, 40, constrain=lambda: Fixed([1], *[4] * 20, ANY, ANY))
+    first, second = world.step(), world.step()
+    assert first is not None and first.num_tokens == 10 + 21 + 2
+    assert second is not None and second.num_tokens == 3
+    world = World(block_size=4)
+    for last in (4, 5, 6):  # they differ behind the run
+        world.submit([9] * 10, 40, constrain=lambda t=last: Fixed(ANY, *[7] * 20, t, ANY))
+    world.step()
+    plan = world.step()
+    assert plan is not None and plan.num_tokens == 1 + 20 + 3
+    world.drain()
+    for job in world.jobs.values():
+        world.expect_cold(job)
+
+
+def test_a_jump_never_computes_again_what_the_sequence_has() -> None:
+    world = World(block_size=4)
+    long = world.submit([9] * 5, 40, constrain=lambda: Fixed(*[[4, 5]] * 6, *[7] * 9, ANY, ANY))
+    for _ in range(5):
+        world.step()
+    # Somebody else's path through its first outputs ends inside them, in the tree.
+    world.run([9] * 5 + world.jobs[long].output[:2] + [3, 3], 1)
+    before = world.stats["computed_tokens"]
+    plan = world.step()
+    assert plan is not None and plan.num_tokens == 10
+    assert world.stats["computed_tokens"] - before == 10
+    world.drain()
+    world.expect_cold(world.jobs[long])
+
+
+class Refusing(Fixed):
+    """Refuses `bad` once the token behind it has come, which takes both back."""
+
+    def __init__(self, *places: int | list[int], bad: int, tries: int = 3) -> None:
+        super().__init__(*places)
+        self.bad, self.tries, self.seen = bad, tries, [-1]
+
+    def advance(self, token_id: int) -> bool:
+        if self.seen[-1] == self.bad or not super().advance(token_id):
+            return False
+        self.seen.append(token_id)
+        return True
+
+    def can_retreat(self) -> bool:
+        return True
+
+    def retreat(self) -> int | None:
+        self.tries -= 1
+        if self.tries < 0 or self.places[self.at - 1] == [self.bad]:
+            return None
+        self.at -= 1
+        self.seen.pop()
+        self.places[self.at] = [t for t in self.places[self.at] if t != self.bad]
+        return 1
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_retreat_computes_one_token_again(logprobs, jump) -> None:
+    world = World(block_size=4, vocab_size=12)
+    free = world.cold([9, 9, 9], world.run([9, 9, 9]).params, lambda: Fixed(ANY, ANY, ANY)).output
+    places = [ANY, ANY, 4, 4, 4, 4, 4, ANY]
+    rid = world.submit(
+        [9, 9, 9], 40, jump=jump, logprobs=logprobs, constrain=lambda: Refusing(*places, bad=free[1])
+    )
+    before = world.stats["computed_tokens"]
+    world.drain()
+    job = world.jobs[rid]
+    world.expect_cold(job)
+    assert job.finish == "stop" and job.output[1] != free[1]
+    assert [len(update.token_ids) for update in job.updates] == [8], "nothing is told before the end"
+    assert world.stats["retreats"] == 1
+    # In chunks: the prompt's last token, the one before the place of the retreat, the forced run.
+    assert world.stats["computed_tokens"] - before == 1 + 1 + (6 if jump else 0)
+    if jump:
+        assert job.forced == [2, 3, 4, 5, 6]
+    world.expect_empty()
+
+
+def test_retreats_end_honestly() -> None:
+    world = World()
+    job = world.run([1, 2], 9, constrain=lambda: Refusing(ANY, [4], 5, bad=4))
+    assert (job.finish, job.output) == ("error", [])
+    assert (job.updates[-1].code, job.updates[-1].error) == ("constraint_not_met", "refused")
+    stats = world.stats
+    with pytest.raises(ConstraintNotMet, match="refused"):
+        world.submit([1, 2], 9, constrain=lambda: Refusing(3, 4, 5, bad=4))
+    assert world.stats == {**stats, "requests_refused": stats["requests_refused"] + 1} | {
+        "forced_tokens": world.stats["forced_tokens"],
+        "jumps": world.stats["jumps"],
+    }
+    world.expect_empty()
+
+
+def test_an_interrupted_request_goes_on_elsewhere() -> None:
+    """From any point that its client has seen; the rest is the same, scores included."""
+    prompt, cases = [1, 2, 3], 0
+    for seed in range(12):
+        whole = World(vocab_size=VOCAB)
+        job = whole.run(
+            prompt, 20, constrain=lambda: Script(seed, 14, VOCAB, 6), logprobs=True, top_logprobs=1
+        )
+        if job.finish == "error":
+            continue
+        seen = 0
+        for update in job.updates[:-1]:
+            seen += len(update.token_ids)
+            world = World(vocab_size=VOCAB)
+            rid = world.submit(
+                prompt,
+                20,
+                output=job.output[:seen],
+                constrain=lambda: Script(seed, 14, VOCAB, 6),
+                logprobs=True,
+                top_logprobs=1,
+            )
+            world.drain()
+            resumed = world.jobs[rid]
+            assert resumed.output == job.output[seen:] and resumed.finish == job.finish
+            assert resumed.logprobs == job.logprobs[seen:]
+            assert [at + seen for at in resumed.forced] == [at for at in job.forced if at >= seen]
+            cases += 1
+    assert cases > 10
