@@ -8,6 +8,7 @@ until the session is closed.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,7 +58,9 @@ class FakeTokenizer:
 
 
 class FakeChat:
-    """`<role>content` per message; tools are listed first."""
+    """`<role>content` per message; tools are listed first. Calls as in `call`, if that is set."""
+
+    call = ""
 
     def render(
         self,
@@ -72,6 +75,10 @@ class FakeChat:
         parts = [Text(f"[{t['function']['name']}]", special=True) for t in tools or ()]
         for message in messages:
             parts += [Text(f"<{message['role']}>", special=True), Text(message["content"])]
+            for made in message.get("tool_calls", ()):
+                function = made["function"]
+                arguments = json.dumps(function["arguments"])
+                parts.append(Text(self.call.replace("$", function["name"]).replace("%", arguments)))
         if add_generation_prompt:
             parts.append(Text("<assistant>", special=True))
         return tuple(parts)
@@ -135,6 +142,7 @@ class FakeSession:
             prompt_tokens=len(prompt),
             cached_tokens=len(prompt) // 2,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
+            forced_tokens=sum(output.forced_tokens for output in outputs),
         )
         self._on_events([Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)])
 
@@ -160,7 +168,8 @@ class FakeSession:
             self._gateway.generated += 1
         scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
         text = self._gateway.tokenizer.decode(said)
-        return Output(text, tuple(said), finish, matched, scores)  # type: ignore[arg-type]
+        forced = self._gateway.forced
+        return Output(text, tuple(said), finish, matched, scores, forced)  # type: ignore[arg-type]
 
 
 def _score(token: int, top: int, first: bool = False) -> TokenLogprob:
@@ -181,6 +190,7 @@ class FakeGateway:
         self.sessions: list[FakeSession] = []
         self.flushed = 0
         self.generated = 0
+        self.forced = 0  # tokens that each sample says its constraint forced
         self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
 
     def open_session(

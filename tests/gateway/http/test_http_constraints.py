@@ -1,0 +1,313 @@
+"""Constraints over HTTP: every spelling, what travels, what is refused, and how it is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from rootlace.errors import ConstraintNotMet, InvalidConstraint
+from rootlace.protocol import Constraint, Failed
+from rootlace.runtime.assets import demo_model
+from rootlace.runtime.gateway.app import load_chat
+from rootlace.runtime.gateway.http.tool_calls import CallFormat
+from rootlace.runtime.gateway.tokenizer import Tokenizer
+from tests.gateway.http.conftest import Served
+
+ASK = [{"role": "user", "content": "hi"}]
+NULL = {"type": "null"}
+ISLAND = {"begin": "<a>", "schema": NULL, "end": "</a>"}
+TAG = {"structures": [ISLAND], "triggers": ["<a"]}
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def named(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "strict": False, "schema": schema}}
+
+
+SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": named(NULL)}, "json_schema", compact(NULL)),
+    ({"response_format": named(True)}, "json_schema", "true"),
+    ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
+    ({"response_format": {"type": "structural_tag", **TAG}}, "structural_tag", compact(TAG)),
+    ({"regex": "a"}, "regex", "a"),
+    ({"json_schema": NULL}, "json_schema", compact(NULL)),
+    ({"json_schema": ' {"type": "null"}'}, "json_schema", ' {"type": "null"}'),
+    ({"json_schema": True}, "json_schema", "true"),
+    ({"ebnf": "start: A"}, "ebnf", "start: A"),
+    ({"choices": ["a", "é"]}, "choices", '["a","é"]'),
+    ({"structural_tag": TAG}, "structural_tag", compact(TAG)),
+    ({"structural_tag": json.dumps(TAG)}, "structural_tag", json.dumps(TAG)),
+    ({"guided_regex": "a"}, "regex", "a"),
+    ({"guided_json": NULL}, "json_schema", compact(NULL)),
+    ({"guided_json": compact(NULL)}, "json_schema", compact(NULL)),
+    ({"guided_choice": ["a"]}, "choices", '["a"]'),
+    ({"guided_grammar": "root ::= x"}, "ebnf", "root ::= x"),
+    ({"structured_outputs": {"json": NULL}}, "json_schema", compact(NULL)),
+    ({"structured_outputs": {"regex": "a"}}, "regex", "a"),
+    ({"structured_outputs": {"choice": ["a"]}}, "choices", '["a"]'),
+    ({"structured_outputs": {"grammar": "start: A"}}, "ebnf", "start: A"),
+    ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type":"object"}'),
+    ({"structured_outputs": {"structural_tag": compact(TAG)}}, "structural_tag", compact(TAG)),
+    (
+        {"structured_outputs": {"json": NULL, "disable_any_whitespace": True, "regex": None}},
+        "json_schema",
+        compact(NULL),
+    ),
+    (
+        {"guided_json": NULL, "guided_whitespace_pattern": "[ \n]?"},
+        "json_schema",
+        compact(NULL),
+    ),
+]
+NATIVE = ("regex", "json_schema", "ebnf", "choices", "structural_tag")
+
+
+def bodies(given: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The request in every endpoint that knows its fields."""
+    found = [
+        ("/v1/chat/completions", {"model": "fake", "messages": ASK, **given}),
+        ("/v1/completions", {"model": "fake", "prompt": "x", **given}),
+    ]
+    if given.keys() <= {*NATIVE, "whitespace", "strict", "jump_forward"}:
+        found.append(("/generate", {"text": "x", "sampling_params": given}))
+    return found
+
+
+async def post(served: Served, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    async with served.http.post(path, json=body) as reply:
+        return reply.status, await reply.json()
+
+
+@pytest.mark.parametrize("given, kind, source", SPELLINGS)
+async def test_every_spelling(
+    served: Served, given: dict[str, Any], kind: str, source: str
+) -> None:
+    for path, body in bodies(given):
+        status, reply = await post(served, path, body)
+        assert status == 200, reply
+        assert served.gateway.last_generate.constraint == Constraint(kind, source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("jump, meant", [("off", "off"), (False, "off"), (True, "canonical")])
+async def test_how_it_is_enforced(served: Served, jump: Any, meant: Any) -> None:
+    given = {"regex": "a", "whitespace": "flexible", "strict": True, "jump_forward": jump}
+    for path, body in bodies(given):
+        assert (await post(served, path, body))[0] == 200
+        expected = Constraint("regex", "a", "flexible", True, meant)
+        assert served.gateway.last_generate.constraint == expected
+
+
+async def test_a_manner_without_a_constraint(served: Served) -> None:
+    for path, body in bodies({"strict": True, "jump_forward": "off"}):
+        assert (await post(served, path, body))[0] == 200
+        assert served.gateway.last_generate.constraint is None
+
+
+async def test_each_prompt_its_own(served: Served) -> None:
+    params = [{"regex": "a"}, {}, {"choices": ["b"]}]
+    status, _ = await post(
+        served, "/generate", {"text": ["a", "b", "c"], "sampling_params": params}
+    )
+    assert status == 200
+    ops = [op for op in served.gateway.sessions[-1].ops if hasattr(op, "constraint")]
+    assert [op.constraint and op.constraint.kind for op in ops] == ["regex", None, "choices"]
+
+
+@pytest.mark.parametrize(
+    "given, param",
+    [
+        ({"regex": "a", "json_schema": {}}, "json_schema"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
+        ({"guided_json": 3}, "guided_json"),
+        ({"choices": "ab"}, "choices"),
+        ({"choices": [1]}, "choices[0]"),
+        ({"structural_tag": [1]}, "structural_tag"),
+        ({"whitespace": "wide"}, "whitespace"),
+        ({"strict": "yes"}, "strict"),
+        ({"jump_forward": "far"}, "jump_forward"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": named(None)}, "response_format.json_schema"),
+        ({"response_format": named("x")}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "structural_tag", "structures": []}},
+            "response_format.triggers",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {}}},
+            "response_format.format",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_whitespace_pattern": "("}, "guided_whitespace_pattern"),
+        ({"guided_whitespace_pattern": " ?" * 200}, "guided_whitespace_pattern"),
+        (
+            {"guided_whitespace_pattern": " ?", "whitespace": "flexible"},
+            "guided_whitespace_pattern",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": "\n"}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            {"structured_outputs": {"disable_any_whitespace": True}, "whitespace": "flexible"},
+            "whitespace",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        ({"structured_outputs": {"xml": 1}}, "structured_outputs.xml"),
+    ],
+)
+async def test_what_is_refused_at_once(served: Served, given: dict[str, Any], param: str) -> None:
+    for path, body in bodies(given):
+        status, reply = await post(served, path, body)
+        below = "sampling_params." if path == "/generate" else ""
+        assert (status, reply["error"]["param"]) == (400, below + param)
+    assert not served.gateway.sessions
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_refuses_names_the_field(served: Served, stream: bool) -> None:
+    served.gateway.fail = InvalidConstraint("json_schema: /type: there is no type 'nil'")
+    for given, param in (
+        ({"json_schema": {"type": "nil"}}, "json_schema"),
+        ({"response_format": named({"type": "nil"})}, "response_format"),
+        ({"structured_outputs": {"json": {"type": "nil"}}}, "structured_outputs.json"),
+    ):
+        for path, body in bodies(given):
+            status, reply = await post(served, path, {**body, "stream": stream})
+            below = "sampling_params." if path == "/generate" else ""
+            assert status == 400
+            assert reply["error"] == {
+                "message": "json_schema: /type: there is no type 'nil'",
+                "type": "invalid_request_error",
+                "param": below + param,
+                "code": "invalid_constraint",
+            }
+    body = {"text": ["a"], "sampling_params": [{"regex": "("}]}
+    _, reply = await post(served, "/generate", body)
+    assert reply["error"]["param"] == "sampling_params[0].regex"
+
+
+async def test_a_constraint_that_was_not_met(served: Served) -> None:
+    served.gateway.fail = ConstraintNotMet("uniqueItems: 64 tries were not enough")
+    for path, body in bodies({"json_schema": {"uniqueItems": True}}):
+        status, reply = await post(served, path, body)
+        assert (status, reply["error"]["code"]) == (422, "constraint_not_met")
+        assert reply["error"]["type"] == "unprocessable_entity_error"
+    with pytest.raises(openai.UnprocessableEntityError):
+        await served.openai().completions.create(model="fake", prompt="x")
+
+
+async def test_not_met_in_mid_stream(served: Served) -> None:
+    def script(prompt: str, index: int) -> Any:
+        yield "h"
+        served.gateway.sessions[-1]._on_events([Failed(3, "constraint_not_met", "no more tries")])
+        yield "i"
+
+    served.gateway.script = script
+    for path, body in bodies({"json_schema": {}}):
+        async with served.http.post(path, json={**body, "stream": True}) as reply:
+            assert reply.status == 200
+            lines = [line[6:] for line in (await reply.text()).splitlines() if line]
+        assert lines[-1] == "[DONE]"
+        error = json.loads(lines[-2])["error"]
+        assert (error["code"], error["message"]) == ("constraint_not_met", "no more tries")
+
+
+# ---------------------------------------------------------------- forced tokens
+
+
+async def test_forced_tokens_are_counted(served: Served) -> None:
+    served.gateway.forced = 2
+    client = served.openai()
+    for n in (1, 2):
+        reply = await client.completions.create(model="fake", prompt="x", n=n)
+        assert reply.usage is not None
+        assert reply.usage.model_dump()["completion_tokens_details"]["forced_tokens"] == 2 * n
+    chunks = await client.chat.completions.create(
+        model="fake",
+        messages=ASK,  # type: ignore[arg-type]
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    usage = [chunk.usage async for chunk in chunks][-1]
+    assert usage is not None
+    assert usage.model_dump()["completion_tokens_details"]["forced_tokens"] == 2
+    _, replies = await post(served, "/generate", {"text": "x", "sampling_params": {"n": 2}})
+    assert [reply["meta_info"]["forced_tokens"] for reply in replies] == [2, 2]
+
+
+# ---------------------------------------------------------------- strict tools
+
+
+def tool(name: str, strict: bool | None, parameters: Any = None) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name, "strict": strict}
+    if parameters is not None:
+        function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+async def ask(served: Served, **given: Any) -> Constraint | None:
+    status, reply = await post(
+        served, "/v1/chat/completions", {"model": "fake", "messages": ASK, **given}
+    )
+    assert status == 200, reply
+    return served.gateway.last_generate.constraint
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+async def test_strict_tools_are_islands_in_free_text(served: Served, choice: str | None) -> None:
+    served.gateway.chat.call = '<tool_call>{"name":"$","arguments":%}</tool_call>'
+    tools = [tool("add", True, NULL), tool("now", None)]
+    sent = await ask(served, tools=tools, tool_choice=choice, whitespace="flexible")
+    assert sent is not None
+    assert (sent.kind, sent.whitespace, sent.strict) == ("structural_tag", "flexible", False)
+    begin = '<tool_call>{"name":"%s","arguments":'
+    assert json.loads(sent.source) == {
+        "structures": [
+            {"begin": begin % "add", "schema": NULL, "end": "}</tool_call>"},
+            {"begin": begin % "now", "schema": {"type": "object"}, "end": "}</tool_call>"},
+        ],
+        "triggers": ["<tool_call>"],
+    }
+    # The prompt is not touched: the model may well answer without a call.
+    assert served.gateway.last_parts[-1].text == "<assistant>"
+
+
+async def test_where_tools_are_not_strict_nothing_is_constrained(served: Served) -> None:
+    assert await ask(served, tools=[tool("f", None), tool("g", False)]) is None
+    assert await ask(served, tools=[tool("f", True)], tool_choice="none") is None
+    sent = await ask(served, tools=[tool("f", True)], tool_choice="required")
+    assert sent is not None and sent.kind == "json_schema"
+    # The text that another constraint asks for has no room for calls.
+    assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
+
+
+async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> None:
+    served.gateway.fail = InvalidConstraint("no")
+    for choice in ("auto", "required"):
+        body = {"messages": ASK, "tools": [tool("f", True)], "tool_choice": choice}
+        status, reply = await post(served, "/v1/chat/completions", body)
+        assert (status, reply["error"]["param"]) == (400, "tools")
+
+
+def test_the_form_of_calls_is_the_templates(shared_dir: Path) -> None:
+    def form(folder: Path) -> CallFormat:
+        return CallFormat.of(load_chat(str(folder), Tokenizer.from_folder(str(folder))))
+
+    demo = form(demo_model())
+    assert demo == CallFormat('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
+    assert demo.begin('a"b') == '<tool_call>{"name":"a\\"b","arguments":'
+    qwen = form(shared_dir / "data" / "tokenizers" / "qwen3")
+    assert qwen == CallFormat()
+    assert form(shared_dir / "data" / "tokenizers" / "gpt2") == CallFormat()
