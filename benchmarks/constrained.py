@@ -26,13 +26,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-import rootlace as rl
 from benchmarks.common import ForeignLoad, environment, package_version, percentile, write_json
 from benchmarks.constrained_engines import ENGINES
 from benchmarks.constrained_serving import MODES, measure_serving
 from benchmarks.prefix_reuse import new_table
 from benchmarks.regexes import REGEXES
 from benchmarks.schemas import SCHEMAS
+from rootlace.runtime.assets import demo_model
 
 KINDS = {"regex": "20 regular expressions", "json_schema": f"{len(SCHEMAS)} JSON schemas"}
 
@@ -219,7 +219,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    model = str(rl.demo_model())
+    model = str(demo_model())
     tokenizer = arguments.tokenizer or Path(model)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

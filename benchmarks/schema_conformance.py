@@ -33,10 +33,10 @@ from jsonschema.validators import validator_for
 from rich.console import Console
 from rich.progress import track
 
-import rootlace as rl
 from benchmarks.common import environment, percentile, write_json
 from benchmarks.constrained_engines import load_tokenizer
 from rootlace.errors import InvalidConstraint
+from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
 
 MAX_TOKENS = 600
@@ -105,7 +105,7 @@ def keyword_of(message: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.schema_conformance")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokenizer", type=Path, default=rl.demo_model())
+    parser.add_argument("--tokenizer", type=Path, default=demo_model())
     parser.add_argument("--generate", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
