@@ -91,6 +91,14 @@ def test_json_extraction(runtime: rl.Runtime) -> None:
         assert re.fullmatch(rf".+, {age}, of .+", line)
 
 
+def test_typed_values(runtime: rl.Runtime) -> None:
+    lines = run("typed_values", "--url", runtime.program_address).splitlines()
+    # Sorted and counted on as numbers.
+    assert [re.findall(r"will be (\d+)$", line) for line in lines[:3]] == [["32"], ["48"], ["63"]]
+    forced, tokens = map(int, re.findall(r"^(\d+) of (\d+) tokens", lines[3])[0])
+    assert 0 < forced < tokens
+
+
 def test_few_shot_eval(runtime: rl.Runtime) -> None:
     output = run("few_shot_eval", "--url", runtime.program_address)
     accuracy, cached = re.findall(r"accuracy (\d+)%, (\d+)% of the prompt", output)[0]

@@ -1,0 +1,54 @@
+"""Read what the model wrote as values of your own types.
+
+    python examples/typed_values.py [--model PATH | --url URL]
+
+`gen(type=...)` constrains the text to the type's JSON and `state["record"]` is the value: no
+parsing, no retries. Text that the type leaves no choice about (braces, names of fields) is not
+sampled; the last line says how much that was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+import rootlace as rl
+from backend import arguments, backend
+
+
+@dataclass
+class Person:
+    name: Annotated[str, msgspec.Meta(max_length=40)]
+    age: Annotated[int, msgspec.Meta(ge=0, le=150)]
+    city: Annotated[str, msgspec.Meta(max_length=40)]
+
+
+PASSAGES = [
+    "Ida Lund is 47 years old. She lives in Bergfeld.",
+    "Karl Brandt lives in Norwick. Karl Brandt is 31 years old.",
+    "Maria Costa is 62. Maria Costa comes from Alden.",
+]
+
+
+@rl.function
+def extract(s: rl.ProgramState, passage: str) -> None:
+    s += rl.user(f"Extract name, age and city as JSON.\n\n{passage}")
+    s += rl.assistant(rl.gen("record", type=Person, max_tokens=96, temperature=0))
+
+
+def main() -> None:
+    given = arguments(__doc__).parse_args()
+    with backend(given):
+        states = extract.run_batch([{"passage": passage} for passage in PASSAGES])
+        people: list[Person] = [state["record"] for state in states]
+        for person in sorted(people, key=lambda person: person.age):
+            print(f"{person.name} of {person.city} will be {person.age + 1}")
+        metas = [state.get_meta_info("record") for state in states]
+        forced = sum(meta["forced_tokens"] for meta in metas)
+        print(f"{forced} of {sum(meta['completion_tokens'] for meta in metas)} tokens were forced")
+
+
+if __name__ == "__main__":
+    main()
