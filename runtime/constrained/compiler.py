@@ -1,22 +1,20 @@
-"""From a constraint to a grammar: which machine runs it, and a cache of what was compiled."""
+"""The compiler of constraints, for an engine and for everybody else, with its cache."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher
 
 from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.build import GrammarBuilder
 from rootlace.runtime.constrained.cache import GrammarCache
 from rootlace.runtime.constrained.interface import Grammar
-from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
-from rootlace.runtime.constrained.source import constraint_of, parsed_choices, parsed_schema
+from rootlace.runtime.constrained.source import constraint_of
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 
 DEFAULT = ConstraintConfig()
@@ -47,6 +45,7 @@ class GrammarCompiler:
             self.vocabulary = Vocabulary.from_tokenizer(tokenizer, vocab_size, eos_token_ids)
         self.config = config
         self._documents = dict(documents or {})
+        self._builder = GrammarBuilder(self.vocabulary, config, self._documents)
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
     @classmethod
@@ -103,61 +102,11 @@ class GrammarCompiler:
         """The schemas that `$ref` may name, by URI."""
         return self._documents
 
-    # ------------------------------------------------------------ building
-
     def build(self, constraint: Constraint) -> Grammar:
         """Compile it, whether it is in the cache or not, and do not keep it."""
-        check_size(constraint, self.config)
-        return LLGuidanceGrammar(self.vocabulary, _grammar_source(constraint), self.config)
-
-
-def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
-    """Raises InvalidConstraint where the source alone is beyond the bound."""
-    if len(constraint.source) > config.max_source_bytes:
-        raise InvalidConstraint(
-            f"{constraint.kind}: {len(constraint.source)} characters exceed the bound of "
-            f"{config.max_source_bytes}"
-        )
+        return self._builder.build(constraint)
 
 
 def _key(constraint: Constraint) -> Constraint:
     """What two constraints that compile to the same have in common."""
     return msgspec.structs.replace(constraint, jump_forward="canonical")
-
-
-def _grammar_source(constraint: Constraint) -> str:
-    if constraint.kind == "regex":
-        return LLMatcher.grammar_from_regex(constraint.source)
-    if constraint.kind == "ebnf":
-        return LLMatcher.grammar_from_lark(constraint.source)
-    if constraint.kind == "choices":
-        # One regular expression: alternatives of the grammar's own are bounded to about 2,000.
-        choices = parsed_choices(constraint.source)
-        return LLMatcher.grammar_from_regex(
-            "|".join("".join(map(_escaped, choice)) for choice in choices)
-        )
-    if constraint.kind == "structural_tag":
-        raise InvalidConstraint("structural_tag: not yet")
-    return _schema_grammar(parsed_schema(constraint.source), constraint.whitespace)
-
-
-def _escaped(character: str) -> str:
-    """A character as a regular expression."""
-    if character.isascii() and character.isalnum():
-        return character
-    return f"\\x{{{ord(character):X}}}"
-
-
-def _schema_grammar(schema: dict[str, Any] | bool, whitespace: str) -> str:
-    flexible = whitespace == "flexible"
-    options = {
-        "whitespace_flexible": flexible,
-        "item_separator": ", " if flexible else ",",
-        "key_separator": ": " if flexible else ":",
-    }
-    try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps({} if schema is True else schema), overrides=options
-        )
-    except ValueError as error:
-        raise InvalidConstraint(f"json_schema: {error}") from None

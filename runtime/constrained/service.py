@@ -15,7 +15,8 @@ import msgspec
 from rootlace.errors import InvalidConstraint, ServerUnavailable
 from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.compiler import GrammarCompiler, check_size
+from rootlace.runtime.constrained.build import check_size
+from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.interface import Grammar
 from rootlace.runtime.constrained.lane import Lane
 from rootlace.runtime.constrained.suspicion import is_suspicious
