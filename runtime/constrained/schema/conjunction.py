@@ -12,25 +12,34 @@ from typing import Any
 from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator
+from referencing import Registry
 
 from rootlace.runtime.constrained.schema import formats
 
 Schema = dict[str, Any] | bool
 
 ANNOTATIONS = frozenset(
-    "title description default examples example $comment $schema $id deprecated readOnly writeOnly "
-    "contentEncoding contentMediaType contentSchema $defs definitions".split()
-)
+    (
+        "title", "description", "default", "examples", "example", "$comment", "$schema", "$id",
+        "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType",
+        "contentSchema", "$defs", "definitions",
+    )
+)  # fmt: skip
 ASSERTIONS = frozenset(
-    "type enum const format pattern minLength maxLength minimum maximum exclusiveMinimum "
-    "exclusiveMaximum multipleOf items prefixItems minItems maxItems uniqueItems contains "
-    "minContains maxContains unevaluatedItems properties patternProperties additionalProperties "
-    "unevaluatedProperties propertyNames required minProperties maxProperties dependentRequired "
-    "dependentSchemas".split()
-)
+    (
+        "type", "enum", "const", "format", "pattern", "minLength", "maxLength", "minimum",
+        "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items",
+        "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains",
+        "maxContains", "unevaluatedItems", "properties", "patternProperties",
+        "additionalProperties", "unevaluatedProperties", "propertyNames", "required",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
+    )
+)  # fmt: skip
 IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _ELSEWHERE = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef"))
+_SEARCHING = frozenset(("pattern", "patternProperties", "$ref"))
+_MAX_SEARCHED = 20  # characters: what a pattern of exponential cost may be tried on
 _MAX_NODES = 50_000
 _MAX_STEPS = 20_000
 _MAX_ALTERNATIVES = 256
@@ -101,9 +110,13 @@ class Expander:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._validator = Draft202012Validator(root, format_checker=formats.checker())
+        # An explicit registry: nothing is ever fetched.
+        self._validator = Draft202012Validator(
+            root, registry=Registry(), format_checker=formats.checker()
+        )
         self._steps = 0
         _refuse_elsewhere(root)
+        self._patterns = _mention([root], _SEARCHING - {"$ref"})
 
     def step(self) -> None:
         self._steps += 1
@@ -113,7 +126,12 @@ class Expander:
     def valid(self, value: Any, schemas: list[Schema]) -> bool:
         """Whether `value` satisfies all of `schemas`, by an independent validator."""
         self.step()
-        return all(self._validator.evolve(schema=schema).is_valid(value) for schema in schemas)
+        if self._patterns and _longest(value) > _MAX_SEARCHED and _mention(schemas, _SEARCHING):
+            raise NotFinite("a pattern and a long value")
+        try:
+            return all(self._validator.evolve(schema=schema).is_valid(value) for schema in schemas)
+        except Exception as error:  # a malformed schema may raise anything
+            raise NotFinite(f"the validator fails: {error}") from None
 
     def expand(self, schemas: list[Schema], refs: frozenset[str]) -> list[Conjunction]:
         """The alternatives whose union is what satisfies all of `schemas`. `refs` are the
@@ -127,26 +145,35 @@ class Expander:
     def enumerated(self, schemas: list[Schema]) -> list[Any] | None:
         """The values that `schemas` allow where one of them (or one that it refers to or holds in
         `allOf`) lists them; None where none does."""
+        parts: list[dict[str, Any]] = []
+        listed: list[Any] | None = None
         seen: set[int] = set()
         queue = list(schemas)
         while queue:
             self.step()
             schema = queue.pop()
-            if isinstance(schema, bool) or id(schema) in seen:
+            if schema is False:
+                return []
+            if schema is True or id(schema) in seen:
                 continue
             seen.add(id(schema))
-            listed: list[Any] | None = None
-            if "const" in schema:
-                listed = [schema["const"]]
-            elif isinstance(schema.get("enum"), list):
-                listed = schema["enum"]
-            if listed is not None:
-                return [value for value in listed if self.valid(value, schemas)]
+            part = {k: v for k, v in schema.items() if k not in ANNOTATIONS}
+            if listed is None and "const" in schema:
+                listed = [part.pop("const")]
+            elif listed is None and isinstance(schema.get("enum"), list):
+                listed = part.pop("enum")
             if isinstance(schema.get("$ref"), str):
-                queue.append(self.resolve(schema["$ref"]))
+                queue.append(self.resolve(part.pop("$ref")))
             if isinstance(schema.get("allOf"), list):
-                queue.extend(schema["allOf"])
-        return None
+                queue.extend(part.pop("allOf"))
+            parts.append(part)
+        if listed is None:
+            return None
+        if any(key.startswith("unevaluated") for part in parts for key in part):
+            return [value for value in listed if self.valid(value, schemas)]
+        # What lists the values need not be asked again: it would take quadratic time.
+        rest: list[Schema] = [part for part in parts if part]
+        return [value for value in listed if self.valid(value, rest)]
 
     def resolve(self, ref: str) -> Schema:
         """The schema that a reference into this document points at."""
@@ -259,7 +286,7 @@ class Expander:
             if not isinstance(held, list):
                 raise NotFinite(f"{keyword} that is no array")
             if keyword == "allOf":
-                at.queue.extend((inner, inside) for inner in held)
+                at.queue.extend((inner, inside) for inner in reversed(held))
             elif keyword in schema:
                 at.choices.append((keyword, held, inside))
 
@@ -278,6 +305,29 @@ def _allowed(conjunction: Conjunction) -> frozenset[str] | None:
             names = frozenset(part.schema.get("properties", ()))
             allowed = names if allowed is None else allowed & names
     return allowed
+
+
+def _longest(value: Any) -> int:
+    """The length of the longest string in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((max(len(k), _longest(v)) for k, v in value.items()), default=0)
+    return max(map(_longest, value), default=0) if isinstance(value, list) else 0
+
+
+def _mention(schemas: list[Schema], keywords: frozenset[str]) -> bool:
+    """Whether one of the keywords is somewhere in the schemas (not: in what they refer to)."""
+    queue: list[Any] = list(schemas)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, dict):
+            if not keywords.isdisjoint(node):
+                return True
+            queue.extend(node.values())
+        elif isinstance(node, list):
+            queue.extend(node)
+    return False
 
 
 def _refuse_elsewhere(root: Schema) -> None:

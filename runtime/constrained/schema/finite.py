@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.automaton.syntax import Literal as Text
+from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema import formats, json_text, numeric_range, trees
 from rootlace.runtime.constrained.schema.conjunction import (
     Conjunction,
@@ -42,7 +42,7 @@ def regex_of_schema(
     """
     try:
         return _Writer(schema, json_text.Layout(whitespace == "flexible"), max_size).texts()
-    except (NotFinite, NotTranslated, numeric_range.OutOfReach):
+    except (NotFinite, NotTranslated, numeric_range.OutOfReach, RecursionError):
         return None
 
 
@@ -182,7 +182,7 @@ class _Writer:
                 most = len(items)
                 break
             items.append(item)
-        tail = trees.NOTHING
+        tail: Regex = trees.NOTHING
         if most is None or most > len(items):
             rest = members.rest()
             if not rest:

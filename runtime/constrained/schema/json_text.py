@@ -128,9 +128,7 @@ def _escaped_character(ranges: Ranges) -> Regex:
     options = [one_of("".join(short for c, short in _SHORT.items() if holds(c)))]
     for high in (0, 1):
         codes = [chr(16 * high + low) for low in range(16)]
-        digits = "".join(
-            _HEX[i] for i, c in enumerate(codes) if holds(c) and c not in _SHORT
-        )
+        digits = "".join(_HEX[i] for i, c in enumerate(codes) if holds(c) and c not in _SHORT)
         options.append(concat(Literal(f"u00{high}"), one_of(digits)))
     escape = concat(Literal("\\"), either(*options))
     return either(chars(intersection(ranges, _PLAIN)), escape)
@@ -188,12 +186,8 @@ def any_integer() -> Regex:
 def any_number() -> Regex:
     """A number. The exponent has at most two digits, so that no double overflows."""
     exponent = concat(one_of("eE"), optional(one_of("+-")), digits(1, 2))
-    return concat(
-        optional(Literal("-")), natural(), optional(fraction()), optional(exponent)
-    )
+    return concat(optional(Literal("-")), natural(), optional(fraction()), optional(exponent))
 
 
 def fraction() -> Regex:
     return concat(Literal("."), digits(1, MAX_DIGITS))
-
-

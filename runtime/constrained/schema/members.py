@@ -26,9 +26,7 @@ class Members:
         for keyword in ("dependentRequired", "dependentSchemas", "patternProperties"):
             if any(self._found.values(keyword)):
                 raise NotFinite(keyword)
-        order = dict.fromkeys(
-            name for part in self._found.parts for name in _properties(part)
-        )
+        order = dict.fromkeys(name for part in self._found.parts for name in _properties(part))
         return [name for name in order if name in allowed]
 
     def required(self) -> set[str]:
@@ -102,6 +100,8 @@ class Members:
         if rule is not False:
             raise NotFinite(f"{keyword} that is a schema")
         inner = [other for other in self._found.parts if other is part or _holds(part, other)]
+        if any(other.schema.get(keyword, False) is not False for other in inner):
+            raise NotFinite(f"{keyword} within {keyword}")
         if part.identity in self._found.loose:
             # With anyOf, members may count as evaluated by an option other than the chosen one.
             raise NotFinite(f"{keyword} beside anyOf")

@@ -319,10 +319,7 @@ class _Fractions:
                 return _Set(NOTHING, none=False)
             # Some digit is not 0: zeros, that digit, anything.
             options = [
-                concat(digits(k, k), _digit(1, 9), digits(0, room - k - 1))
-                if not k
-                else concat(Literal("0" * k), _digit(1, 9), digits(0, room - k - 1))
-                for k in range(room)
+                concat(Literal("0" * k), _digit(1, 9), digits(0, room - k - 1)) for k in range(room)
             ]
             return _Set(either(*options), none=False)
         if not room:
@@ -335,8 +332,10 @@ class _Fractions:
     def below(self, f: str, inclusive: bool, room: int) -> _Set:
         """0.g <= 0.f, or < 0.f."""
         if not f:
-            return _Set(repeat(Literal("0"), 1, room), True) if inclusive and room else _Set(
-                NOTHING, none=inclusive
+            return (
+                _Set(repeat(Literal("0"), 1, room), True)
+                if inclusive and room
+                else _Set(NOTHING, none=inclusive)
             )
         if not room:
             return _Set(NOTHING, none=True)

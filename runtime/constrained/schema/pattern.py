@@ -35,8 +35,20 @@ _ANYTHING = repeat(Chars(ALL), 0, None)
 _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
 _ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 _ECMA_SPACE: Ranges = union(
-    [(0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
-    + [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)]
+    (c, c)
+    for c in (
+        *range(0x09, 0x0E),
+        0x20,
+        0xA0,
+        0x1680,
+        *range(0x2000, 0x200B),
+        0x2028,
+        0x2029,
+        0x202F,
+        0x205F,
+        0x3000,
+        0xFEFF,
+    )
 )
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
@@ -176,6 +188,8 @@ def _class(members: list[Any]) -> Ranges:
     ecma: list[tuple[int, int]] = []
     python: list[tuple[int, int]] = []
     for kind, detail in members[1:] if negated else members:
+        own: Ranges
+        theirs: Ranges
         if kind is op.LITERAL:
             own = theirs = ((detail, detail),)
         elif kind is op.RANGE:

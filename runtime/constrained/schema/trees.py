@@ -203,7 +203,9 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
             return None
         count = unit[0]
         fewest = max(part.least, -(-low // count))
-        tops = [top for top in (part.most, None if high is None else high // count) if top is not None]
+        tops = [
+            top for top in (part.most, None if high is None else high // count) if top is not None
+        ]
         fitted = repeat(part.item, fewest, min(tops) if tops else None)
     elif isinstance(part, (Either, Concat)):
         inner = with_length(part, low, high)
