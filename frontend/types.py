@@ -25,7 +25,8 @@ Schema = dict[str, Any]
 
 # What a key of a JSON object (always a string) looks like, for key types that have many values.
 _INT_KEY = r"^(0|-?[1-9][0-9]{0,17})$"
-_NUMBER_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$"
+# As many digits as decimal's default precision: without a bound, nothing would end a number.
+_NUMBER_TEXT = r"^-?(0|[1-9][0-9]{0,27})(\.[0-9]{1,28})?$"
 _HEX = "[0-9a-f]"
 _UUID_KEY = rf"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$"
 # The days there are, leap days included, which JSON Schema's formats do not know.

@@ -39,12 +39,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's, and sglang's `structural_tag` with `structures` and `triggers`."""
+    """OpenAI's, and `structural_tag`: sglang's with `structures` and `triggers`, or xgrammar's with
+    a `format`."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
 class StructuredOutputs(Body):

@@ -128,6 +128,8 @@ def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]
         return "json_schema", None
     if given.type == "json_object":
         return "json_schema", {"type": "object"}
+    if given.type == "structural_tag" and given.format is not None:
+        return "structural_tag", {"type": "structural_tag", "format": given.format}
     if given.type == "structural_tag":
         for name in ("structures", "triggers"):
             if getattr(given, name) is None:

@@ -20,6 +20,7 @@ from tests.gateway.http.conftest import Served
 ASK = [{"role": "user", "content": "hi"}]
 NULL = {"type": "null"}
 ISLAND = {"begin": "<a>", "schema": NULL, "end": "</a>"}
+NEW_TAG = {"type": "structural_tag", "format": {"type": "triggered_tags"}}
 TAG = {"structures": [ISLAND], "triggers": ["<a"]}
 
 
@@ -36,6 +37,7 @@ SPELLINGS: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": named(True)}, "json_schema", "true"),
     ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
     ({"response_format": {"type": "structural_tag", **TAG}}, "structural_tag", compact(TAG)),
+    ({"response_format": NEW_TAG}, "structural_tag", compact(NEW_TAG)),
     ({"regex": "a"}, "regex", "a"),
     ({"json_schema": NULL}, "json_schema", compact(NULL)),
     ({"json_schema": ' {"type": "null"}'}, "json_schema", ' {"type": "null"}'),
@@ -140,10 +142,6 @@ async def test_each_prompt_its_own(served: Served) -> None:
         (
             {"response_format": {"type": "structural_tag", "structures": []}},
             "response_format.triggers",
-        ),
-        (
-            {"response_format": {"type": "structural_tag", "format": {}}},
-            "response_format.format",
         ),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"guided_whitespace_pattern": "("}, "guided_whitespace_pattern"),
