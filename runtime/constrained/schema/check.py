@@ -24,8 +24,6 @@ MAX_DEPTH = 128
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
 
 
-
-
 class Located:
     """A schema at its place: how its references are resolved, and a name for messages.
 
@@ -119,9 +117,7 @@ class CheckedSchema:
                     found.append(located)
         return found
 
-    def neighbours(
-        self, located: Located, unused: bool = False
-    ) -> Iterator[tuple[str, Located]]:
+    def neighbours(self, located: Located, unused: bool = False) -> Iterator[tuple[str, Located]]:
         """What a schema refers to or contains: (keyword, schema). `unused`: definitions too."""
         if not isinstance(located.schema, dict):
             return
@@ -302,7 +298,9 @@ def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
             value = [{} if isinstance(v, dict | bool) else v for v in value]
         flat[key] = value
     metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
-    error = next(iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None)
+    error = next(
+        iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None
+    )
     if error is not None:
         path = "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
         raise invalid(pointer + path, error.message[:300])

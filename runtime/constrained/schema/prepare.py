@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
+from rootlace.runtime.constrained.schema.relax import relax
 from rootlace.runtime.constrained.schema.residual import Residual
-from rootlace.runtime.constrained.schema.verify import Verifier
+from rootlace.runtime.constrained.schema.verify import Rules, Verifier
+from rootlace.runtime.constrained.source import parsed_schema
 
 
 @dataclass(frozen=True)
@@ -35,4 +38,25 @@ def prepare(
 ) -> PreparedSchema:
     """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers to
     what is not there, is found to be unsatisfiable or (`strict`) has a residual keyword."""
-    raise NotImplementedError
+    return prepare_value(
+        parsed_schema(source), whitespace=whitespace, strict=strict, documents=documents
+    )
+
+
+def prepare_value(
+    schema: dict[str, Any] | bool,
+    *,
+    whitespace: Literal["compact", "flexible"] = "compact",
+    strict: bool = False,
+    documents: Mapping[str, Any] | None = None,
+) -> PreparedSchema:
+    """As `prepare`, of a schema that is parsed."""
+    checked = CheckedSchema(schema, documents or {})
+    relaxed = relax(checked)
+    if strict and relaxed.residuals:
+        first = relaxed.residuals[0]
+        raise invalid(first.pointer, f"no mask can hold {first.keyword!r} here (strict)")
+    if not relaxed.residuals:
+        return PreparedSchema(schema, relaxed.schema, (), None)
+    rules = Rules(checked)
+    return PreparedSchema(schema, relaxed.schema, relaxed.residuals, lambda: Verifier(rules))

@@ -135,9 +135,7 @@ def _begin(
     raise ValueError(f"byte {byte:#04x} at {offset} begins no JSON value")
 
 
-def _close(
-    frame: Frame | None, offset: int
-) -> tuple[Scan, tuple[tuple[Event, Kind, int], ...]]:
+def _close(frame: Frame | None, offset: int) -> tuple[Scan, tuple[tuple[Event, Kind, int], ...]]:
     assert frame is not None
     after = EXPECTED_AFTER[frame.parent.kind if frame.parent else None]
     return Scan(after, frame.parent), ((Event.END, frame.kind, frame.start),)

@@ -1,0 +1,141 @@
+"""jsonschema's validators with patterns that are searched for in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import ValidationError
+from jsonschema.validators import extend, validator_for
+
+from rootlace.runtime.constrained.schema.search import searcher
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and not searcher(pattern)(value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: dict[str, Any], value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, subschema in patterns.items():
+        for key, member in value.items():
+            if searcher(pattern)(key):
+                yield from validator.descend(member, subschema, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, additional: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for key, member in value.items():
+        if key in schema.get("properties", {}):
+            continue
+        if any(searcher(pattern)(key) for pattern in schema.get("patternProperties", {})):
+            continue
+        if additional is False:
+            yield ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
+        else:
+            yield from validator.descend(member, additional, path=key)
+
+
+def _unevaluated_properties(
+    validator: Any, unevaluated: Any, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    evaluated = set(_evaluated_keys(validator, value, schema))
+    for key, member in value.items():
+        if key in evaluated:
+            continue
+        for _ in validator.descend(member, unevaluated, path=key, schema_path=key):
+            yield ValidationError(f"Unevaluated property {key!r} is not valid")
+            break
+
+
+def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> list[str]:
+    """The keys of `value` that keywords of `schema`, or of schemas applied in place, took care of
+    (2020-12, section 11.3)."""
+    if isinstance(schema, bool):
+        return []
+    keys: list[str] = []
+    if "properties" in schema:
+        keys += [key for key in schema["properties"] if key in value]
+    for pattern in schema.get("patternProperties", ()):
+        keys += [key for key in value if searcher(pattern)(key)]
+    if "additionalProperties" in schema:
+        known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        keys += [
+            key
+            for key in value
+            if key not in known and not any(searcher(pattern)(key) for pattern in patterns)
+        ]
+    if "unevaluatedProperties" in schema:
+        below = schema["unevaluatedProperties"]
+        keys += [key for key, member in value.items() if _valid(validator, member, below)]
+    for keyword in ("$ref", "$dynamicRef"):
+        if keyword in schema:
+            # Private, but there is no other way to where the validator stands.
+            resolved = validator._resolver.lookup(schema[keyword])
+            keys += _evaluated_keys(
+                validator.evolve(schema=resolved.contents, _resolver=resolved.resolver),
+                value,
+                resolved.contents,
+            )
+    applied = list(schema.get("allOf", ()))
+    for keyword in ("anyOf", "oneOf"):
+        applied += [below for below in schema.get(keyword, ()) if _valid(validator, value, below)]
+    for key, below in schema.get("dependentSchemas", {}).items():
+        if key in value:
+            applied.append(below)
+    if "if" in schema:
+        if _valid(validator, value, schema["if"]):
+            applied.append(schema["if"])
+            applied += [schema["then"]] if "then" in schema else []
+        elif "else" in schema:
+            applied.append(schema["else"])
+    for below in applied:
+        # `evolve` moves to the schema's own base URI.
+        keys += _evaluated_keys(validator.evolve(schema=below), value, below)
+    return keys
+
+
+def _valid(validator: Any, value: Any, schema: Any) -> bool:
+    return next(validator.descend(value, schema), None) is None
+
+
+_BOUNDED = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+}
+
+
+@lru_cache(maxsize=16)
+def bounded(validator_class: Any) -> Any:
+    """`validator_class` of jsonschema, none of whose checks is exponential in the value."""
+    if validator_class.VALIDATORS.get("pattern") is _pattern:
+        return validator_class
+    found = extend(
+        validator_class,
+        {name: check for name, check in _BOUNDED.items() if name in validator_class.VALIDATORS},
+    )
+    found.evolve = _evolve
+    return found
+
+
+def _evolve(self: Any, **changes: Any) -> Any:
+    """As jsonschema's own, but where `$schema` names another draft its class is bounded, too."""
+    schema = changes.get("schema", self.schema)
+    return bounded(validator_for(schema, default=type(self)))(
+        schema,
+        registry=self._registry,
+        format_checker=self.format_checker,
+        _resolver=changes.get("_resolver", self._resolver),
+    )

@@ -1,0 +1,145 @@
+"""Whether a pattern of a schema is found in a text, in time linear in the text.
+
+Schemas' patterns are ECMA 262's: `\\d` and `\\w` are ASCII, `$` is the very end. They are translated
+to Python's syntax and run on an automaton; `re` would backtrack, for ever on some patterns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+
+from llguidance import LLMatcher, LLTokenizer
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.parse import parse
+from rootlace.runtime.constrained.automaton.syntax import Either
+
+MAX_STATES = 4096
+_SPACE = r"\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_IN_CLASS = {
+    "d": "0-9",
+    "w": "A-Za-z0-9_",
+    "s": _SPACE,
+    "D": r"\x00-/:-\U0010ffff",
+    "W": r"\x00-/:-@\[-^`{-\U0010ffff",
+    "S": r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
+    r"\u2060-\u2fff\u3001-\ufefe\uff00-\U0010ffff",
+}
+_ESCAPE = re.compile(
+    r"\\(?:c(?P<control>[A-Za-z])|u\{(?P<braced>[0-9A-Fa-f]+)\}"
+    r"|u(?P<high>[dD][89abAB][0-9A-Fa-f]{2})\\u(?P<low>[dD][c-fC-F][0-9A-Fa-f]{2})"
+    r"|k<(?P<back>\w+)>|(?P<other>.))",
+    re.DOTALL,
+)
+
+
+def translated(pattern: str, start: str = "^") -> str:
+    """An ECMA pattern in Python's syntax; `start` stands for each `^` that is an anchor."""
+    out: list[str] = []
+    position, in_class = 0, False
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            match = _ESCAPE.match(pattern, position)
+            if match is None:
+                break
+            out.append(_escape(match, in_class))
+            position = match.end()
+            continue
+        if in_class:
+            in_class = character != "]"
+            out.append("\\[" if character == "[" else character)
+        elif character == "[":
+            in_class = True
+            out.append("[")
+            if pattern.startswith("^", position + 1):
+                out.append("^")
+                position += 1
+        elif pattern.startswith("(?<", position) and pattern[position + 3 : position + 4] not in (
+            "=",
+            "!",
+        ):
+            out.append("(?P<")
+            position += 2
+        else:
+            out.append(
+                {"$": r"\Z", "^": start, ".": r"[^\n\r\u2028\u2029]"}.get(character, character)
+            )
+        position += 1
+    return "".join(out) + pattern[position:]
+
+
+def _escape(match: re.Match[str], in_class: bool) -> str:
+    if match["control"]:
+        return f"\\x{ord(match['control'].upper()) - 64:02x}"
+    if match["braced"]:
+        return f"\\U{int(match['braced'], 16):08x}"
+    if match["high"]:
+        high, low = int(match["high"], 16), int(match["low"], 16)
+        return f"\\U{0x10000 + ((high & 0x3FF) << 10) + (low & 0x3FF):08x}"
+    if match["back"]:
+        return f"(?P={match['back']})"
+    name = match["other"]
+    if name in _IN_CLASS:
+        return _IN_CLASS[name] if in_class else f"[{_IN_CLASS[name]}]"
+    return match[0]
+
+
+class PatternSearch:
+    """One pattern. Raises InvalidConstraint if it cannot be searched for in bounded time."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._dfa: LazyDfa | None = None
+        self._matcher: LLMatcher | None = None
+        try:
+            self._dfa = _search_automaton(pattern)
+        except InvalidConstraint as error:
+            self._matcher = _llguidance(pattern)
+            if self._matcher is None:
+                raise InvalidConstraint(str(error)) from None
+
+    def __call__(self, text: str) -> bool:
+        """Whether it is found in `text`; False, too, where that is beyond the bounds."""
+        if self._dfa is not None:
+            try:
+                state = self._dfa.run(self._dfa.start, text.encode("utf-8", "surrogatepass"))
+                return state >= 0 and self._dfa.accepting(state)
+            except InvalidConstraint:
+                self._matcher = self._matcher or _llguidance(self.pattern)
+        if self._matcher is None:
+            return False
+        matcher = self._matcher.deep_copy()
+        data = json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
+        return matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting()
+
+
+def _search_automaton(pattern: str) -> LazyDfa:
+    # Where the search begins at the beginning, and where it does not (then no `^` matches).
+    options = [parse(f"(?:{translated(pattern)})(?s:.*)")]
+    inner = translated(pattern, start="(?!)")
+    if not re.fullmatch(r"\^[^|]*", pattern):
+        options.append(parse(f"(?s:.+)(?:{inner})(?s:.*)"))
+    dfa = LazyDfa(Either(tuple(options)), MAX_STATES)
+    dfa.run(dfa.start, b"")
+    return dfa
+
+
+def _llguidance(pattern: str) -> LLMatcher | None:
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    return None if matcher.is_error() else matcher
+
+
+@lru_cache(maxsize=1)
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+@lru_cache(maxsize=1024)
+def searcher(pattern: str) -> PatternSearch:
+    """The search for `pattern`, kept for later. Raises InvalidConstraint."""
+    return PatternSearch(pattern)
