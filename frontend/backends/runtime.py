@@ -101,8 +101,9 @@ class Runtime:
     Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
     `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `cache`, `policy`,
     `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
-    `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a temporary one by default). It ends with `shutdown`, with the `with`
-    block, or with this process, however that ends.
+    `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a temporary one by
+    default). It ends with `shutdown`, with the `with` block, or with this process, however that
+    ends.
 
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
     when it does not start within `launch_timeout` seconds.

@@ -174,7 +174,7 @@ def _show_variables(state: ProgramState) -> None:
     for name in names:
         counts = _counts(state.get_meta_info(name))
         # Text, not markup: a model may well say [bold].
-        table.add_row(Text(name), Text(_shown(state[name])), *counts)
+        table.add_row(Text(name), Text(_shown(state.text(name))), *counts)
     if state.ret_value is not None:
         table.add_row(Text("return", style="italic"), Text(_shown(state.ret_value)), "", "", "")
     Console().print(table)
