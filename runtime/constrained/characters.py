@@ -26,7 +26,7 @@ def categories_by_first_byte() -> dict[int, frozenset[str]]:
         if not 0xD800 <= code < 0xE000:
             found.setdefault(_first_byte(code), set()).add(unicodedata.category(chr(code)))
     every = set().union(*found.values())
-    found.update({byte: every for byte in range(0xF0, 0xF5)})
+    found.update(dict.fromkeys(range(0xF0, 0xF5), every))
     return {byte: frozenset(categories) for byte, categories in found.items()}
 
 

@@ -22,7 +22,8 @@ from tokenizers import Tokenizer
 from rootlace.runtime.constrained.characters import SAMPLES
 
 PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
-WHITE = (" ", "\n", "\r", "\t", "\u00a0")
+WHITE = {white: frozenset(white) for white in " \n\r"}
+WHITE["\t"] = frozenset("\t\v\f\x1c\x1d\x1e\x1f\x85\u00a0\u2028\u2029\u3000")
 CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
 # What may stand beside two characters when the cut between them is asked for.
 LEFT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r")
@@ -114,12 +115,10 @@ class PreTokenizer:
             yield min(characters), (characters,)
         for sample in SAMPLES:
             yield sample, (frozenset(sample),)
-        for white in WHITE:
-            first = frozenset(white) if white not in "\t\u00a0" else _other_white(white)
-            for second in ("a", "A", "1", ".", "'", "中", "\u0301"):
+        for white, first in WHITE.items():
+            for second in ("a", "1", "."):
                 yield white + second, (first, None)
-            for second in WHITE:
-                middle = frozenset(second) if second in " \n\r" else None
+            for second, middle in WHITE.items():
                 yield white + second, (first, middle)
                 for third in ("a", " ", "\n", "\r"):
                     yield white + second + third, (first, middle, None)
@@ -136,10 +135,6 @@ def flat_parts(spec: dict[str, Any] | None) -> list[dict[str, Any]]:
         return [spec]
     inner = spec.get("normalizers") or spec.get("pretokenizers") or []
     return [part for one in inner for part in flat_parts(one)]
-
-
-def _other_white(sample: str) -> frozenset[str]:
-    return frozenset("\t\v\f\x1c\x1d\x1e\x1f") if sample == "\t" else frozenset(sample)
 
 
 def _contractions(text: str) -> Iterator[tuple[str, Continuation]]:
