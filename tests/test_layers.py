@@ -21,7 +21,14 @@ SERVING = {"aiohttp", "tokenizers", "jinja2"}
 MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.protocol": set(),
     "rootlace.errors": set(),
-    "rootlace.types": set(),
+    "rootlace.types": {
+        "rootlace.msgspec_types",
+        "rootlace.pydantic_types",
+        "rootlace.text_patterns",
+    },
+    "rootlace.msgspec_types": {"rootlace.text_patterns"},
+    "rootlace.pydantic_types": {"rootlace.text_patterns"},
+    "rootlace.text_patterns": set(),
     # The client. It starts a runtime as a child process: it may name its configuration, no more.
     "rootlace": {
         "rootlace",
@@ -86,6 +93,9 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.protocol": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.errors": HEAVY | SERVING | {"numpy", "zmq", "msgspec"},
     "rootlace.types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
+    "rootlace.msgspec_types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
+    "rootlace.pydantic_types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
+    "rootlace.text_patterns": HEAVY | SERVING | {"numpy", "zmq", "msgspec", "pydantic"},
     "rootlace": HEAVY | SERVING | {"numpy"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
