@@ -183,7 +183,7 @@ class Function:
         values: dict[str, Any] = {}
         options: dict[str, Any] = {}
         for name, value in kwargs.items():
-            if name in own or (greedy and name not in sampling.OPTIONS):
+            if name in own or (greedy and name not in sampling.OPTIONS - sampling.EVERYDAY):
                 values[name] = value
             else:
                 options[name] = value

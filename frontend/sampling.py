@@ -35,6 +35,9 @@ ALIASES = {
 # probabilities always carry their text) or have no meaning for fast tokenizers.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
 OPTIONS = PARAMS | CONSTRAINTS | ALIASES.keys() | NO_EFFECT
+# A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
+# its generations are rarely meant.
+EVERYDAY = frozenset({"type", "choices"})
 
 # A number ends where the model writes white space: the pattern admits it and the stop strings cut
 # it off again. Without it, a model that does not feel like stopping would write digits for ever.

@@ -315,6 +315,17 @@ def test_defaults_of_a_run(gateway: FakeGateway, backend: rl.RuntimeEndpoint) ->
     assert constraint(gateway).whitespace == "flexible"
 
 
+def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    @rl.function
+    def program(s: Any, **kwargs: Any) -> Any:
+        s += rl.gen("x")
+        return kwargs
+
+    state = program.run(type="a", choices="b", regex="c")
+    assert state.ret_value == {"type": "a", "choices": "b"}
+    assert constraint(gateway) == Constraint("regex", "c")
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
