@@ -114,6 +114,20 @@ class ApplyBitmask(Protocol):
     def __call__(self, logits: torch.Tensor, mask: torch.Tensor) -> None: ...
 
 
+class ApplyMaskRows(Protocol):
+    def __call__(self, logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None: ...
+
+
+class AdvanceStates(Protocol):
+    def __call__(
+        self,
+        states: torch.Tensor,
+        tokens: torch.Tensor,
+        token_class: torch.Tensor,
+        next_state: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The operations of a decoder, for one kind of device."""
@@ -129,3 +143,5 @@ class KernelSet:
     paged_attention: PagedAttention
     silu_mul: SiluMul
     apply_bitmask: ApplyBitmask
+    apply_mask_rows: ApplyMaskRows
+    advance_states: AdvanceStates

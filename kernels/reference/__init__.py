@@ -3,7 +3,8 @@
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.attention import paged_attention
 from rootlace.kernels.reference.attention_plan import plan_attention
-from rootlace.kernels.reference.bitmask import apply_bitmask
+from rootlace.kernels.reference.automaton import advance_states
+from rootlace.kernels.reference.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.kv_cache import copy_slots, write_kv
 from rootlace.kernels.reference.rms_norm import add_rms_norm, rms_norm
@@ -22,6 +23,8 @@ REFERENCE = KernelSet(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     apply_bitmask=apply_bitmask,
+    apply_mask_rows=apply_mask_rows,
+    advance_states=advance_states,
 )
 
 __all__ = ["REFERENCE"]

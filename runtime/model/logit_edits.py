@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.scheduler.plan import SampleRow
 
 
@@ -29,14 +30,16 @@ def has_edits(row: SampleRow) -> bool:
     )
 
 
-def edit_logits(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> None:
+def edit_logits(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+) -> None:
     """Apply everything `rows` ask for to logits float32 [len(rows), V], in place.
 
-    Ids outside the vocabulary are ignored.
+    Ids outside the vocabulary are ignored. `tables` is where masks stay on the device.
     """
     _add_bias(logits, rows)
     _ban(logits, rows)
-    _mask(logits, rows, kernels)
+    _mask(logits, rows, kernels, tables)
     _penalise(logits, rows)
 
 
@@ -74,16 +77,19 @@ def _ban(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         logits.view(-1).index_fill_(0, index, float("-inf"))
 
 
-def _mask(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> None:
-    masks = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
-    if not masks:
+def _mask(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+) -> None:
+    masked = [i for i, row in enumerate(rows) if row.mask is not None]
+    if not masked:
         return
-    packed = np.zeros((len(masks), -(-logits.shape[1] // 32)), dtype=np.int32)
-    for words, (_, mask) in zip(packed, masks, strict=True):
-        words[: len(mask)] = mask[: len(words)]  # a short mask allows nothing beyond its end
-    where = torch.tensor([i for i, _ in masks], device=logits.device)
+    table, index = tables.place([row.mask for row in rows if row.mask is not None])
+    if len(masked) == len(rows):
+        kernels.apply_mask_rows(logits, table, index)
+        return
+    where = torch.tensor(masked, device=logits.device)
     chosen = logits.index_select(0, where)
-    kernels.apply_bitmask(chosen, torch.from_numpy(packed).to(logits.device))
+    kernels.apply_mask_rows(chosen, table, index)
     logits.index_copy_(0, where, chosen)
 
 

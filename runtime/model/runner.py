@@ -14,6 +14,7 @@ from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
+from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.sampler import sample
 from rootlace.runtime.model.scores import concatenate, score_tokens
@@ -33,7 +34,8 @@ LOGITS_BYTES = 64 << 20
 class ModelRunner:
     """Runs step plans on a decoder (`rootlace.runtime.scheduler.plan.Executor`).
 
-    Between steps nothing is kept but the KV memory. `run` is not thread-safe.
+    Between steps nothing is kept but the KV memory and the masks that requests share. `run` is not
+    thread-safe.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ModelRunner:
         self._inputs = inputs
         self._cache = cache
         self._context_length = context_length
+        self._masks = MaskTables(config.vocab_size, cache.device)
 
     @classmethod
     def load(
@@ -143,6 +146,8 @@ class ModelRunner:
         if not plan.num_tokens:
             return StepResult(np.empty(0, dtype=np.int32), [], [])
         hidden = self._decoder.forward(self._inputs.build(plan), self._cache)
+        if plan.wait_for_masks is not None:
+            plan.wait_for_masks()
         token_ids, scores = self._sample(hidden[: len(plan.samples)], plan.samples)
         prompt_scores = []
         start = len(plan.samples)
@@ -158,7 +163,7 @@ class ModelRunner:
         if not rows:
             return np.empty(0, dtype=np.int32), []
         logits = self._decoder.logits(hidden)
-        token_ids = sample(logits, rows, self._kernels)
+        token_ids = sample(logits, rows, self._kernels, self._masks)
         scores: list[TokenScores | None] = [None] * len(rows)
         asked = [i for i, row in enumerate(rows) if row.params.logprobs]
         if asked:

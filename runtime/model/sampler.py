@@ -25,6 +25,7 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.logit_edits import edit_logits, has_edits
+from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.ranking import best_ids
 from rootlace.runtime.model.uniform import uniforms
 from rootlace.runtime.scheduler.plan import SampleRow
@@ -37,13 +38,18 @@ MORE_CANDIDATES = 16
 """Where a row is cut that many tokens are ranked first, then times so many, until they suffice."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet) -> np.ndarray:
+def sample(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+) -> np.ndarray:
     """Draw one token per row. logits float32 [S, V], not changed -> int32 [S]."""
     edited = [i for i, row in enumerate(rows) if has_edits(row)]
-    if edited:
+    if len(edited) == len(rows):
+        logits = logits.clone()
+        edit_logits(logits, rows, kernels, tables)
+    elif edited:
         where = torch.tensor(edited, device=logits.device)
         chosen = logits.index_select(0, where)
-        edit_logits(chosen, [rows[i] for i in edited], kernels)
+        edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
         logits = logits.index_copy(0, where, chosen)
 
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels import kernels_for
+from rootlace.kernels.reference import bitmask
 
 KERNELS = kernels_for(torch.device("cpu"))
 DTYPES = [torch.float32, torch.bfloat16]
@@ -119,3 +120,45 @@ def test_apply_bitmask(vocab: int, words: int) -> None:
                 assert logits[row, token] == kept[row, token]
             else:
                 assert logits[row, token] == float("-inf")
+
+
+@pytest.mark.parametrize("vocab", [31, 64, 100])
+def test_apply_mask_rows(vocab: int) -> None:
+    """As the masks gathered; rows may name one mask twice."""
+    random = np.random.default_rng(3)
+    table = torch.from_numpy(random.integers(-(2**31), 2**31, (7, 3)).astype(np.int32))
+    kept = table.clone()
+    logits = normal(5, vocab)
+    rows = torch.tensor([6, 0, 6, 3, 1])
+    expected = logits.clone()
+    KERNELS.apply_bitmask(expected, table[rows])
+    KERNELS.apply_mask_rows(logits, table, rows)
+    assert torch.equal(logits, expected)
+    assert torch.equal(table, kept)
+
+
+def test_masks_without_the_vectorised_path() -> None:
+    """Devices without NumPy unpack bits with shifts: the same."""
+    words = np.random.default_rng(4).integers(-(2**31), 2**31, (3, 5)).astype(np.int32)
+    mask = torch.from_numpy(words)
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    assert np.array_equal(bitmask.forbidden_by_shifts(mask).numpy(), bits == 0)
+
+
+def test_advance_states() -> None:
+    random = np.random.default_rng(5)
+    token_class = random.integers(0, 4, 50).astype(np.int32)
+    next_state = random.integers(-1, 9, (9, 4)).astype(np.int32)
+    states = np.array([0, 8, -1, 3, 3, -1, 5], np.int32)
+    tokens = random.integers(0, 50, len(states))
+    found = KERNELS.advance_states(
+        torch.from_numpy(states),
+        torch.from_numpy(tokens),
+        torch.from_numpy(token_class),
+        torch.from_numpy(next_state),
+    )
+    assert found.dtype == torch.int32
+    assert found.tolist() == [
+        int(next_state[state, token_class[token]]) if state >= 0 else -1
+        for state, token in zip(states, tokens, strict=True)
+    ]

@@ -14,6 +14,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.model import sampler
 from rootlace.runtime.model.logit_edits import edit_logits, has_edits
+from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.sampler import NO_TOKEN
 from rootlace.runtime.model.uniform import uniforms
 from rootlace.runtime.scheduler.plan import SampleRow
@@ -40,7 +41,9 @@ def make_logits(rows: int, seed: int = 0, ties: bool = False) -> torch.Tensor:
 
 
 def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    return [int(token) for token in sampler.sample(logits, rows, REFERENCE)]
+    return [
+        int(token) for token in sampler.sample(logits, rows, REFERENCE, MaskTables(VOCAB, "cpu"))
+    ]
 
 
 # ---------------------------------------------------------------- the reference
@@ -186,7 +189,7 @@ def test_edits_equal_their_formulas(name: str) -> None:
     edited = logits.clone()
     assert has_edits(row)
     if name != "bias outside the vocabulary":
-        edit_logits(edited, [row], REFERENCE)
+        edit_logits(edited, [row], REFERENCE, MaskTables(VOCAB, "cpu"))
         np.testing.assert_allclose(edited[0], reference_logits(before[0].numpy(), row), rtol=1e-6)
         u = float(uniforms([row.params.seed or 0], [len(row.token_ids)])[0])
         expected, margin = reference_sample(before[0].numpy(), row, u)

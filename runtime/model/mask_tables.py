@@ -1,0 +1,113 @@
+"""Token masks on the device: rows of tables that requests share stay there between steps."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rootlace.runtime.scheduler.plan import MaskRow
+
+MAX_BYTES = 64 << 20
+"""Masks kept on the device, unless one step alone has more."""
+_FIRST_SLOTS = 32
+
+
+class MaskTables:
+    """One tensor of packed masks, whichever tables they come from, so that one operation masks all
+    rows of a step.
+
+    A row of a table is uploaded when it is first used; rows not used for longest make room. Masks
+    that belong to one request are uploaded for one step. Not thread-safe.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device | str, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._words = -(-vocab_size // 32)
+        self._device = torch.device(device)
+        self._max_slots = max(max_bytes // (4 * self._words), 1)
+        self._masks = torch.empty((0, self._words), dtype=torch.int32, device=self._device)
+        self._slots: OrderedDict[tuple[int, int], int] = OrderedDict()  # least recently used first
+        self._private: list[int] = []
+        self._free: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._masks.nbytes
+
+    def place(self, masks: Sequence[np.ndarray | MaskRow]) -> tuple[torch.Tensor, torch.Tensor]:
+        """(table, rows): table int32 [N, ceil(vocab_size / 32)] on the device, of which row
+        `rows[i]` (int64 [len(masks)]) is mask i; good until the next call.
+
+        A mask of fewer words allows nothing beyond its end. Raises RuntimeError if a row of a
+        table is not filled.
+        """
+        self._free += self._private
+        self._private = []
+        found: list[int] = []
+        fresh: list[tuple[int, np.ndarray]] = []
+        in_use: set[tuple[int, int]] = set()
+        for mask in masks:
+            if isinstance(mask, MaskRow):
+                key = (mask.table.key, mask.row)
+                slot = self._slots.get(key)
+                if slot is None:
+                    if not mask.table.filled(mask.row):
+                        raise RuntimeError(f"row {mask.row} of mask table {key[0]} is not filled")
+                    slot = self._slots[key] = self._take_slot(in_use)
+                    fresh.append((slot, mask.table.rows[mask.row]))
+                else:
+                    self._slots.move_to_end(key)
+                in_use.add(key)
+            else:
+                slot = self._take_slot(in_use)
+                self._private.append(slot)
+                fresh.append((slot, mask))
+            found.append(slot)
+        if fresh:
+            self._upload(fresh)
+        return self._masks, torch.tensor(found, device=self._device)
+
+    def _take_slot(self, in_use: set[tuple[int, int]]) -> int:
+        if not self._free:
+            count = len(self._masks)
+            # The rows used in this step are the last ones: if the first is one of them, all are.
+            if count >= self._max_slots and self._slots and next(iter(self._slots)) not in in_use:
+                _, slot = self._slots.popitem(last=False)
+                return slot
+            capacity = max(2 * count, _FIRST_SLOTS)
+            if count < self._max_slots:
+                capacity = min(capacity, self._max_slots)
+            masks = self._masks.new_empty((capacity, self._words))
+            masks[:count] = self._masks
+            self._masks = masks
+            self._free = list(range(capacity - 1, count - 1, -1))
+        return self._free.pop()
+
+    def _upload(self, fresh: list[tuple[int, np.ndarray]]) -> None:
+        """Write masks to their slots."""
+        if self._device.type == "cpu":
+            host = self._masks.numpy()
+            for slot, words in fresh:
+                _write(host[slot], words)
+            return
+        staged = torch.empty(
+            (len(fresh), self._words), dtype=torch.int32, pin_memory=self._device.type == "cuda"
+        )
+        rows = staged.numpy()
+        for row, (_, words) in zip(rows, fresh, strict=True):
+            _write(row, words)
+        slots = torch.tensor([slot for slot, _ in fresh], device=self._device)
+        self._masks.index_copy_(0, slots, staged.to(self._device, non_blocking=True))
+
+
+def _write(row: np.ndarray, words: np.ndarray) -> None:
+    count = len(words)
+    if count >= len(row):
+        row[:] = words[: len(row)]
+    else:
+        row[:count] = words
+        row[count:] = 0

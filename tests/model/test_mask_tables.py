@@ -1,0 +1,157 @@
+"""Masks and automata on the device against the host's arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.kernels.reference import REFERENCE
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.parse import parse
+from rootlace.runtime.constrained.byte_trie import ByteTrie
+from rootlace.runtime.constrained.token_table import TokenTable
+from rootlace.runtime.model.logit_edits import edit_logits
+from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.state_tables import StateTables
+from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
+
+VOCAB = 70
+WORDS = 3
+
+
+class Table:
+    """Rows of random words; row 9 is not filled."""
+
+    def __init__(self, key: int, words: int = WORDS) -> None:
+        self.key = key
+        random = np.random.default_rng(key)
+        self.rows = random.integers(-(2**31), 2**31, (10, words)).astype(np.int32)
+        self.reads: list[int] = []
+
+    def filled(self, row: int) -> bool:
+        self.reads.append(row)
+        return row != 9
+
+
+def as_words(mask: np.ndarray | MaskRow) -> np.ndarray:
+    words = mask.table.rows[mask.row] if isinstance(mask, MaskRow) else mask
+    return np.concatenate([words, np.zeros(WORDS, np.int32)])[:WORDS]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from([1, 4, 40, 1000]))
+def test_any_sequence_of_steps(data: st.DataObject, slots: int) -> None:
+    """However little room there is, each step finds its own masks."""
+    tables = [Table(key, words) for key, words in ((3, WORDS), (5, WORDS), (8, 2), (9, 4))]
+    device = MaskTables(VOCAB, "cpu", max_bytes=slots * 4 * WORDS)
+    choice = st.builds(MaskRow, st.sampled_from(tables), st.integers(0, 8)) | st.builds(
+        lambda seed, words: np.random.default_rng(seed).integers(-9, 9, words).astype(np.int32),
+        st.integers(0, 1000),
+        st.integers(0, 4),
+    )
+    largest = 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        masks = data.draw(st.lists(choice, min_size=1, max_size=12))
+        largest = max(largest, len(masks))
+        table, rows = device.place(masks)
+        expected = np.stack([as_words(mask) for mask in masks])
+        np.testing.assert_array_equal(table[rows].numpy(), expected)
+        assert device.nbytes <= 4 * WORDS * max(slots, 32 * -(-2 * largest // 32))
+
+
+def test_a_row_is_uploaded_once() -> None:
+    table = Table(1)
+    device = MaskTables(VOCAB, "cpu")
+    for _ in range(3):
+        device.place([MaskRow(table, 4), MaskRow(table, 7), MaskRow(table, 4)])
+    assert table.reads == [4, 7]
+    # A table that grew by being replaced is the same table.
+    table.rows = np.concatenate([table.rows, table.rows])
+    device.place([MaskRow(table, 7)])
+    assert table.reads == [4, 7]
+
+
+def test_what_was_used_latest_stays() -> None:
+    table = Table(1)
+    device = MaskTables(VOCAB, "cpu", max_bytes=2 * 4 * WORDS)
+    for row in (0, 1, 0, 2, 0):
+        device.place([MaskRow(table, row)])
+    assert table.reads == [0, 1, 2]
+    device.place([MaskRow(table, 1)])
+    assert table.reads == [0, 1, 2, 1]
+    # Masks of one request for one step take room from rows, but give it back.
+    device.place([np.zeros(WORDS, np.int32)] * 2)
+    device.place([np.ones(WORDS, np.int32)] * 2)
+    assert device.nbytes == 2 * 4 * WORDS
+
+
+def test_a_row_that_is_not_filled_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="row 9 of mask table 1 is not filled"):
+        MaskTables(VOCAB, "cpu").place([MaskRow(Table(1), 9)])
+
+
+@pytest.mark.parametrize("masked", [(0, 1, 2, 3), (1, 3), (2,), ()])
+def test_masks_of_both_kinds_in_one_batch(masked: tuple[int, ...]) -> None:
+    table = Table(2)
+    kinds = [MaskRow(table, 0), np.array([5, -1], np.int32), MaskRow(table, 3), table.rows[8]]
+    rows = [
+        SampleRow(i, SamplingParams(), np.array([1]), 1, kinds[i] if i in masked else None)
+        for i in range(4)
+    ]
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
+    edited = logits.clone()
+    edit_logits(edited, rows, REFERENCE, MaskTables(VOCAB, "cpu"))
+    for i in range(4):
+        bits = np.ones(VOCAB, bool)
+        if i in masked:
+            packed = as_words(kinds[i]).view(np.uint8)
+            bits = np.unpackbits(packed, bitorder="little")[:VOCAB].astype(bool)
+        expected = np.where(bits, logits[i].numpy(), -np.inf)
+        np.testing.assert_array_equal(edited[i].numpy(), expected)
+
+
+def automaton(pattern: str) -> tuple[LazyDfa, TokenTable, list[bytes]]:
+    tokens = [b"a", b"b", b"ab", b"1", b"", b"11", b"a1", b"a", b""]
+    dfa = LazyDfa(parse(pattern), 1000)
+    return dfa, TokenTable(ByteTrie(tokens), (8,), dfa, 1 << 20), tokens
+
+
+def test_automata_step_on_the_device_as_on_the_host() -> None:
+    dfa, table, tokens = automaton("(?:ab|a1*b){0,3}1")
+    found = StateTables("cpu").get(table)
+    assert found is not None
+    random = np.random.default_rng(0)
+    states = [dfa.start] * 64
+    for _ in range(8):
+        drawn = random.integers(0, len(tokens), len(states))
+        on_device = REFERENCE.advance_states(
+            torch.tensor(states, dtype=torch.int32), torch.from_numpy(drawn), *found
+        )
+        states = [
+            dfa.run(state, tokens[token]) if tokens[token] else -1
+            for state, token in zip(states, drawn, strict=True)
+        ]
+        assert on_device.tolist() == states
+
+
+def test_tables_of_automata_make_room() -> None:
+    tables = [automaton(pattern)[1] for pattern in ("a*", "b*", "(?:ab)*")]
+    device = StateTables("cpu", max_bytes=1)
+    for table in (*tables, *tables):
+        first = device.get(table)
+        assert first is not None
+        assert device.get(table) is first
+        assert device.nbytes == sum(part.nbytes for part in first)
+    roomy = StateTables("cpu")
+    kept = [roomy.get(table) for table in tables]
+    assert [roomy.get(table) for table in tables] == kept
+
+
+def test_an_automaton_that_is_too_large_has_no_table() -> None:
+    dfa = LazyDfa(parse("[ab]{0,3000}"), 16384)
+    table = TokenTable(ByteTrie([b"a", b"b"]), (), dfa, 1 << 20)
+    assert StateTables("cpu").get(table) is None
