@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rootlace.runtime.constrained.automaton.syntax import Literal as Text
 from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema import formats, json_text, numeric_range, trees
-from rootlace.runtime.constrained.schema.conjunction import (
+from rootlace.runtime.constrained.schema.expansion import (
     Conjunction,
     Expander,
     NotFinite,

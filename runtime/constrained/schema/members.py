@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rootlace.runtime.constrained.schema.conjunction import Conjunction, NotFinite, Part, Schema
+from rootlace.runtime.constrained.schema.expansion import Conjunction, NotFinite, Part, Schema
 
 
 class Members:
