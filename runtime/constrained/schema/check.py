@@ -61,6 +61,7 @@ class CheckedSchema:
             raise invalid("#/$schema", f"{schema['$schema']} is not supported")
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
+        self._dialects: dict[int, Dialect] = {}
         self._closures: dict[bool, list[Located]] = {}
         self._targets: dict[tuple[str, str], Located] = {}
         self.registry: Registry[Any] = _registry(documents)
@@ -79,7 +80,9 @@ class CheckedSchema:
         pointer = self._pointer(schema, parent.pointer + path)
         if not isinstance(schema, dict):
             return Located(schema, parent.resolver, parent.dialect, pointer)
+        # The draft is that of where it stands, also where a schema of our own contains it.
         dialect = dialect_of(schema, parent.dialect)
+        dialect = self._dialects.setdefault(id(schema), dialect)
         resource = dialect.specification.create_resource(schema)
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
 

@@ -1,356 +1,449 @@
-"""Schemas that hold together, brought into a disjunction of plain conjunctions.
+"""Schemas that apply together, taken apart into cases without `anyOf`, `not`, `if` and the like.
 
-`Expander.expand` follows `$ref`, `allOf`, `anyOf` and `oneOf` in place (those that speak of the
-same instance) until only keywords remain that look at the instance itself.
+A conjunction is a list of schemas, each as it is or negated, that one value must satisfy. `Cases`
+rewrites it as a union of cases; in a case there are only the keywords of the types themselves. The
+union allows what the conjunction allows, and more only where a note says which keyword was lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
-from jsonschema import Draft202012Validator
-from referencing import Registry
+from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
+from rootlace.runtime.constrained.schema.dialect import keywords
+from rootlace.runtime.constrained.schema.residual import Residual
 
-from rootlace.runtime.constrained.schema import formats
-
-Schema = dict[str, Any] | bool
-
-ANNOTATIONS = frozenset(
-    (
-        "title", "description", "default", "examples", "example", "$comment", "$schema", "$id",
-        "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType",
-        "contentSchema", "$defs", "definitions",
-    )
-)  # fmt: skip
-ASSERTIONS = frozenset(
-    (
-        "type", "enum", "const", "format", "pattern", "minLength", "maxLength", "minimum",
-        "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "items",
-        "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains",
-        "maxContains", "unevaluatedItems", "properties", "patternProperties",
-        "additionalProperties", "unevaluatedProperties", "propertyNames", "required",
-        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas",
-    )
-)  # fmt: skip
-IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
-TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_ELSEWHERE = frozenset(("$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveRef"))
-_SEARCHING = frozenset(("pattern", "patternProperties", "$ref"))
-_MAX_SEARCHED = 20  # characters: what a pattern of exponential cost may be tried on
-_MAX_NODES = 50_000
-_MAX_STEPS = 20_000
-_MAX_ALTERNATIVES = 256
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+ALL_TYPES = frozenset(TYPES)
+MAX_CASES = 48
+MAX_ONE_OF = 12
+"""Up to so many options of a `oneOf`, the others are negated in each."""
+EXCLUDED = "!excluded"
+"""Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
 
 
-class NotFinite(Exception):
-    """The schema is not one that this package writes as a finite automaton; the text says why."""
+@dataclass(frozen=True, slots=True)
+class Atom:
+    located: Located
+    negated: bool = False
+
+
+Conjunction = tuple[Atom, ...]
 
 
 @dataclass(frozen=True)
-class Part:
-    """The assertions of a schema; `identity` tells it from others, and `within` are the identities
-    of the schemas that hold it in place (`unevaluatedProperties` there can see it)."""
+class Case:
+    """`values`: exactly these (then nothing else is said). Otherwise values of `types` (numbers
+    only whole ones if `integer`) that satisfy `leaves`: schemas and those of their keywords that
+    are about one type."""
 
-    schema: dict[str, Any]
-    identity: int
-    within: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Conjunction:
-    """Parts that all have to hold; `refs` are the references followed on the way (from above too),
-    `loose` the identities of the schemas in which an `anyOf` was resolved by choosing."""
-
-    parts: tuple[Part, ...] = ()
-    refs: frozenset[str] = frozenset()
-    loose: frozenset[int] = frozenset()
-
-    def values(self, keyword: str) -> Iterator[Any]:
-        """What `keyword` says, wherever it occurs."""
-        return (part.schema[keyword] for part in self.parts if keyword in part.schema)
-
-    def types(self) -> frozenset[str]:
-        """The types that are left; "integer" only where "number" is not."""
-        left = set(TYPES)
-        for stated in self.values("type"):
-            names = {stated} if isinstance(stated, str) else set(stated)
-            if not names <= set(TYPES):
-                raise NotFinite("a type that is none")
-            left &= names | ({"integer"} if "number" in names else set())
-        return frozenset(left - {"integer"} if "number" in left else left)
+    types: frozenset[str] = ALL_TYPES
+    integer: bool = False
+    leaves: tuple[tuple[Located, dict[str, Any]], ...] = ()
+    values: tuple[Any, ...] | None = None
+    notes: frozenset[Residual] = frozenset()
 
 
 @dataclass
-class _Pending:
-    """Schemas still to be looked at, and what was found before."""
+class _Option:
+    atoms: tuple[Atom, ...]
+    notes: tuple[Residual, ...] = ()
 
-    queue: list[tuple[Schema, frozenset[int]]]
-    parts: list[Part] = field(default_factory=list)
-    choices: list[tuple[str, list[Schema], frozenset[int]]] = field(default_factory=list)
-    refs: frozenset[str] = frozenset()
-    followed: set[tuple[str, frozenset[int]]] = field(default_factory=set)
-    loose: frozenset[int] = frozenset()
 
-    def with_schema(self, schema: Schema, within: frozenset[int], loosens: bool) -> _Pending:
-        return _Pending(
-            [(schema, within)],
-            list(self.parts),
-            list(self.choices),
-            self.refs,
-            set(self.followed),
-            self.loose | within if loosens else self.loose,
+@dataclass
+class _Partial:
+    pending: list[Atom]
+    done: set[Atom] = field(default_factory=set)
+    choices: list[list[_Option]] = field(default_factory=list)
+    types: frozenset[str] = ALL_TYPES
+    integer: bool = False
+    leaves: list[tuple[Located, dict[str, Any]]] = field(default_factory=list)
+    valued: bool = False
+    notes: set[Residual] = field(default_factory=set)
+
+    def fork(self, option: _Option, rest: list[list[_Option]]) -> _Partial:
+        return _Partial(
+            [atom for atom in option.atoms if atom not in self.done],
+            set(self.done),
+            rest,
+            self.types,
+            self.integer,
+            list(self.leaves),
+            self.valued,
+            self.notes | set(option.notes),
         )
 
 
-class Expander:
-    """Reads one root schema. Raises NotFinite for what is not modelled or goes too far."""
+class _Dead(Exception):
+    """Nothing satisfies the case; `pointer` is where that shows."""
 
-    def __init__(self, root: Schema) -> None:
-        self._root = root
-        # An explicit registry: nothing is ever fetched.
-        self._validator = Draft202012Validator(
-            root, registry=Registry(), format_checker=formats.checker()
-        )
-        self._steps = 0
-        _refuse_elsewhere(root)
-        self._patterns = _mention([root], _SEARCHING - {"$ref"})
-
-    def step(self) -> None:
-        self._steps += 1
-        if self._steps > _MAX_STEPS:
-            raise NotFinite("too many steps")
-
-    def valid(self, value: Any, schemas: list[Schema]) -> bool:
-        """Whether `value` satisfies all of `schemas`, by an independent validator."""
-        self.step()
-        if self._patterns and _longest(value) > _MAX_SEARCHED and _mention(schemas, _SEARCHING):
-            raise NotFinite("a pattern and a long value")
-        try:
-            return all(self._validator.evolve(schema=schema).is_valid(value) for schema in schemas)
-        except Exception as error:  # a malformed schema may raise anything
-            raise NotFinite(f"the validator fails: {error}") from None
-
-    def expand(self, schemas: list[Schema], refs: frozenset[str]) -> list[Conjunction]:
-        """The alternatives whose union is what satisfies all of `schemas`. `refs` are the
-        references that led here: to meet one of them again is recursion."""
-        start = _Pending([(schema, frozenset()) for schema in schemas])
-        start.refs = refs
-        found: list[Conjunction] = []
-        self._expand(start, refs, found)
-        return found
-
-    def enumerated(self, schemas: list[Schema]) -> list[Any] | None:
-        """The values that `schemas` allow where one of them (or one that it refers to or holds in
-        `allOf`) lists them; None where none does."""
-        parts: list[dict[str, Any]] = []
-        listed: list[Any] | None = None
-        seen: set[int] = set()
-        queue = list(schemas)
-        while queue:
-            self.step()
-            schema = queue.pop()
-            if schema is False:
-                return []
-            if schema is True or id(schema) in seen:
-                continue
-            seen.add(id(schema))
-            part = {k: v for k, v in schema.items() if k not in ANNOTATIONS}
-            if listed is None and "const" in schema:
-                listed = [part.pop("const")]
-            elif listed is None and isinstance(schema.get("enum"), list):
-                listed = part.pop("enum")
-            if isinstance(schema.get("$ref"), str):
-                queue.append(self.resolve(part.pop("$ref")))
-            if isinstance(schema.get("allOf"), list):
-                queue.extend(part.pop("allOf"))
-            parts.append(part)
-        if listed is None:
-            return None
-        if any(key.startswith("unevaluated") for part in parts for key in part):
-            return [value for value in listed if self.valid(value, schemas)]
-        # What lists the values need not be asked again: it would take quadratic time.
-        rest: list[Schema] = [part for part in parts if part]
-        return [value for value in listed if self.valid(value, rest)]
-
-    def resolve(self, ref: str) -> Schema:
-        """The schema that a reference into this document points at."""
-        if not ref.startswith("#") or (ref != "#" and not ref.startswith("#/")):
-            raise NotFinite(f"$ref {ref!r} leaves the document")
-        found: Any = self._root
-        for token in ref.split("/")[1:]:
-            name = unquote(token).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                raise NotFinite(f"$ref {ref!r} points at nothing")
-        if not isinstance(found, (dict, bool)):
-            raise NotFinite(f"$ref {ref!r} points at no schema")
-        return found
-
-    def disjoint(self, a: Conjunction, b: Conjunction, depth: int = 0) -> bool:
-        """Whether it is certain that nothing satisfies both."""
-        self.step()
-        if depth > 4:
-            return False
-        ours, theirs = a.types(), b.types()
-        shared = ours & theirs
-        if "integer" in ours | theirs and "number" in ours | theirs:
-            shared |= {"integer"}
-        if not shared:
-            return True
-        for one, other in ((a, b), (b, a)):
-            listed = self.enumerated([part.schema for part in one.parts])
-            if listed is not None:
-                rest: list[Schema] = [part.schema for part in other.parts]
-                return not any(self.valid(value, rest) for value in listed)
-        return shared == {"object"} and self._objects_disjoint(a, b, depth)
-
-    def _objects_disjoint(self, a: Conjunction, b: Conjunction, depth: int) -> bool:
-        for one, other in ((a, b), (b, a)):
-            needed, allowed = _required(one), _allowed(other)
-            if allowed is not None and any(name not in allowed for name in needed):
-                return True
-        for name in _required(a) & _required(b):
-            sides = []
-            for side in (a, b):
-                held = [
-                    properties[name] for properties in side.values("properties")
-                    if isinstance(properties, dict) and name in properties
-                ]  # fmt: skip
-                try:
-                    sides.append(self.expand(held, side.refs))
-                except NotFinite:
-                    break
-            if len(sides) == 2 and all(
-                self.disjoint(p, q, depth + 1) for p in sides[0] for q in sides[1]
-            ):
-                return True
-        return False
-
-    def _expand(self, at: _Pending, above: frozenset[str], found: list[Conjunction]) -> None:
-        self.step()
-        while at.queue:
-            schema, within = at.queue.pop()
-            if schema is True:
-                continue
-            if schema is False:
-                return
-            if not isinstance(schema, dict):
-                raise NotFinite("a schema that is neither an object nor a boolean")
-            self._take(schema, within, at, above)
-        if not at.choices:
-            found.append(Conjunction(tuple(at.parts), at.refs, at.loose))
-            if len(found) > _MAX_ALTERNATIVES:
-                raise NotFinite("too many alternatives")
-            return
-        kind, options, within = at.choices.pop(0)
-        groups: list[range] = []
-        for option in options:
-            start = len(found)
-            self._expand(at.with_schema(option, within, kind == "anyOf"), above, found)
-            groups.append(range(start, len(found)))
-        if kind == "oneOf" and len(options) > 1:
-            for i, group in enumerate(groups):
-                for other in groups[i + 1 :]:
-                    if not all(self.disjoint(found[p], found[q]) for p in group for q in other):
-                        raise NotFinite("oneOf whose options may overlap")
-
-    def _take(
-        self, schema: dict[str, Any], within: frozenset[int], at: _Pending, above: frozenset[str]
-    ) -> None:
-        """Split one schema into a part and what it holds in place."""
-        self.step()
-        unknown = schema.keys() - ANNOTATIONS - ASSERTIONS - IN_PLACE
-        if unknown:
-            raise NotFinite(f"keywords {sorted(map(str, unknown))}")
-        inside = within | {id(schema)}
-        own = {keyword: value for keyword, value in schema.items() if keyword in ASSERTIONS}
-        at.parts.append(Part(own, id(schema), within))
-        if "$ref" in schema:
-            ref = schema["$ref"]
-            if not isinstance(ref, str):
-                raise NotFinite("$ref that is no string")
-            if ref in above:
-                raise NotFinite(f"recursion through {ref!r}")
-            if (ref, inside) not in at.followed:
-                at.followed.add((ref, inside))
-                at.refs |= {ref}
-                at.queue.append((self.resolve(ref), inside))
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            held = schema.get(keyword, [])
-            if not isinstance(held, list):
-                raise NotFinite(f"{keyword} that is no array")
-            if keyword == "allOf":
-                at.queue.extend((inner, inside) for inner in reversed(held))
-            elif keyword in schema:
-                at.choices.append((keyword, held, inside))
+    def __init__(self, pointer: str) -> None:
+        super().__init__(pointer)
+        self.pointer = pointer
 
 
-def _required(conjunction: Conjunction) -> frozenset[str]:
-    return frozenset(name for names in conjunction.values("required") for name in names)
+class Cases:
+    """Takes conjunctions apart, for one schema.
 
-
-def _allowed(conjunction: Conjunction) -> frozenset[str] | None:
-    """The names that closed parts leave; None where no part is closed."""
-    allowed: frozenset[str] | None = None
-    for part in conjunction.parts:
-        if part.schema.get("additionalProperties") is False and not part.schema.get(
-            "patternProperties"
-        ):
-            names = frozenset(part.schema.get("properties", ()))
-            allowed = names if allowed is None else allowed & names
-    return allowed
-
-
-def _longest(value: Any) -> int:
-    """The length of the longest string in a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return max((max(len(k), _longest(v)) for k, v in value.items()), default=0)
-    return max(map(_longest, value), default=0) if isinstance(value, list) else 0
-
-
-def _mention(schemas: list[Schema], keywords: frozenset[str]) -> bool:
-    """Whether one of the keywords is somewhere in the schemas (not: in what they refer to)."""
-    queue: list[Any] = list(schemas)
-    while queue:
-        node = queue.pop()
-        if isinstance(node, dict):
-            if not keywords.isdisjoint(node):
-                return True
-            queue.extend(node.values())
-        elif isinstance(node, list):
-            queue.extend(node)
-    return False
-
-
-def _refuse_elsewhere(root: Schema) -> None:
-    """Raise for identifiers below the root, dynamic references and formats that are not ours.
-
-    Also where these only look like it (within `default` or `examples`): nothing is lost but speed.
+    `satisfies(located, value)` and `disjoint(conjunction)` are asked for finite sets of values,
+    and whether two options of a `oneOf` exclude each other.
     """
-    queue: list[Any] = [root]
-    count = 0
-    while queue:
-        node = queue.pop()
-        count += 1
-        if count > _MAX_NODES:
-            raise NotFinite("too large")
-        if isinstance(node, list):
-            queue.extend(node)
-        elif isinstance(node, dict):
-            if any(isinstance(node.get(keyword), str) for keyword in _ELSEWHERE):
-                raise NotFinite("anchors or dynamic references")
-            if node is not root and isinstance(node.get("$id"), str):
-                raise NotFinite("$id below the root")
-            name = node.get("format")
-            numeric = node.get("type") in ("integer", "number", "boolean")
-            if isinstance(name, str) and name not in formats.FORMATS and not numeric:
-                raise NotFinite(f"format {name!r}")
-            queue.extend(node.values())
+
+    def __init__(self, checked: CheckedSchema, satisfies: Any, disjoint: Any) -> None:
+        self._checked = checked
+        self._satisfies = satisfies
+        self._disjoint = disjoint
+        self.dead: dict[Conjunction, str] = {}
+        """Of conjunctions without cases: where it shows."""
+
+    def of(self, conjunction: Conjunction) -> list[Case]:
+        cases: list[Case] = []
+        queue = [_Partial(list(conjunction))]
+        pointer = ""
+        started = 1
+        while queue:
+            partial = queue.pop(0)
+            try:
+                self._settle(partial)
+                if partial.valued:
+                    self._settle_values(partial, conjunction, cases)
+                    if len(queue) == 0 and started == 1:
+                        break
+                    continue
+            except _Dead as dead:
+                pointer = pointer or dead.pointer
+                continue
+            while partial.choices and (
+                len(partial.choices[0]) + started > MAX_CASES
+            ):  # weaker: any of the options, or none
+                lost = partial.choices.pop(0)
+                for option in lost:
+                    partial.notes.update(option.notes)
+                partial.notes.add(_lost(lost, conjunction))
+            if partial.choices:
+                options, rest = partial.choices[0], partial.choices[1:]
+                started += len(options) - 1
+                queue[:0] = [partial.fork(option, rest) for option in options]
+                continue
+            cases.append(
+                Case(
+                    partial.types,
+                    partial.integer,
+                    tuple(partial.leaves),
+                    None,
+                    frozenset(partial.notes),
+                )
+            )
+        if not cases:
+            self.dead[conjunction] = pointer or (
+                conjunction[0].located.pointer if conjunction else "#"
+            )
+        return cases
+
+    def child(self, parent: Located, path: str, schema: Any) -> Atom:
+        return Atom(self._checked.child(parent, path, schema))
+
+    # ------------------------------------------------------------ one atom
+
+    def _settle(self, partial: _Partial) -> None:
+        """Work off what leaves no choice."""
+        while partial.pending:
+            atom = partial.pending.pop(0)
+            if atom in partial.done:
+                continue
+            partial.done.add(atom)
+            if Atom(atom.located, not atom.negated) in partial.done:
+                raise _Dead(atom.located.pointer)
+            if isinstance(atom.located.schema, bool):
+                if atom.located.schema is atom.negated:
+                    raise _Dead(atom.located.pointer)
+                continue
+            choices = (
+                [self._negated(atom.located)]
+                if atom.negated
+                else self._positive(partial, atom.located)
+            )
+            for options in choices:
+                if not options:
+                    raise _Dead(atom.located.pointer)
+                if len(options) == 1:
+                    partial.pending += options[0].atoms
+                    partial.notes.update(options[0].notes)
+                else:
+                    partial.choices.append(options)
+        if not partial.types:
+            raise _Dead("#")
+
+    def _settle_values(
+        self, partial: _Partial, conjunction: Conjunction, cases: list[Case]
+    ) -> None:
+        """The values of `enum` and `const` that satisfy everything: exact, whatever else there
+        is to say. Choices are not needed: the whole conjunction is asked."""
+        found: list[Any] = []
+        pointer = "#"
+        smallest: list[Any] | None = None
+        for located, leaf in partial.leaves:
+            if "!values" in leaf and (smallest is None or len(leaf["!values"]) < len(smallest)):
+                smallest, pointer = leaf["!values"], located.pointer
+        for value in smallest or ():
+            if all(
+                self._satisfies(atom.located, value) is not atom.negated for atom in conjunction
+            ) and all(self._satisfies(located, value) for located, _ in partial.leaves):
+                found.append(value)
+        if not found:
+            keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
+            raise _Dead(f"{pointer}/{keyword}")
+        cases.append(Case(values=tuple(found)))
+
+    def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
+        """Note what a schema says; the choices it leaves."""
+        schema = keywords(located.schema, located.dialect)
+        leaf: dict[str, Any] = {}
+        choices: list[list[_Option]] = []
+        for key, value in schema.items():
+            if key == "type":
+                self._intersect_types(partial, located, value)
+            elif key == "$ref":
+                partial.pending.append(Atom(self._checked.target(located)))
+            elif key == "$dynamicRef":
+                targets = self._checked.dynamic_targets(located)
+                if len(targets) == 1:
+                    partial.pending.append(Atom(targets[0]))
+                else:
+                    note = Residual(f"{located.pointer}/{key}", key)
+                    choices.append([_Option((Atom(target),), (note,)) for target in targets])
+            elif key == "$recursiveRef":
+                partial.notes.add(Residual(f"{located.pointer}/{key}", key))
+            elif key == "const":
+                leaf["!values"] = [value]
+                partial.valued = True
+            elif key == "enum":
+                leaf["!values"] = list(value)
+                partial.valued = True
+            elif key == "allOf":
+                partial.pending += [
+                    self.child(located, f"/allOf/{i}", below) for i, below in enumerate(value)
+                ]
+            elif key == "not":
+                child = self.child(located, "/not", value)
+                partial.pending.append(Atom(child.located, True))
+            elif key in ("anyOf", "oneOf", "if", "dependentRequired", "dependentSchemas"):
+                choices += self._choices(located, key, schema)
+            elif key not in ("then", "else"):
+                leaf[key] = value
+        if leaf:
+            partial.leaves.append((located, leaf))
+        return choices
+
+    def _intersect_types(self, partial: _Partial, located: Located, value: Any) -> None:
+        names = {value} if isinstance(value, str) else set(value)
+        allowed = frozenset("number" if name == "integer" else name for name in names)
+        if "integer" in names and "number" not in names:
+            partial.integer = True
+        partial.types &= allowed
+        if not partial.types:
+            raise _Dead(f"{located.pointer}/type")
+
+    def _choices(self, located: Located, key: str, schema: dict[str, Any]) -> list[list[_Option]]:
+        value = schema[key]
+        if key == "anyOf":
+            atoms = [self.child(located, f"/anyOf/{i}", below) for i, below in enumerate(value)]
+            return [[_Option((atom,)) for atom in atoms]]
+        if key == "oneOf":
+            return [self._one_of(located, value)]
+        if key == "if":
+            condition = self.child(located, "/if", value)
+            met, unmet = [condition], [Atom(condition.located, True)]
+            if "then" in schema:
+                met.append(self.child(located, "/then", schema["then"]))
+            if "else" in schema:
+                unmet.append(self.child(located, "/else", schema["else"]))
+            if len(met) == len(unmet) == 1:
+                return []
+            return [[_Option(tuple(met)), _Option(tuple(unmet))]]
+        found = []
+        for name, needed in value.items():
+            base = f"/{key}/{name}"
+            absent = self._made(located, base + "!absent", {"properties": {name: False}})
+            present: list[Atom]
+            if key == "dependentRequired":
+                names = [name, *(other for other in needed if other != name)]
+                present = [
+                    self._made(located, base + "!there", {"type": "object", "required": names})
+                ]
+            else:
+                present = [
+                    self._made(located, base + "!there", {"type": "object", "required": [name]}),
+                    self.child(located, base, needed),
+                ]
+            found.append([_Option((absent,)), _Option(tuple(present))])
+        return found
+
+    def _one_of(self, located: Located, value: list[Any]) -> list[_Option]:
+        atoms = [self.child(located, f"/oneOf/{i}", below) for i, below in enumerate(value)]
+        note = Residual(f"{located.pointer}/oneOf", "oneOf")
+        options = []
+        for atom in atoms:
+            overlapping = [
+                other for other in atoms if other is not atom and not self._disjoint((atom, other))
+            ]
+            if len(atoms) > MAX_ONE_OF:
+                options.append(_Option((atom,), (note,) if overlapping else ()))
+            else:
+                negated = tuple(Atom(other.located, True) for other in overlapping)
+                options.append(_Option((atom, *negated)))
+        return options
+
+    # ------------------------------------------------------------ negation
+
+    def _negated(self, located: Located) -> list[_Option]:
+        """How a schema may be not satisfied: any of its keywords is not."""
+        schema = keywords(located.schema, located.dialect)
+        options: list[_Option] = []
+        for key, value in schema.items():
+            options += self._negated_keyword(located, schema, key, value)
+        return options
+
+    def _negated_keyword(
+        self, located: Located, schema: dict[str, Any], key: str, value: Any
+    ) -> Iterable[_Option]:
+        pointer = f"{located.pointer}/{key}"
+
+        def made(shape: dict[str, Any], lost: bool = False, part: Any = "") -> _Option:
+            atom = self._made(located, f"/{key}!{part}", shape)
+            return _Option((atom,), (Residual(pointer, key),) if lost else ())
+
+        def below(path: str, other: Any, negated: bool = True) -> Atom:
+            return Atom(self.child(located, path, other).located, negated)
+
+        if key == "type":
+            names = {value} if isinstance(value, str) else set(value)
+            others = [t for t in TYPES if t not in names]
+            whole = "integer" in names and "number" not in names
+            if whole:
+                yield made({"type": "number"}, lost=True, part="fraction")
+                others = [t for t in others if t != "number"]
+            if others:
+                yield made({"type": others})
+        elif key in ("const", "enum"):
+            yield made({EXCLUDED: [value] if key == "const" else value})
+        elif key == "required":
+            for name in value:
+                yield made({"type": "object", "properties": {name: False}}, part=name)
+        elif key == "properties":
+            for name, other in value.items():
+                if other is not True and other != {}:
+                    shape = {
+                        "type": "object",
+                        "required": [name],
+                        "properties": {name: _not(other)},
+                    }
+                    yield made(shape, part=name)
+        elif key == "prefixItems":
+            for index, other in enumerate(value):
+                if other is not True and other != {}:
+                    shape = {
+                        "type": "array",
+                        "minItems": index + 1,
+                        "prefixItems": [True] * index + [_not(other)],
+                    }
+                    yield made(shape, part=index)
+        elif key in _OPPOSITE:
+            type_, opposite, shift = _OPPOSITE[key]
+            if value + shift >= 0 or shift == 0:
+                yield made({"type": type_, opposite: value + shift})
+        elif key == "contains":
+            if schema.get("minContains", 1) == 1 and "maxContains" not in schema:
+                yield made({"type": "array", "items": _not(value)})
+            elif schema.get("minContains", 1) > 0 or "maxContains" in schema:
+                yield made({"type": "array"}, lost=True)
+        elif key in _LOST:
+            type_, least = _LOST[key]
+            if value is not True and value != {} and value is not False or key in _FALSE_TOO:
+                yield made({"type": type_, **least}, lost=True)
+        elif key == "$ref":
+            yield _Option((Atom(self._checked.target(located), True),))
+        elif key in ("$dynamicRef", "$recursiveRef"):
+            yield _Option((), (Residual(pointer, key),))
+        elif key == "allOf":
+            for index, other in enumerate(value):
+                yield _Option((below(f"/allOf/{index}", other),))
+        elif key == "anyOf":
+            yield _Option(tuple(below(f"/anyOf/{i}", other) for i, other in enumerate(value)))
+        elif key == "oneOf":
+            yield _Option(tuple(below(f"/oneOf/{i}", other) for i, other in enumerate(value)))
+            positive = [below(f"/oneOf/{i}", other, False) for i, other in enumerate(value)]
+            for index, first in enumerate(positive):
+                for second in positive[index + 1 :]:
+                    yield _Option((first, second))
+        elif key == "not":
+            yield _Option((below("/not", value, False),))
+        elif key == "if":
+            for branch, negated in (("then", False), ("else", True)):
+                if branch in schema:
+                    yield _Option(
+                        (below("/if", value, negated), below(f"/{branch}", schema[branch]))
+                    )
+        elif key == "dependentRequired":
+            for name, needed in value.items():
+                for other in needed:
+                    shape = {"type": "object", "required": [name], "properties": {other: False}}
+                    yield made(shape, part=f"{name}/{other}")
+        elif key == "dependentSchemas":
+            for name, other in value.items():
+                atom = self._made(located, f"/{key}!{name}", {"type": "object", "required": [name]})
+                yield _Option((atom, below(f"/{key}/{name}", other)))
+
+    def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
+        """A schema of our own, as if it stood below another."""
+        return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
+
+
+def _newest(parent: Located) -> Any:
+    from rootlace.runtime.constrained.schema.dialect import NEWEST
+
+    return parent.dialect if parent.dialect.number >= 2019 else NEWEST
+
+
+def _not(schema: Any) -> Any:
+    return not schema if isinstance(schema, bool) else {"not": schema}
+
+
+_OPPOSITE = {
+    "minimum": ("number", "exclusiveMaximum", 0),
+    "maximum": ("number", "exclusiveMinimum", 0),
+    "exclusiveMinimum": ("number", "maximum", 0),
+    "exclusiveMaximum": ("number", "minimum", 0),
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+    "maxProperties": ("object", "minProperties", 1),
+}
+_LOST: dict[str, tuple[str, dict[str, int]]] = {
+    "pattern": ("string", {}),
+    "multipleOf": ("number", {}),
+    "uniqueItems": ("array", {"minItems": 2}),
+    "items": ("array", {"minItems": 1}),
+    "additionalProperties": ("object", {"minProperties": 1}),
+    "patternProperties": ("object", {"minProperties": 1}),
+    "propertyNames": ("object", {"minProperties": 1}),
+    "unevaluatedProperties": ("object", {"minProperties": 1}),
+    "unevaluatedItems": ("array", {"minItems": 1}),
+}
+_FALSE_TOO = frozenset(_LOST) - {"uniqueItems"}
+"""Of these, `false` says something."""
+
+
+def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:
+    for option in options:
+        for atom in option.atoms:
+            pointer = atom.located.pointer
+            for key in ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependentRequired"):
+                if f"/{key}" in pointer:
+                    return Residual(pointer[: pointer.rindex(f"/{key}")] + f"/{key}", key)
+            return Residual(pointer, pointer.rpartition("/")[2])
+    return Residual(conjunction[0].located.pointer, "anyOf")

@@ -52,11 +52,11 @@ def prepare_value(
 ) -> PreparedSchema:
     """As `prepare`, of a schema that is parsed."""
     checked = CheckedSchema(schema, documents or {})
-    relaxed = relax(checked)
+    rules = Rules(checked)
+    relaxed = relax(checked, rules.satisfies)
     if strict and relaxed.residuals:
         first = relaxed.residuals[0]
         raise invalid(first.pointer, f"no mask can hold {first.keyword!r} here (strict)")
     if not relaxed.residuals:
         return PreparedSchema(schema, relaxed.schema, (), None)
-    rules = Rules(checked)
     return PreparedSchema(schema, relaxed.schema, relaxed.residuals, lambda: Verifier(rules))

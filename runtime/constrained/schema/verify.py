@@ -148,6 +148,9 @@ class Rules:
             return "", located.pointer, f"the value cannot be checked: {failure}"
         return None if worst is None else _described(worst, located)
 
+    def satisfies(self, located: Located, value: Any) -> bool:
+        return self.error(located, value) is None
+
     def whole_error(self, value: Any) -> tuple[str, str, str] | None:
         return self.error(self._checked.root, value)
 

@@ -1,0 +1,80 @@
+"""What a schema may evaluate of a value, all its alternatives taken together (2020-12, 11.2-3)."""
+
+from __future__ import annotations
+
+from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
+from rootlace.runtime.constrained.schema.dialect import keywords
+
+_ALTERNATIVES = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
+
+
+def in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool]:
+    """The schemas that may apply to the value that `root` applies to, `root` first, and whether
+    all of them do (none is an alternative)."""
+    found = {root: None}
+    queue, sure = [root], True
+    while queue:
+        located = queue.pop()
+        if not isinstance(located.schema, dict):
+            continue
+        schema = keywords(located.schema, located.dialect)
+        sure = sure and not any(key in schema for key in _ALTERNATIVES)
+        below: list[Located] = []
+        if "$ref" in schema:
+            below.append(checked.target(located))
+        if "$dynamicRef" in schema:
+            below += checked.dynamic_targets(located)
+        for key in ("allOf", "anyOf", "oneOf"):
+            for index, one in enumerate(schema.get(key, ())):
+                below.append(checked.child(located, f"/{key}/{index}", one))
+        for key in ("if", "then", "else"):
+            if key in schema:
+                below.append(checked.child(located, f"/{key}", schema[key]))
+        for name, one in schema.get("dependentSchemas", {}).items():
+            below.append(checked.child(located, f"/dependentSchemas/{name}", one))
+        for one in below:
+            if one not in found:
+                found[one] = None
+                queue.append(one)
+    return list(found), sure
+
+
+def evaluated_keys(
+    checked: CheckedSchema, root: Located
+) -> tuple[set[str] | None, list[str], bool]:
+    """The names and patterns of the keys that may be evaluated (names None: any key), and whether
+    they are in every case."""
+    names: set[str] = set()
+    patterns: list[str] = []
+    all_, sure = in_place(checked, root)
+    for located in all_:
+        if not isinstance(located.schema, dict):
+            continue
+        schema = keywords(located.schema, located.dialect)
+        if "$recursiveRef" in schema or "additionalProperties" in schema:
+            return None, [], sure
+        if "unevaluatedProperties" in schema and located != root:
+            if schema["unevaluatedProperties"] is not False:
+                return None, [], False
+        names |= set(schema.get("properties", ()))
+        patterns += schema.get("patternProperties", ())
+    return names, patterns, sure
+
+
+def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, bool]:
+    """How many items from the first may be evaluated (None: any), and whether they always are."""
+    count = 0
+    all_, sure = in_place(checked, root)
+    for located in all_:
+        if not isinstance(located.schema, dict):
+            continue
+        schema = keywords(located.schema, located.dialect)
+        if "items" in schema:
+            return None, sure
+        if "contains" in schema or "$recursiveRef" in schema:
+            return None, False
+        if "unevaluatedItems" in schema and located != root:
+            if schema["unevaluatedItems"] is not False:
+                return None, False
+        count = max(count, len(schema.get("prefixItems", ())))
+    return count, sure
