@@ -7,23 +7,30 @@ finitely many shapes) and llguidance for the rest, and where the automaton would
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
-
-from llguidance import LLMatcher
 
 from rootlace.errors import InvalidConstraint
 from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import ebnf
+from rootlace.runtime.constrained.automaton import choices
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.automaton.lookaround import has_look
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton.syntax import Either, Literal, Regex
+from rootlace.runtime.constrained.automaton.syntax import Regex
+from rootlace.runtime.constrained.automaton_grammar import AutomatonGrammar
+from rootlace.runtime.constrained.canonical import Canonicalizer
+from rootlace.runtime.constrained.checked import CheckedGrammar
 from rootlace.runtime.constrained.interface import Grammar
-from rootlace.runtime.constrained.lexemes import pattern_of
 from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
-from rootlace.runtime.constrained.source import parsed_choices, parsed_schema
+from rootlace.runtime.constrained.outlines_grammar import OutlinesGrammar
+from rootlace.runtime.constrained.schema.finite import regex_of_schema
+from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.source import parsed_choices
 from rootlace.runtime.constrained.structural_tag import Tag, lark_of_tags, parse_structural_tag
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 
@@ -37,6 +44,8 @@ class GrammarBuilder:
         self._vocabulary = vocabulary
         self._config = config
         self._documents = documents
+        self._canonicalizer: Canonicalizer | None = None
+        self._making = threading.Lock()
 
     def build(self, constraint: Constraint) -> Grammar:
         """Raises InvalidConstraint."""
@@ -51,29 +60,53 @@ class GrammarBuilder:
         if kind == "regex":
             return self._regular(kind, parse(source))
         if kind == "choices":
-            return self._regular(kind, Either(tuple(map(Literal, parsed_choices(source)))))
+            return self._regular(kind, choices.either(parsed_choices(source)))
         if kind == "ebnf":
             return self._ebnf(source)
         if kind == "structural_tag":
             return self._structural_tag(constraint)
         return self._schema(constraint)
 
+    # ------------------------------------------------------------ regular
+
     def _regular(self, kind: str, regex: Regex) -> Grammar:
+        """Raises TooLarge where the automaton is, and nothing else holds it."""
+        backend = self._config.backend
+        if backend == "outlines_core":
+            return OutlinesGrammar(self._vocabulary, regex, self._forced_tokenizer(), self._config)
+        if backend == "llguidance":
+            return self._as_pattern(kind, regex)
         try:
-            if LazyDfa(regex, self._config.max_states).empty:
-                raise InvalidConstraint(f"{kind}: no text matches it")
+            dfa = LazyDfa(regex, self._config.max_states)
         except TooLarge:
-            pass
-        return self._llguidance(kind, LLMatcher.grammar_from_regex(pattern_of(regex)))
+            if backend == "automaton" or has_look(regex):
+                raise
+            return self._as_pattern(kind, regex)
+        if dfa.empty:
+            what = "#: nothing satisfies the schema" if kind == "json_schema" else "no text matches"
+            raise InvalidConstraint(f"{kind}: {what}")
+        return AutomatonGrammar(
+            self._vocabulary,
+            dfa,
+            self._forced_tokenizer(),
+            lambda: self._as_pattern(kind, regex),
+            self._config.max_table_bytes,
+        )
+
+    def _as_pattern(self, kind: str, regex: Regex) -> Grammar:
+        if has_look(regex):
+            raise InvalidConstraint(f"{kind}: llguidance has no look-around")
+        return self._llguidance(kind, f"start: /{pattern_of(regex)}/")
+
+    # ------------------------------------------------------------ the rest
 
     def _ebnf(self, source: str) -> Grammar:
         grammar = ebnf.grammar_of(source)
         if not isinstance(grammar, str):
             return self._regular("ebnf", grammar)
         self._refuse_if_not_regular("ebnf")
-        lark = LLMatcher.grammar_from_lark(grammar)
         try:
-            return LLGuidanceGrammar(self._vocabulary, lark, self._config)
+            return self._on_llguidance(grammar)
         except InvalidConstraint as error:
             raise ebnf.lark_error(error) from None
 
@@ -82,37 +115,71 @@ class GrammarBuilder:
         tags = parse_structural_tag(constraint.source)
 
         def schema_of(tag: Tag) -> dict[str, Any]:
-            schema = {} if tag.schema is True else tag.schema
-            if schema is False:
-                raise InvalidConstraint(f"structural_tag: {tag.place}: allows nothing")
-            return {**schema, "x-guidance": _json_options(constraint.whitespace)}
+            try:
+                prepared = prepare_value(
+                    tag.schema, whitespace=constraint.whitespace, documents=self._documents
+                )
+            except InvalidConstraint as error:
+                raise InvalidConstraint(f"structural_tag: {tag.place}: {error}") from None
+            if prepared.residuals:
+                first = prepared.residuals[0]
+                raise InvalidConstraint(
+                    f"structural_tag: {tag.place}: {first.pointer}: no mask can hold "
+                    f"{first.keyword!r}, and inside free text it cannot be checked"
+                )
+            return _with_whitespace(prepared.mask_schema, constraint.whitespace)
 
-        return self._llguidance(
-            "structural_tag", LLMatcher.grammar_from_lark(lark_of_tags(tags, schema_of))
-        )
+        return self._llguidance("structural_tag", lark_of_tags(tags, schema_of))
 
     def _schema(self, constraint: Constraint) -> Grammar:
-        schema = parsed_schema(constraint.source)
-        try:
-            source = LLMatcher.grammar_from_json_schema(
-                json.dumps({} if schema is True else schema),
-                overrides=_json_options(constraint.whitespace),
+        prepared = prepare(
+            constraint.source, whitespace=constraint.whitespace, documents=self._documents
+        )
+        if self._config.backend != "llguidance":
+            # A mask schema refers to itself only, but it is the schema only where it holds all.
+            exact = prepared.original if prepared.residuals else prepared.mask_schema
+            regex = regex_of_schema(exact, constraint.whitespace)
+            if regex is not None:
+                try:
+                    return self._regular("json_schema", regex)
+                except TooLarge:
+                    if self._config.backend != "auto":
+                        raise
+        self._refuse_if_not_regular("json_schema")
+        if constraint.strict and prepared.residuals:
+            first = prepared.residuals[0]
+            raise InvalidConstraint(
+                f"json_schema: {first.pointer}: no mask can hold {first.keyword!r} here (strict)"
             )
-        except ValueError as error:
-            raise InvalidConstraint(f"json_schema: {error}") from None
-        return self._llguidance("json_schema", source)
+        schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
+        inner = self._llguidance("json_schema", f"start: %json {json.dumps(schema)}")
+        if prepared.verifier_factory is None:
+            return inner
+        return CheckedGrammar(
+            inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
+        )
 
-    def _llguidance(self, kind: str, source: str) -> Grammar:
+    def _llguidance(self, kind: str, lark: str) -> Grammar:
         try:
-            return LLGuidanceGrammar(self._vocabulary, source, self._config)
+            return self._on_llguidance(lark)
         except InvalidConstraint as error:
-            raise InvalidConstraint(f"{kind}: {error}") from None
+            said = str(error).splitlines()[0]  # the lines of a grammar that we wrote say nothing
+            raise InvalidConstraint(f"{kind}: {said}") from None
+
+    def _on_llguidance(self, lark: str) -> Grammar:
+        return LLGuidanceGrammar(self._vocabulary, lark, self._forced_tokenizer(), self._config)
 
     def _refuse_if_not_regular(self, kind: str) -> None:
         if self._config.backend not in ("auto", "llguidance"):
             raise InvalidConstraint(
-                f"{kind}: it is not regular, which the backend {self._config.backend!r} needs"
+                f"{kind}: it is not regular, or too large, for the backend {self._config.backend!r}"
             )
+
+    def _forced_tokenizer(self) -> Canonicalizer:
+        with self._making:
+            if self._canonicalizer is None:
+                self._canonicalizer = Canonicalizer(self._vocabulary)
+            return self._canonicalizer
 
 
 def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
@@ -124,10 +191,12 @@ def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
         )
 
 
-def _json_options(whitespace: str) -> dict[str, Any]:
+def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+    """llguidance's options stand in the schema."""
     flexible = whitespace == "flexible"
-    return {
+    options = {
         "whitespace_flexible": flexible,
         "item_separator": ", " if flexible else ",",
         "key_separator": ": " if flexible else ":",
     }
+    return {**schema, "x-guidance": options}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
@@ -188,31 +189,6 @@ def nullable(regex: Regex) -> bool:
             return any(map(nullable, options))
         case Repeat(item, least, _):
             return least == 0 or nullable(item)
-
-
-def pattern_of(regex: Regex) -> str:
-    """The regular expression as llguidance reads one between slashes; no look-around."""
-    match regex:
-        case Literal(text):
-            return "".join(map(_escaped, text))
-        case Chars(ranges):
-            inner = "".join(f"{_hex(a)}-{_hex(b)}" if a < b else _hex(a) for a, b in ranges)
-            return f"[{inner}]" if inner else "[^\\s\\S]"
-        case Concat(parts):
-            return "".join(map(pattern_of, parts))
-        case Either(options):
-            return "(?:" + "|".join(map(pattern_of, options)) + ")" if options else "[^\\s\\S]"
-        case Repeat(item, least, most):
-            return f"(?:{pattern_of(item)}){{{least},{'' if most is None else most}}}"
-    raise AssertionError(regex)
-
-
-def _escaped(character: str) -> str:
-    return character if character.isascii() and character.isalnum() else _hex(ord(character))
-
-
-def _hex(code: int) -> str:
-    return f"\\x{{{code:X}}}"
 
 
 class _Conflicts:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from typing import Protocol
+
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
@@ -15,19 +20,43 @@ BASE_BYTES = 1 << 16
 BYTES_PER_CHARACTER = 48
 
 
+_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
+
+
+class ForcedTokenizer(Protocol):
+    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
+
+    def tail(self, context: list[int]) -> bytes | None: ...
+
+    def tokens_after(
+        self,
+        tail: bytes | None,
+        forced: bytes,
+        can_follow: Callable[[bytes], bool],
+        may_end: bool,
+    ) -> list[int]: ...
+
+
 class LLGuidanceGrammar:
-    """A grammar in llguidance's own notation, for one vocabulary; see `interface.Grammar`."""
+    """A grammar in llguidance's Lark dialect, for one vocabulary; see `interface.Grammar`."""
 
     backend = "llguidance"
 
-    def __init__(self, vocabulary: Vocabulary, source: str, config: ConstraintConfig) -> None:
-        """`source` is what `LLMatcher.grammar_from_*` gives.
-
-        Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works.
-        """
-        self._vocabulary = vocabulary
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        lark: str,
+        canonicalizer: ForcedTokenizer,
+        config: ConstraintConfig,
+    ) -> None:
+        """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
+        self.vocabulary = vocabulary
+        self.canonicalizer = canonicalizer
         self._prototype = LLMatcher(
-            vocabulary.llguidance, source, log_level=0, limits=parser_limits(config)
+            vocabulary.llguidance,
+            LLMatcher.grammar_from_lark(_without_forcing(lark)),
+            log_level=0,
+            limits=parser_limits(config),
         )
         if self._prototype.is_error():
             raise InvalidConstraint(reason(self._prototype))
@@ -37,30 +66,30 @@ class LLGuidanceGrammar:
         accepting = self._prototype.is_accepting()
         if not first and not accepting:
             raise InvalidConstraint("no text satisfies it")
-        self._empty_only = not first and accepting
-        self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(source)
+        self.empty_only = not first and accepting
+        self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._vocabulary, self._prototype.deep_copy(), self._empty_only)
+        return LLGuidanceMatcher(self, self._prototype.deep_copy())
 
     def _first_tokens(self) -> set[int]:
         """The tokens a text can begin with. llguidance says only after a token that none can
         follow, and at the first mask that there is no text at all."""
-        words = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        words = np.zeros((self.vocabulary.size + 31) // 32, np.int32)
         self._prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        return set(allowed.tolist()) - set(self._vocabulary.eos_token_ids)
+        return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
 class LLGuidanceMatcher:
     """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
     them in at some complete texts only, and an error would be the end of its matcher."""
 
-    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher, empty_only: bool) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, grammar: LLGuidanceGrammar, matcher: LLMatcher) -> None:
+        self._grammar = grammar
+        self._vocabulary = grammar.vocabulary
         self._matcher = matcher
-        self._empty_only = empty_only
-        self._count = 0  # tokens taken in, without the end of the sequence
+        self._tokens: list[int] = []  # taken in, without the end of the sequence
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
 
@@ -96,7 +125,7 @@ class LLGuidanceMatcher:
         ):
             return self._refuse(token_id)
         else:
-            self._count += 1
+            self._tokens.append(token_id)
         self._error = ""
         return True
 
@@ -104,7 +133,7 @@ class LLGuidanceMatcher:
         return not self._matcher.is_error() and self._matcher.is_accepting()
 
     def is_finished(self) -> bool:
-        if self._empty_only or self._ended:
+        if (self._grammar.empty_only and not self._matcher.is_error()) or self._ended:
             return True
         return self.is_accepting() and self._matcher.is_stopped()
 
@@ -114,23 +143,47 @@ class LLGuidanceMatcher:
         return self._matcher.compute_ff_bytes()
 
     def forced_tokens(self) -> list[int]:
-        if self._ended or self._matcher.is_error() or self._matcher.is_accepting():
+        text = self.forced_text()
+        if not text:
             return []
-        return self._matcher.compute_ff_tokens()
+        canonicalizer = self._grammar.canonicalizer
+        tail = canonicalizer.tail(self._tokens)
+        path = self._bytewise(text)
+        if tail is None or path is None:
+            return []
+        # Tried out behind the forced text, and taken back.
+        taken = self._matcher.try_consume_tokens(path)
+        try:
+            if taken < len(path):
+                return []
+            may_end = self._matcher.is_accepting()
+            return canonicalizer.tokens_after(tail, text, self._can_follow, may_end)
+        finally:
+            if taken:
+                self._matcher.rollback(taken)
+
+    def _can_follow(self, text: bytes) -> bool:
+        path = self._bytewise(text)
+        return path is None or self._matcher.validate_tokens(path) == len(path)
+
+    def _bytewise(self, text: bytes) -> list[int] | None:
+        """The text in tokens of one byte each; None where the vocabulary lacks one."""
+        tokens = [self._vocabulary.byte_tokens[byte] for byte in text]
+        return None if -1 in tokens else tokens
 
     def rollback(self, count: int) -> None:
-        if not 0 <= count <= self._count + self._ended:
-            raise ValueError(f"cannot undo {count} of {self._count + self._ended} tokens")
+        if not 0 <= count <= len(self._tokens) + self._ended:
+            raise ValueError(f"cannot undo {count} of {len(self._tokens) + self._ended} tokens")
         self._error = ""
         inner = max(count - self._ended, 0)
         if count:
             self._ended = 0
         if inner:
             self._matcher.rollback(inner)
-            self._count -= inner
+            del self._tokens[-inner:]
 
     def reset(self) -> None:
-        self.rollback(self._count + self._ended)
+        self.rollback(len(self._tokens) + self._ended)
 
     def can_retreat(self) -> bool:
         return False
@@ -145,7 +198,7 @@ class LLGuidanceMatcher:
         return self._error
 
     def _refuse(self, token_id: int) -> bool:
-        self._error = f"the constraint forbids token {token_id} after {self._count} tokens"
+        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
         return False
 
 
@@ -167,3 +220,19 @@ def reason(matcher: LLMatcher) -> str:
     """What llguidance says is wrong, without the state it may append."""
     said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
     return "no text satisfies it" if said.startswith("NoExtension") else said
+
+
+def _without_forcing(lark: str) -> str:
+    """The grammar with the option `no_forcing`: where some bytes are forced, llguidance would allow
+    only the token that it would put there itself."""
+    options = _OPTIONS.search(lark)
+    if options is None:
+        return f'{lark}\n%llguidance {{"no_forcing": true}}\n'
+    try:
+        given = json.loads(options[1])
+    except ValueError:
+        return lark  # llguidance will say what is wrong with them
+    if not isinstance(given, dict):
+        return lark
+    merged = json.dumps({**given, "no_forcing": True})
+    return lark[: options.start(1)] + merged + lark[options.end(1) :]

@@ -118,7 +118,8 @@ class CompileService:
             self._settle(job, error)
             return
         job.started = time.monotonic()
-        if is_suspicious(job.constraint):
+        # outlines-core builds all of its index at once, and does not let go of the interpreter.
+        if self._config.backend == "outlines_core" or is_suspicious(job.constraint):
             if not self._suspicious.put(job):
                 self._settle(job, ServerUnavailable("the runtime is stopping"))
         else:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.syntax import Literal
-from rootlace.runtime.constrained.lexemes import pattern_of
 from rootlace.runtime.constrained.source import parsed
 
 MAX_TAGS = 1024

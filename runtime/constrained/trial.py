@@ -19,12 +19,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property
 from typing import IO
 
 import msgspec
 import psutil
-from llguidance import LLTokenizer, TokenizerWrapper
 
 from rootlace.errors import RootlaceError
 from rootlace.protocol import Constraint
@@ -32,6 +30,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 
+WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
 _LENGTH = struct.Struct(">I")
 
 
@@ -40,9 +39,8 @@ class Setup(msgspec.Struct, frozen=True):
 
     config: ConstraintConfig
     size: int
-    eos_token_ids: tuple[int, ...]
-    special_token_ids: tuple[int, ...]
-    token_bytes: list[bytes]
+    eos_token_ids: list[int]
+    tokenizer_json: str
     documents: dict[str, object]
 
 
@@ -53,44 +51,6 @@ class Verdict(msgspec.Struct, frozen=True):
     out_of_memory: bool = False
 
 
-class TokenVocabulary(Vocabulary):
-    """A vocabulary without its tokenizer: it knows the tokens, not how text is split into them."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.size = setup.size
-        self.eos_token_ids = setup.eos_token_ids
-        self.special_token_ids = frozenset(setup.special_token_ids)
-        self.token_bytes = setup.token_bytes
-
-    def encode(self, text: bytes) -> list[int]:
-        """Some tokens of the text: what they are makes no difference to the cost of compiling."""
-        return [token for byte in text for token in self._byte_tokens.get(byte, ())]
-
-    @cached_property
-    def _byte_tokens(self) -> dict[int, tuple[int]]:
-        return {data[0]: (i,) for i, data in enumerate(self.token_bytes) if len(data) == 1}
-
-    @cached_property
-    def llguidance(self) -> LLTokenizer:
-        return LLTokenizer(
-            TokenizerWrapper(_WithoutText(self)),
-            n_vocab=self.size,
-            eos_token=list(self.eos_token_ids),
-        )
-
-
-class _WithoutText:
-    def __init__(self, vocabulary: TokenVocabulary) -> None:
-        self.eos_token_id = vocabulary.eos_token_ids[0]
-        self.bos_token_id = None
-        self.tokens = vocabulary.token_bytes
-        self.special_token_ids = sorted(vocabulary.special_token_ids)
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text)
-
-
 def setup_of(
     vocabulary: Vocabulary, config: ConstraintConfig, documents: dict[str, object]
 ) -> Setup:
@@ -98,9 +58,8 @@ def setup_of(
     return Setup(
         config,
         vocabulary.size,
-        tuple(vocabulary.eos_token_ids),
-        tuple(sorted(vocabulary.special_token_ids)),
-        vocabulary.token_bytes,
+        list(vocabulary.eos_token_ids),
+        vocabulary.tokenizer_json,
         documents,
     )
 
@@ -142,9 +101,12 @@ def main() -> int:
         threading.Thread(target=_read_all, args=(frames,), daemon=True).start()
         setup = msgspec.msgpack.decode(frames.get(), type=Setup)
         compiler = GrammarCompiler(
-            TokenVocabulary(setup), config=setup.config, documents=setup.documents
+            Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
+            config=setup.config,
+            documents=setup.documents,
         )
-        _ = compiler.compile(Constraint("regex", "a"))  # what is built once is built now
+        for constraint in WARM_UP:  # what is built once is built now
+            attempt(compiler, constraint)
         _limit_memory(setup.config.compile_memory_bytes)
         write_frame(answers, Verdict())
         while True:

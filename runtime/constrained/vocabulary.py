@@ -9,9 +9,8 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from rootlace.runtime.constrained.token_order import TokenOrder
-
 from rootlace.runtime.constrained.byte_trie import ByteTrie
+from rootlace.runtime.constrained.token_order import TokenOrder
 
 
 class Vocabulary:
@@ -81,6 +80,15 @@ class Vocabulary:
     def order(self) -> TokenOrder:
         """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
         return TokenOrder(self.token_bytes)
+
+    @cached_property
+    def byte_tokens(self) -> list[int]:
+        """For each byte a token that is this byte, or -1."""
+        tokens = [-1] * 256
+        for token, data in enumerate(self.token_bytes):
+            if len(data) == 1:
+                tokens[data[0]] = token
+        return tokens
 
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self.special_token_ids:

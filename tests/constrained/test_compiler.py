@@ -128,7 +128,10 @@ def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None
         (Constraint("json_schema", "[1]"), "object or boolean"),
         (Constraint("json_schema", "false"), "allows nothing"),
         (Constraint("json_schema", '{"type": "foo"}'), "foo"),
-        (Constraint("json_schema", '{"uniqueItems": true, "type": "array"}'), "uniqueItems"),
+        (
+            Constraint("json_schema", '{"uniqueItems": true, "type": "array"}', strict=True),
+            "uniqueItems",
+        ),
         (
             Constraint("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}'),
             "minimum",
