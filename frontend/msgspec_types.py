@@ -81,13 +81,10 @@ class _Builder:
         return self._row(kind.item_types, len(kind.item_types))
 
     def _row(self, items: Sequence[inspect.Type], required: int) -> Schema:
-        return {
-            "type": "array",
-            "prefixItems": [self._of(item) for item in items],
-            "items": False,
-            "minItems": required,
-            "maxItems": len(items),
-        }
+        schema: Schema = {"type": "array"}
+        if items:  # JSON Schema has no empty `prefixItems`
+            schema["prefixItems"] = [self._of(item) for item in items]
+        return schema | {"items": False, "minItems": required, "maxItems": len(items)}
 
     def mapping(self, kind: Any) -> Schema:
         key, value = kind.key_type, self._of(kind.value_type)
@@ -102,8 +99,10 @@ class _Builder:
             schema["patternProperties"] = {pattern: value}
             schema["additionalProperties"] = False
         else:
-            if not isinstance(key, inspect.AnyType) and key != inspect.StrType():
-                schema["propertyNames"] = self._of(key)
+            if not _is_any_text(key):
+                schema["propertyNames"] = names = self._of(key)
+                if names.get("type") != "string":
+                    raise InvalidConstraint(f"a key of {_described(key)} cannot be constrained")
             if value:
                 schema["additionalProperties"] = value
         _bound(schema, kind, "Properties")
@@ -218,6 +217,12 @@ def _key_pattern(key: inspect.Type) -> str | None:
     if isinstance(key, inspect.IntType | inspect.FloatType) and key != type(key)():
         return None  # bounded: the schema of the number would be that of a JSON number, not a key
     return _KEY_PATTERNS.get(type(key))
+
+
+def _is_any_text(key: inspect.Type) -> bool:
+    if isinstance(key, inspect.UnionType):
+        return any(_is_any_text(one) for one in key.types)
+    return isinstance(key, inspect.AnyType) or key == inspect.StrType()
 
 
 def _bound(schema: Schema, kind: Any, noun: str) -> None:

@@ -157,6 +157,8 @@ CASES: list[tuple[Any, list[tuple[str, Any]], list[str]]] = [
     (list, [("[1]", [1])], ["{}"]),
     (list[int], [("[1,2]", [1, 2]), ("[]", [])], ["[1.5]"]),
     (tuple[int, str], [('[1,"a"]', (1, "a"))], ["[1]", '[1,"a",2]', '["a",1]']),
+    (tuple[()], [("[]", ())], ["[1]"]),
+    (dict[str | int, int], [('{"a":1}', {"a": 1})], ['{"a":"b"}']),
     (tuple[int, ...], [("[1,2,3]", (1, 2, 3))], ['["a"]']),
     (set[int], [("[1,2]", {1, 2})], ["[1,1]"]),
     (Optional[int], [("null", None), ("1", 1)], ['"a"']),  # noqa: UP045 (the spelling is the point)
@@ -280,6 +282,8 @@ def test_schema_and_value(kind: Any, good: list[tuple[str, Any]], bad: list[str]
         ("int", "the string 'int'"),
         (5, "5"),
         (list[complex], "complex"),
+        (dict[tuple[int, int], int], "key"),
+        (dict[Annotated[int, msgspec.Meta(ge=0)], int], "key of IntType"),
         (enum.Enum("Odd", {"A": 1.5}), "Odd"),
         (pydantic.create_model("Bad", f=(Callable[[], int], ...)), "Bad"),
     ],
