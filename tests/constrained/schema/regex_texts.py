@@ -1,0 +1,39 @@
+"""Texts of a regex tree, drawn at random."""
+
+from __future__ import annotations
+
+import random
+
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Look,
+    Regex,
+    Repeat,
+)
+
+
+def draw(regex: Regex, source: random.Random) -> str:
+    """One text. Ends of ranges and extreme counts come more often than chance has it."""
+    match regex:
+        case Literal(text):
+            return text
+        case Chars(ranges):
+            low, high = source.choice(ranges)
+            kind = source.randrange(4)
+            return chr(low if kind == 0 else high if kind == 1 else source.randint(low, high))
+        case Concat(parts):
+            return "".join(draw(part, source) for part in parts)
+        case Either(options):
+            return draw(source.choice(options), source)
+        case Repeat(item, least, most):
+            top = least + 4 if most is None else most
+            kind = source.randrange(4)
+            count = least if kind == 0 else min(top, least + source.randrange(5))
+            if kind == 1:
+                count = top
+            return "".join(draw(item, source) for _ in range(count))
+        case Look():
+            raise AssertionError("no look-ahead is written for schemas")
