@@ -100,8 +100,8 @@ class _Builder:
             schema["additionalProperties"] = False
         else:
             if not _is_any_text(key):
-                schema["propertyNames"] = names = self._of(key)
-                if names.get("type") != "string":
+                schema["propertyNames"] = text = self._of(key)
+                if text.get("type") != "string":
                     raise InvalidConstraint(f"a key of {_described(key)} cannot be constrained")
             if value:
                 schema["additionalProperties"] = value
