@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.schema import trees
 from rootlace.runtime.constrained.schema.finite import regex_of_schema
-
 from tests.constrained.schema import finite_schemas
 from tests.constrained.schema.regex_texts import draw
 
@@ -222,7 +222,7 @@ def test_order_may_be_pretty_printed_when_flexible() -> None:
 def test_every_subset_of_properties(count: int) -> None:
     names = [f"p{i}" for i in range(count)]
     for required in ([], names[:1], names[-1:], names[1:2], names):
-        schema = closed(dict.fromkeys(names, {"const": 1}), *required)
+        schema = closed({name: {"const": 1} for name in names}, *required)
         for bits in range(2**count):
             chosen = {name: 1 for i, name in enumerate(names) if bits >> i & 1}
             assert matches(schema, compact(chosen)) == (set(required) <= set(chosen))
@@ -359,7 +359,7 @@ def test_size_is_linear_where_something_is_required() -> None:
 
 
 def test_the_suite(shared_dir: Path) -> None:
-    """No instance that is marked invalid is matched; enough schemas are finite to mean something."""
+    """No instance that is marked invalid is matched, and enough schemas are finite."""
     folder = shared_dir / "data" / "json-schema-test-suite" / "tests" / "draft2020-12"
     finite = valid = 0
     for file in sorted(folder.rglob("*.json")):
