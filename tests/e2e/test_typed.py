@@ -87,6 +87,7 @@ KINDS: list[Any] = [
     Annotated[bytes, msgspec.Meta(min_length=1, max_length=6)],
     Annotated[list[bool], msgspec.Meta(max_length=3)],
     tuple[bool, Color],
+    set[Color],
     dict[Literal["a", "b"], bool],
     Line,
     Point,
