@@ -23,6 +23,8 @@ from rootlace.runtime.scheduler.plan import MaskRow
 PATIENCE = 3
 """After so many refusals of one value it is begun anew; after so many beginnings, the value that
 contains it."""
+MAX_NUMBER = 24
+"""So long may a whole text that is one number grow while it may not end."""
 BASE_BYTES = 1 << 14
 _NOT_NUMBER = frozenset(range(256)) - NUMBER_BYTES
 
@@ -164,8 +166,11 @@ class CheckedMatcher:
 
     def _can_follow(self) -> bool:
         """Whether there is anything that may follow, the end included."""
-        if self._way[-1] not in self._remaining and not self._ends_too_early():
+        too_early = self._ends_too_early()
+        if self._way[-1] not in self._remaining and not too_early:
             return True  # what the mask allows can go on
+        if too_early and self._verifier.number_length() > MAX_NUMBER:
+            return False  # a number for which no end was found: nothing would ever refuse it
         words = np.zeros(self._words, np.int32)
         self.fill_bitmask(words)
         return bool(words.any())

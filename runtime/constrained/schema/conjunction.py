@@ -7,12 +7,13 @@ union allows what the conjunction allows, and more only where a note says which 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
-from rootlace.runtime.constrained.schema.dialect import keywords
+from rootlace.runtime.constrained.schema.dialect import NEWEST, Dialect, keywords
 from rootlace.runtime.constrained.schema.residual import Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -67,7 +68,7 @@ class _Partial:
         return _Partial(
             [atom for atom in option.atoms if atom not in self.done],
             set(self.done),
-            rest,
+            list(rest),
             self.types,
             self.integer,
             list(self.leaves),
@@ -109,8 +110,6 @@ class Cases:
                 self._settle(partial)
                 if partial.valued:
                     self._settle_values(partial, conjunction, cases)
-                    if len(queue) == 0 and started == 1:
-                        break
                     continue
             except _Dead as dead:
                 pointer = pointer or dead.pointer
@@ -221,6 +220,10 @@ class Cases:
                 partial.valued = True
             elif key == "enum":
                 leaf["!values"] = list(value)
+                partial.valued = True
+            elif key == "pattern" and schema.get("type") == "string" and _LITERALS.match(value):
+                # A discriminator often; as values, it is known which of them exclude each other.
+                leaf["!values"] = value.strip("^()$").split("|")
                 partial.valued = True
             elif key == "allOf":
                 partial.pending += [
@@ -401,15 +404,16 @@ class Cases:
         return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
 
 
-def _newest(parent: Located) -> Any:
-    from rootlace.runtime.constrained.schema.dialect import NEWEST
-
+def _newest(parent: Located) -> Dialect:
+    """The draft of a schema of our own below `parent`: it is written in today's keywords."""
     return parent.dialect if parent.dialect.number >= 2019 else NEWEST
 
 
 def _not(schema: Any) -> Any:
     return not schema if isinstance(schema, bool) else {"not": schema}
 
+
+_LITERALS = re.compile(r"\^(?:\w+|\(\w+(?:\|\w+)*\))\$\Z", re.ASCII)
 
 _OPPOSITE = {
     "minimum": ("number", "exclusiveMaximum", 0),

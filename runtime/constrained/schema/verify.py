@@ -222,6 +222,11 @@ class Verifier:
         """Whether the text is complete and satisfies the schema."""
         return self.violation() is None
 
+    def number_length(self) -> int:
+        """How long the number is that is being read; 0 where none is."""
+        scan = self._states[-1].scan
+        return len(self._text) - scan.start if scan.scalar is Kind.NUMBER else 0
+
     def open_starts(self) -> list[int]:
         """Where the values begin that are being read, the innermost first."""
         state = self._states[-1]
