@@ -26,7 +26,10 @@ WHITE = {white: frozenset(white) for white in " \n\r"}
 WHITE["\t"] = frozenset("\t\v\f\x1c\x1d\x1e\x1f\x85\u00a0\u2028\u2029\u3000")
 CONTRACTIONS = ("s", "t", "re", "ve", "m", "ll", "d")
 # What may stand beside two characters when the cut between them is asked for.
-LEFT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r")
+LEFT = (
+    *("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r"),
+    *("aa", "AA", "11", "..", "  ", "\n\n", "a.", " .", "1.", "a'", ".a"),
+)
 RIGHT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "s", "e", "l", "E", "L", "ll")
 
 Ends = tuple[int, ...]
@@ -89,7 +92,9 @@ class PreTokenizer:
         if character < "\x80":
             alone = character in self._named or character.isspace()
             return character if alone else unicodedata.category(character)
-        return "" if self._scripts else "+" + unicodedata.category(character)
+        category = unicodedata.category(character)
+        # Marks are letters to some patterns and not to others, by what they stand behind.
+        return "" if self._scripts or category[0] == "M" else "+" + category
 
     def _ascii_classes(self) -> list[frozenset[str]]:
         classes: dict[str, set[str]] = {}

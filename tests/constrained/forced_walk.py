@@ -1,0 +1,125 @@
+"""Walks complete texts of a constraint and checks what is forced at every token of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+
+from rootlace.runtime.constrained import Grammar, Matcher
+from rootlace.runtime.constrained.vocabulary import Vocabulary
+
+CLOSING = tuple(bytes((byte,)) for byte in b'"}].;<\n')
+
+
+def random_text(
+    grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, tokens: int = 24
+) -> list[int] | None:
+    """Tokens of a random complete text, each drawn from the mask; short ones are more likely
+    the longer it gets. None if it did not end."""
+    matcher = grammar.matcher()
+    taken: list[int] = []
+    eos = set(vocabulary.eos_token_ids)
+    for step in range(4 * tokens):
+        if matcher.is_accepting() and (matcher.is_finished() or rng.random() < 0.2):
+            return taken
+        allowed = [int(i) for i in np.flatnonzero(matcher.allowed_mask()) if int(i) not in eos]
+        if not allowed:
+            return taken if matcher.is_accepting() else None
+        few = rng.sample(allowed, min(len(allowed), 6))
+        # Late, tokens that end what is open.
+        closing = [i for i in allowed if vocabulary.token_bytes[i][:1] in CLOSING]
+        token = rng.choice(closing if closing and rng.random() < step / tokens else few)
+        if not matcher.advance(token):
+            return None
+        taken.append(token)
+    return None
+
+
+def check_canonical(
+    grammar: Grammar, vocabulary: Vocabulary, text: bytes, counts: Counter[str]
+) -> list[str]:
+    """What is wrong with what is forced along the canonical tokens of a complete text; counts
+    positions, tokens, and those of them that were forced as jump-forward would meet them."""
+    tokens = vocabulary.encode(text)
+    spelled = b"".join(vocabulary.token_bytes[i] for i in tokens)
+    if spelled != text:
+        counts["not spelled"] += 1  # the tokenizer normalizes it: there are no canonical tokens
+        return []
+    wrong: list[str] = []
+    matcher = grammar.matcher()
+    at = jumped = 0
+    for index in range(len(tokens) + 1):
+        forced, forced_tokens = matcher.forced_text(), matcher.forced_tokens()
+        counts["positions"] += 1
+        if not text.startswith(forced, at):
+            wrong.append(f"{forced!r} forced at {at} of {text!r}")
+        if forced_tokens != tokens[index : index + len(forced_tokens)]:
+            words = [vocabulary.token_bytes[i] for i in forced_tokens]
+            after = [vocabulary.token_bytes[i] for i in tokens[index : index + len(words) + 1]]
+            wrong.append(f"{words} forced where {after} follow, at {at} of {text!r}")
+        if index >= jumped:
+            counts["forced"] += len(forced_tokens)
+            jumped = max(jumped, index + len(forced_tokens) + (index < len(tokens)))
+        if index < len(tokens):
+            counts["tokens"] += 1
+            if not matcher.advance(tokens[index]):
+                wrong.append(
+                    f"token {tokens[index]} refused at {at} of {text!r}: {matcher.error()}"
+                )
+                break
+            at += len(vocabulary.token_bytes[tokens[index]])
+        elif not matcher.is_accepting():
+            wrong.append(f"not accepted: {text!r}")
+    return wrong
+
+
+def check_any(
+    grammar: Grammar, vocabulary: Vocabulary, tokens: list[int], counts: Counter[str]
+) -> list[str]:
+    """What is wrong with what is forced along any tokens of a complete text: forced tokens are
+    allowed, spell forced text, and stand at their bytes in the canonical tokens of the text."""
+    text = b"".join(vocabulary.token_bytes[i] for i in tokens)
+    canonical = vocabulary.encode(text)
+    places: set[tuple[int, int]] = set()
+    at = 0
+    for token in canonical:
+        places.add((at, token))
+        at += len(vocabulary.token_bytes[token])
+    spelled = b"".join(vocabulary.token_bytes[i] for i in canonical) == text
+    wrong: list[str] = []
+    matcher = grammar.matcher()
+    at = 0
+    for token in tokens:
+        forced, forced_tokens = matcher.forced_text(), matcher.forced_tokens()
+        counts["positions"] += 1
+        counts["forced"] += len(forced_tokens)
+        if not text.startswith(forced, at):
+            wrong.append(f"{forced!r} forced at {at} of {text!r}")
+        place = at
+        for forced_token in forced_tokens:
+            if spelled and (place, forced_token) not in places:
+                wrong.append(f"{vocabulary.token_bytes[forced_token]!r} at {place} of {text!r}")
+            place += len(vocabulary.token_bytes[forced_token])
+        if b"".join(vocabulary.token_bytes[i] for i in forced_tokens) != forced[: place - at]:
+            wrong.append(f"{forced_tokens} do not spell {forced!r}")
+        wrong += _refused(matcher, forced_tokens)
+        assert matcher.advance(token)
+        at += len(vocabulary.token_bytes[token])
+    return wrong
+
+
+def _refused(matcher: Matcher, tokens: list[int]) -> list[str]:
+    """Takes forced tokens in, as the mask allows them, and back."""
+    wrong: list[str] = []
+    taken = 0
+    for token in tokens:
+        if not matcher.allowed_mask()[token]:
+            wrong.append(f"the mask forbids the forced token {token}")
+        if not matcher.advance(token):
+            wrong.append(f"the forced token {token} is refused")
+            break
+        taken += 1
+    matcher.rollback(taken)
+    return wrong
