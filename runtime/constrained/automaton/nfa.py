@@ -362,7 +362,7 @@ def repeats(
 def _words(options: tuple[Regex, ...]) -> tuple[list[bytes], list[Regex]]:
     """The options that are texts, as ascending distinct UTF-8, and the others."""
     texts = {option.text for option in options if isinstance(option, Literal)}
-    others = [option for option in options if not isinstance(option, Literal)]
+    others: list[Regex] = [option for option in options if not isinstance(option, Literal)]
     return sorted(text.encode() for text in texts), others
 
 
@@ -371,12 +371,9 @@ def _flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | 
 
     `(a*)*` and `(a?){1000}` would otherwise have items that lead to all later ones.
     """
-    while isinstance(item, Repeat) and item.least <= 1:
-        if most == 0 or item.most not in (None, 1):
-            break
-        if item.most is None:
-            most = None
-        item, least = item.item, least * item.least
+    while isinstance(item, Repeat) and item.least <= 1 and item.most in (None, 1) and most != 0:
+        inner = item
+        item, least, most = inner.item, least * inner.least, None if inner.most is None else most
     return item, least, most
 
 
