@@ -110,10 +110,14 @@ class Expander:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        # Whoever checks our output may know more or fewer formats than we do.
+        formatted = _mention([root], frozenset(("format",)))
+        checkers = (formats.checker(), Draft202012Validator.FORMAT_CHECKER, None)
         # An explicit registry: nothing is ever fetched.
-        self._validator = Draft202012Validator(
-            root, registry=Registry(), format_checker=formats.checker()
-        )
+        self._validators = [
+            Draft202012Validator(root, registry=Registry(), format_checker=checker)
+            for checker in (checkers if formatted else (None,))
+        ]
         self._steps = 0
         _refuse_elsewhere(root)
         self._patterns = _mention([root], _SEARCHING - {"$ref"})
@@ -124,14 +128,19 @@ class Expander:
             raise NotFinite("too many steps")
 
     def valid(self, value: Any, schemas: list[Schema]) -> bool:
-        """Whether `value` satisfies all of `schemas`, by an independent validator."""
+        """Whether `value` satisfies all of `schemas`, whichever formats are checked."""
+        return all(self._verdicts(value, schemas))
+
+    def _verdicts(self, value: Any, schemas: list[Schema]) -> Iterator[bool]:
+        """What validators with and without a check of formats say."""
         self.step()
         if self._patterns and _longest(value) > _MAX_SEARCHED and _mention(schemas, _SEARCHING):
             raise NotFinite("a pattern and a long value")
-        try:
-            return all(self._validator.evolve(schema=schema).is_valid(value) for schema in schemas)
-        except Exception as error:  # a malformed schema may raise anything
-            raise NotFinite(f"the validator fails: {error}") from None
+        for validator in self._validators:
+            try:
+                yield all(validator.evolve(schema=schema).is_valid(value) for schema in schemas)
+            except Exception as error:  # a malformed schema may raise anything
+                raise NotFinite(f"the validator fails: {error}") from None
 
     def expand(self, schemas: list[Schema], refs: frozenset[str]) -> list[Conjunction]:
         """The alternatives whose union is what satisfies all of `schemas`. `refs` are the
@@ -207,7 +216,7 @@ class Expander:
             listed = self.enumerated([part.schema for part in one.parts])
             if listed is not None:
                 rest: list[Schema] = [part.schema for part in other.parts]
-                return not any(self.valid(value, rest) for value in listed)
+                return not any(any(self._verdicts(value, rest)) for value in listed)
         return shared == {"object"} and self._objects_disjoint(a, b, depth)
 
     def _objects_disjoint(self, a: Conjunction, b: Conjunction, depth: int) -> bool:

