@@ -422,7 +422,7 @@ class _Keys:
         if self._unevaluated is not True and self._names is not None:
             atoms.append(self._atom("unevaluatedProperties"))
         names = self._leaf.get("propertyNames")
-        if names is False or _listed_keys(names) is not None:
+        if _no_others(names):
             atoms.append(_NEVER)
         return atoms
 
@@ -439,7 +439,7 @@ class _Keys:
             if pattern not in self._known:
                 self._note("unevaluatedProperties")
         names = self._leaf.get("propertyNames")
-        if names is False or _listed_keys(names) is not None:
+        if _no_others(names):
             atoms.append(_NEVER)
         return atoms
 
@@ -447,7 +447,7 @@ class _Keys:
         """A pattern of the keys that `propertyNames` allows; None if it says nothing more than
         `of_name` and `others` hold. What no pattern can say is noted."""
         names = self._leaf.get("propertyNames", True)
-        if isinstance(names, bool) or _listed_keys(names) is not None:
+        if isinstance(names, bool) or _no_others(names):
             return None
         said = {key: value for key, value in names.items() if key in _OF_NAMES}
         if set(said) != {key for key in names if key not in _SILENT} or not said:
@@ -475,6 +475,16 @@ def _listed_keys(names: Any) -> list[str] | None:
     if listed is None:
         return None
     return [name for name in listed if isinstance(name, str)]
+
+
+def _no_others(names: Any) -> bool:
+    """Whether `propertyNames` allows no keys, or those only that it lists."""
+    if not isinstance(names, dict):
+        return names is False
+    types = names.get("type", "string")
+    if types != "string" and "string" not in types:
+        return True
+    return _listed_keys(names) is not None
 
 
 _NEVER = Atom(Located(False, None, None, "#!never"))  # type: ignore[arg-type]

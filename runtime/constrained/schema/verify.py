@@ -271,7 +271,7 @@ class Verifier:
         for located in schemas:
             if located.schema is False:
                 raise _Refused(start, "false", located.pointer, "no value is allowed here")
-        opened = _Open(start, schemas, parent, unique=_unique(schemas) if container else "")
+        opened = _Open(start, schemas, parent, unique=_unique(schemas) if kind is Kind.ARRAY else "")
         if container:
             return replace(state, open=opened)
         return replace(state, scalar=opened)
