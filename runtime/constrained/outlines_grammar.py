@@ -17,7 +17,7 @@ import numpy as np
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.syntax import (
     LAST,
@@ -68,6 +68,11 @@ class OutlinesGrammar:
         except ValueError as error:
             raise InvalidConstraint(f"outlines-core: {error}") from None
         self.nbytes = transitions * BYTES_PER_TRANSITION
+        # Tokens that end in the middle of a character may be on the way to the sentinel.
+        begun = tuple(SENTINEL.encode()[:length] for length in (1, 2, 3, 4))
+        self._begin_sentinel = [
+            token for token, data in enumerate(vocabulary.token_bytes) if data.endswith(begun)
+        ]
         self._masks: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
 
@@ -81,8 +86,8 @@ class OutlinesGrammar:
     def accepting(self, state: int) -> bool:
         return self.next_state(state, self.vocabulary.size) is not None
 
-    def mask(self, state: int) -> np.ndarray:
-        """Packed, of a state; read-only."""
+    def mask(self, state: int, byte_state: int) -> np.ndarray:
+        """Packed, of a state, which is `byte_state` in our automaton; read-only."""
         with self._lock:
             mask = self._masks.get(state)
             if mask is None:
@@ -90,6 +95,9 @@ class OutlinesGrammar:
                 allowed = np.zeros((size + 31) // 32 * 32, np.bool_)
                 tokens = np.array(self.index.get_allowed_tokens(state), np.int64)
                 allowed[tokens[tokens < size]] = True
+                for token in self._begin_sentinel:
+                    data = self.vocabulary.token_bytes[token]
+                    allowed[token] &= self.dfa.run(byte_state, data) != DEAD
                 allowed[list(self.vocabulary.eos_token_ids)] = (tokens == size).any()
                 mask = np.packbits(allowed, bitorder="little").view(np.int32)
                 if len(self._masks) >= _MAX_MASKS:
@@ -116,7 +124,7 @@ class OutlinesMatcher:
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         state = self._states[-1]
-        out[:] = 0 if state is None else self._grammar.mask(state)
+        out[:] = 0 if state is None else self._grammar.mask(state, self._bytes[-1])
 
     def mask_row(self) -> MaskRow | None:
         return None
@@ -125,20 +133,21 @@ class OutlinesMatcher:
         """Nothing: there is no row to fill."""
 
     def advance(self, token_id: int) -> bool:
-        state, vocabulary = self._states[-1], self._grammar.vocabulary
+        state, byte_state = self._states[-1], self._bytes[-1]
+        vocabulary = self._grammar.vocabulary
         after: int | None = None
-        ends = token_id in vocabulary.eos_token_ids
-        if state is not None and ends and self._grammar.accepting(state):
-            byte_state = self._bytes[-1]
+        if state is not None and token_id in vocabulary.eos_token_ids:
+            fits = self._grammar.accepting(state)
+        elif state is not None and 0 <= token_id < vocabulary.size:
+            after = self._grammar.next_state(state, token_id)
+            byte_state = self._grammar.dfa.run(byte_state, vocabulary.token_bytes[token_id])
+            fits = after is not None and byte_state != DEAD
         else:
-            if state is not None and not ends and 0 <= token_id < vocabulary.size:
-                after = self._grammar.next_state(state, token_id)
-            if after is None:
-                self._error = (
-                    f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
-                )
-                return False
-            byte_state = self._grammar.dfa.run(self._bytes[-1], vocabulary.token_bytes[token_id])
+            fits = False
+        if not fits:
+            count = len(self._tokens)
+            self._error = f"the constraint forbids token {token_id} after {count} tokens"
+            return False
         self._states.append(after)
         self._bytes.append(byte_state)
         self._tokens.append(token_id)

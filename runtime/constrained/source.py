@@ -79,7 +79,9 @@ def parsed(kind: str, source: str) -> Any:
     """The value that a JSON source spells. Raises InvalidConstraint."""
     try:
         return json.loads(source, parse_constant=_not_json)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidConstraint(f"{kind}: nested too deeply") from None
+    except ValueError as error:
         raise InvalidConstraint(f"{kind}: not JSON: {error}") from None
 
 

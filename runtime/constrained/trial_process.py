@@ -33,8 +33,9 @@ class TrialProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's, if there is one."""
-        return self._child.pid if self._child is not None else None
+        """The child's, if there is one now."""
+        child = self._child
+        return None if child is None or self._ended else child.pid
 
     def run(self, constraint: Constraint) -> None:
         """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""

@@ -1,0 +1,332 @@
+"""Compilation beside the loop: what is hostile fails alone, within its bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+
+import psutil
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rootlace.errors import InvalidConstraint, ServerUnavailable
+from rootlace.protocol import Constraint
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import Grammar, GrammarCompiler
+from rootlace.runtime.constrained.cache import GrammarCache
+from rootlace.runtime.constrained.service import CompileService
+from rootlace.runtime.constrained.suspicion import is_suspicious
+
+SECONDS = 1.0
+CONFIG = ConstraintConfig(compile_seconds=SECONDS, compile_memory_bytes=256 << 20)
+
+
+def make_compiler(config: ConstraintConfig = CONFIG) -> GrammarCompiler:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<eos>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0], config=config)
+
+
+@pytest.fixture
+def service() -> Iterator[CompileService]:
+    service = CompileService(make_compiler, CONFIG)
+    yield service
+    service.close()
+
+
+def schema(value: object) -> Constraint:
+    return Constraint("json_schema", json.dumps(value))
+
+
+def failure(future: Future[Grammar]) -> str:
+    with pytest.raises(InvalidConstraint) as caught:
+        future.result(timeout=60)
+    return str(caught.value)
+
+
+# One per way of being hostile, none of which may hang, and what becomes of it.
+REFERENCES = {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % 500}"} for i in range(500)}
+TREE = {
+    f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}]}
+    for i in range(40)
+}
+HOSTILE = {
+    "exponential regex": Constraint("regex", "(a|b)*a(a|b){40}(c|(a|b)*a(a|b){60})"),
+    "exponential look-ahead": Constraint(
+        "regex", "".join(f"(?!.*a.{{{n}}}b)(?=.*c.{{{n}}}d)" for n in range(3, 30)) + ".*"
+    ),
+    "nested counts": Constraint("regex", "(((x{1,100000}){1,100000}){1,100000}){1,100000}"),
+    "nested counts in a schema": schema(
+        {"type": "string", "pattern": "^((([a-z]{1,100000}y){1,100000}z){1,100000})$"}
+    ),
+    "a megabyte of properties": schema(
+        {"type": "object", "properties": {f"p{i}": {"minimum": i} for i in range(32_000)}}
+    ),
+    "a megabyte of nesting": Constraint(
+        "json_schema", '{"items":' * 100_000 + "{}" + "}" * 100_000
+    ),
+    "a cycle of references": schema({"$defs": REFERENCES, "$ref": "#/$defs/d0"}),
+    "a tree of references": schema({"$defs": {**TREE, "d40": {}}, "$ref": "#/$defs/d0"}),
+    "a remote reference": schema({"$ref": "http://127.0.0.1:9/schema.json"}),
+    "a catastrophic pattern": schema({"type": "string", "pattern": "^(([a-z]+)*)*(\\d+)+$" * 9}),
+    "a product of alternatives": schema(
+        {"allOf": [{"anyOf": [{"required": [f"p{i}_{j}"]} for j in range(12)]} for i in range(12)]}
+    ),
+    "a large divisor": schema({"type": "integer", "multipleOf": 1_000_003}),
+    "a large grammar": Constraint(
+        "ebnf",
+        "root ::= r0\n"
+        + "\n".join(f'r{i} ::= r{i + 1} "a" r{i + 1} | r{i}' for i in range(5_000)),
+    ),
+    "large alternatives": Constraint(
+        "choices", json.dumps(["".join(f"{i:05d}" for _ in range(2)) for i in range(20_000)])
+    ),
+}
+
+
+def test_hostile_constraints_fail_alone(service: CompileService) -> None:
+    hostile = {name: service.submit(constraint) for name, constraint in HOSTILE.items()}
+    ordinary = []
+    for i in range(100):
+        future = service.submit(Constraint("regex", f"[a-z]{{1,8}}-{i}"))
+        assert future.result(timeout=20).matcher().forced_text() == b""
+        ordinary.append(future)
+    # What was said first is not done yet, but what was said last is.
+    assert not all(future.done() for future in hostile.values())
+    assert not wait(hostile.values(), timeout=100).not_done
+    for name, future in hostile.items():
+        error = future.exception()
+        # Those that compile after all do work.
+        if error is None:
+            assert future.result().matcher().allowed_mask().any(), name
+        else:
+            assert isinstance(error, InvalidConstraint), (name, error)
+            assert str(error).startswith(HOSTILE[name].kind), (name, error)
+
+
+def test_bounds_are_named(service: CompileService) -> None:
+    assert "http://127.0.0.1:9/schema.json" in failure(
+        service.submit(HOSTILE["a remote reference"])
+    )
+    assert "nested" in failure(service.submit(HOSTILE["a megabyte of nesting"]))
+    assert "max_source_bytes" in failure(service.submit(Constraint("regex", "a" * (2**20 + 1))))
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial's child sleeps over a pattern of many `z`, and takes memory for many `y`."""
+    script = f"""
+import sys, time
+from rootlace.runtime.constrained import compiler, trial
+build = compiler.GrammarCompiler.build
+def slow(self, constraint):
+    if "zzz" in constraint.source: time.sleep(1000)
+    if "yyy" in constraint.source: return [b"x" * {1 << 20} for _ in range(10**6)]
+    if "xxx" in constraint.source: import os; os.abort()
+    return build(self, constraint)
+compiler.GrammarCompiler.build = slow
+sys.exit(trial.main())
+"""
+    monkeypatch.setattr(
+        "rootlace.runtime.processes.child_command",
+        lambda module: [__import__("sys").executable, "-c", script],
+    )
+
+
+def long(letter: str) -> Constraint:
+    return Constraint("regex", letter * 20_000)
+
+
+def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
+    fine = service.submit(long("a"))
+    assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")
+    first = service.trial_pid
+    assert first is not None
+    assert "more than 1 seconds (compile_seconds)" in failure(service.submit(long("z")))
+    assert not psutil.pid_exists(first)
+    assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("y")))
+    assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("x")))
+    again = time.monotonic()
+    assert "compile_seconds" in failure(service.submit(long("z")))  # remembered
+    assert time.monotonic() - again < SECONDS
+    assert service.submit(long("b")).result(timeout=60).matcher().forced_text()
+
+
+def test_nothing_is_left_behind(hanging: None) -> None:
+    service = CompileService(make_compiler(), CONFIG)
+    service.submit(long("a")).result(timeout=60)
+    pid = service.trial_pid
+    assert pid is not None
+    waiting = service.submit(long("z"))
+    service.close()
+    with pytest.raises(ServerUnavailable):
+        waiting.result(timeout=10)
+    with pytest.raises(ServerUnavailable):
+        service.submit(Constraint("regex", "later")).result(timeout=10)
+    assert service.trial_pid is None
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_child_ends_with_its_input(service: CompileService) -> None:
+    """As it does when the parent is killed: the pipe is closed for it."""
+    service.submit(long("a")).result(timeout=60)
+    pid = service.trial_pid
+    assert pid is not None
+    child = psutil.Process(pid)
+    assert service._trial._child is not None and service._trial._child.stdin is not None
+    service._trial._child.stdin.close()
+    assert child.wait(timeout=20) == 0
+
+
+def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
+    service.submit(long("a")).result(timeout=60)
+    pid = service.trial_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(InvalidConstraint):  # the one that found it gone
+        service.submit(long("b")).result(timeout=60)
+    assert service.submit(long("c")).result(timeout=60).matcher().forced_text()
+
+
+def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
+    compiler = make_compiler()
+    release = threading.Event()
+    build = compiler.build
+
+    def slow(constraint: Constraint) -> Grammar:
+        if constraint.source == "stuck":
+            release.wait()
+        return build(constraint)
+
+    compiler.build = slow  # type: ignore[method-assign]
+    service = CompileService(compiler)
+    stuck = service.submit(Constraint("regex", "stuck"))
+    behind = service.submit(Constraint("regex", "behind"))
+    assert "compile_seconds" in failure(stuck)
+    assert behind.result(timeout=20).backend == "automaton"
+    release.set()
+    service.close()
+
+
+def test_who_asks_at_the_same_time_shares_one_compilation() -> None:
+    compiler = make_compiler()
+    built = []
+    gate = threading.Event()
+    build = compiler.build
+
+    def counted(constraint: Constraint) -> Grammar:
+        gate.wait()
+        built.append(constraint)
+        return build(constraint)
+
+    compiler.build = counted  # type: ignore[method-assign]
+    service = CompileService(compiler)
+    one = Constraint("regex", "shared")
+    other = Constraint("regex", "shared", jump_forward="off")
+    assert service.cached(one) is None
+    futures = [service.submit(one), service.submit(other)]
+    found: list[Grammar] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(compiler.compile(one))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    grammars = [future.result(timeout=20) for future in futures]
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert {id(grammar) for grammar in (*grammars, *found)} == {id(grammars[0])}
+    assert service.cached(other) is grammars[0]
+    assert service.submit(Constraint("regex", "shared", strict=True)).result(20) is not grammars[0]
+    service.close()
+
+
+def test_a_compiler_that_cannot_be_made_is_asked_for_again() -> None:
+    tries = []
+
+    def make() -> GrammarCompiler:
+        tries.append(1)
+        if len(tries) == 1:
+            raise InvalidConstraint("no tokenizer yet")
+        return make_compiler()
+
+    service = CompileService(make, CONFIG)
+    assert failure(service.submit(Constraint("regex", "a"))) == "no tokenizer yet"
+    assert service.submit(Constraint("regex", "a")).result(timeout=20)
+    service.close()
+
+
+class Sized:
+    backend = "automaton"
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def matcher(self) -> None: ...
+
+
+def test_the_cache_is_bounded_by_number_and_by_bytes() -> None:
+    cache = GrammarCache(max_entries=3, max_bytes=100)
+    for key in range(5):
+        cache.get_or_build(key, lambda: Sized(1))  # type: ignore[arg-type,return-value]
+    assert [key for key in range(5) if cache.get(key)] == [2, 3, 4]
+    cache.get(2)
+    cache.get_or_build(9, lambda: Sized(98))  # type: ignore[arg-type,return-value]
+    assert [key for key in range(10) if cache.get(key)] == [2, 4, 9]
+    cache.get_or_build(8, lambda: Sized(97))  # type: ignore[arg-type,return-value]
+    assert [key for key in range(10) if cache.get(key)] == [8]
+    cache.get_or_build(7, lambda: Sized(1000))  # type: ignore[arg-type,return-value]
+    assert len(cache) == 1
+    assert cache.nbytes == 1000
+
+
+def test_failures_are_not_cached_as_grammars() -> None:
+    cache = GrammarCache(3, 100)
+    with pytest.raises(KeyError):
+        cache.get_or_build("a", lambda: {}["b"])  # type: ignore[arg-type]
+    assert cache.get_or_build("a", lambda: Sized(1)).nbytes == 1  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    "name",
+    # The others cost nothing to compile: automata are lazy, and nothing is fetched.
+    HOSTILE.keys() - {"exponential regex", "a catastrophic pattern", "a remote reference"},
+)
+def test_hostile_constraints_are_suspicious(name: str) -> None:
+    assert is_suspicious(HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("regex", r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
+        Constraint("regex", r"(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}"),
+        Constraint("regex", r"\w+([.-]?\w+)*@\w+([.-]?\w+)*(\.\w{2,3})+"),
+        Constraint("regex", r".{0,2000}"),
+        Constraint("regex", r"(?=.*\d)[a-z0-9]{8,20}"),
+        Constraint("choices", json.dumps([f"choice {i}" for i in range(1000)])),
+        Constraint("ebnf", 'root ::= "(" root ")" | [a-z]{1,20}'),
+        schema(
+            {
+                "type": "object",
+                "properties": {
+                    f"p{i}": {"anyOf": [{"type": "string", "maxLength": 2000}, {"type": "null"}]}
+                    for i in range(40)
+                },
+            }
+        ),
+        schema({"type": "number", "multipleOf": 0.01, "maximum": 1e9}),
+    ],
+)
+def test_ordinary_constraints_are_not_suspicious(constraint: Constraint) -> None:
+    assert not is_suspicious(constraint)
