@@ -60,17 +60,16 @@ class TokenWalk:
     def allowed(self, state: int) -> np.ndarray:
         """bool [32 * ceil(vocab_size / 32)]: the tokens that do not kill `state` (not dead)."""
         trie = self._trie
+        self._grow()
         alive = np.zeros(trie.num_nodes + 1, bool)  # the last is the node of tokens without bytes
         places = np.array([(state + 1) * self._width])
         nodes = np.zeros(1, np.int64)
-        depth = 0
-        while len(nodes):
-            depth += 1
-            if depth + 1 == len(trie.levels):
-                break
+        for depth in range(1, len(trie.levels) - 1):
             begin = trie.children[nodes]
             counts = trie.children[nodes + 1] - begin
             total = int(counts.sum())
+            if not total:
+                break
             if total > _SPARSE and total * _DENSE > trie.levels[depth + 1] - trie.levels[depth]:
                 whole = np.zeros(trie.levels[depth] - trie.levels[depth - 1], np.int64)
                 whole[nodes - trie.levels[depth - 1]] = places
@@ -100,13 +99,11 @@ class TokenWalk:
     # ------------------------------------------------------------ the automaton
 
     def _step(self, places: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        """Where bytes of these classes lead, each from its own place."""
+        """Where bytes of these classes (not none) lead, each from its own place."""
+        index = places + classes
         while True:
-            index = places + classes
-            if len(index) and int(places.max()) >= len(self._steps):
-                self._grow()
             after = self._steps.take(index)
-            if not len(after) or after.min() >= 0:
+            if after.min() >= 0:
                 return after
             wanted = np.zeros(len(self._steps) // self._width, bool)
             wanted[places[after == _UNKNOWN] // self._width] = True
@@ -119,7 +116,7 @@ class TokenWalk:
         table[states + 1] = (rows.astype(np.int64) + 1) * self._width
 
     def _grow(self) -> None:
-        """Have a place for every state there is."""
+        """Have a place for every state there is: those that what is known leads to among them."""
         need = (self._automaton.num_states + 1) * self._width
         if need > len(self._steps):
             more = max(need, 2 * len(self._steps)) - len(self._steps)
