@@ -1,0 +1,216 @@
+"""Free text with islands: what the islands hold is valid, what is outside is free."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained import GrammarCompiler, Matcher
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+STATE = {"enum": ["on", "off", 1]}
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [
+        {"begin": "<function=weather>", "schema": WEATHER, "end": "</function>"},
+        {"begin": "<function=switch>", "schema": STATE, "end": "</function>"},
+        {"begin": "[", "schema": {"type": "boolean"}, "end": ""},
+    ],
+    "triggers": ["<function=", "["],
+}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<eos>", *alphabet, "<f", "unction", '{"', ">{", "ab", "Ġ<", "x[", "=switch"]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return GrammarCompiler(tokenizer, eos_token_ids=[0])
+
+
+def feed(compiler: GrammarCompiler, matcher: Matcher, text: str) -> bool:
+    """Whether all of it is taken in, byte by byte."""
+    matcher.reset()
+    tokens = [compiler.vocabulary.byte_tokens[byte] for byte in text.encode()]
+    return all(matcher.advance(token) for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "complete"),
+    [
+        ("", True, True),
+        ("free text, é\n\x00", True, True),
+        ("almost <function", True, True),
+        ("now <function=", True, False),
+        ("now <function=x", False, False),
+        ('<function=weather>{"city":"Rom"}</function>', True, True),
+        ('a<function=weather>{"city":"Rom","days":3}</function> b', True, True),
+        ('<function=weather>{"days":3', False, False),
+        ('<function=weather>{"city":"Roma', False, False),
+        ('<function=switch>"on"</function>[true[false then [', True, False),
+        ("<function=switch>1</function>", True, True),
+        ("<function=switch>2", False, False),
+        ("[maybe", False, False),
+        ("<<<function=switch>", True, False),
+    ],
+)
+def test_islands(compiler: GrammarCompiler, text: str, taken: bool, complete: bool) -> None:
+    grammar = compiler.compile(structural_tag=TAGS)
+    assert grammar.backend == "llguidance"
+    matcher = grammar.matcher()
+    assert feed(compiler, matcher, text) == taken
+    if taken:
+        assert matcher.is_accepting() == complete
+        assert not matcher.is_finished()
+
+
+def test_text_is_forced_in_islands_only(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(structural_tag=TAGS).matcher()
+    assert feed(compiler, matcher, "so: <function")
+    assert matcher.forced_text() == b""
+    assert matcher.forced_tokens() == []
+    assert feed(compiler, matcher, "so: <function=w")
+    assert matcher.forced_text() == b'eather>{"city":"'
+    assert feed(compiler, matcher, "so: <function=s")
+    assert matcher.forced_text() == b"witch>"
+
+
+def test_random_texts_hold_valid_islands_only(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(structural_tag=TAGS)
+    size = compiler.vocabulary.size
+    rng = random.Random(2)
+    found = 0
+    for _ in range(25):
+        matcher, text = grammar.matcher(), b""
+        while True:
+            tokens = np.flatnonzero(matcher.allowed_mask())
+            assert (0 in tokens) == matcher.is_accepting()
+            begun = [t for t in tokens if t >= size - 8]
+            token = int(rng.choice(begun if begun and rng.random() < 0.5 else tokens))
+            if token == 0 or (0 in tokens and len(text) > 60):
+                break
+            assert matcher.advance(token)
+            text += compiler.vocabulary.token_bytes[token]
+            if len(text) > 400:
+                break
+        for name, inside in re.findall(rb"<function=(\w+)>(.*?)</function>", text, flags=re.DOTALL):
+            value = json.loads(inside)
+            jsonschema.validate(value, WEATHER if name == b"weather" else STATE)
+            found += 1
+        for word in re.findall(rb"\[(.{4})", re.sub(rb'"(\\.|[^"\\])*"', b'""', text)):
+            assert word in (b"true", b"fals")
+            found += 1
+    assert found > 20
+
+
+def triggered(**more: Any) -> dict[str, Any]:
+    content = {"type": "json_schema", "json_schema": {"type": "boolean"}}
+    return {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<t"],
+            "tags": [{"begin": "<t>", "content": content, "end": "</t>"}],
+            **more,
+        },
+    }
+
+
+def test_the_newer_notation(compiler: GrammarCompiler) -> None:
+    def takes(text: str, **more: Any) -> tuple[bool, bool, bool]:
+        matcher = compiler.compile(structural_tag=triggered(**more)).matcher()
+        return feed(compiler, matcher, text), matcher.is_accepting(), matcher.is_finished()
+
+    one = "a <t>true</t>"
+    assert takes("plain") == (True, True, False)
+    assert takes(one + " b" + one) == (True, True, False)
+    assert takes("plain", at_least_one=True) == (True, False, False)
+    assert takes(one + " b" + one, at_least_one=True) == (True, True, False)
+    assert takes("plain", stop_after_first=True) == (True, True, False)
+    assert takes(one, stop_after_first=True) == (True, True, True)
+    assert takes(one + "b", stop_after_first=True)[0] is False
+    assert takes("plain", stop_after_first=True, at_least_one=True) == (True, False, False)
+    assert takes(one, stop_after_first=True, at_least_one=True) == (True, True, True)
+
+
+def test_whitespace_of_islands(compiler: GrammarCompiler) -> None:
+    text = '<function=weather>{"city": "Rom", "days": 3}</function>'
+    assert not feed(compiler, compiler.compile(structural_tag=TAGS).matcher(), text)
+    flexible = compiler.compile(structural_tag=TAGS, whitespace="flexible")
+    assert feed(compiler, flexible.matcher(), text)
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    return {**TAGS, **fields}
+
+
+def structure(**fields: Any) -> dict[str, Any]:
+    return changed(structures=[{**TAGS["structures"][0], **fields}], triggers=["<function="])
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ("[", "not JSON"),
+        ("[]", "must be a JSON object"),
+        (changed(structures=[]), "structures: must be an array"),
+        (changed(structures=[3]), r"structures\[0\]: must be an object"),
+        (structure(begin=""), r"structures\[0\]\.begin: must be a string, not empty"),
+        (structure(begin=3), r"structures\[0\]\.begin"),
+        (structure(end=None), r"structures\[0\]\.end: must be a string"),
+        (structure(schema=[]), r"structures\[0\]\.schema: must be a JSON schema"),
+        (structure(schema={"type": "no"}), r"structures\[0\]\.schema: .*type"),
+        (structure(schema=False), r"structures\[0\]\.schema"),
+        (structure(begin="<tool>"), r"structures\[0\]\.begin: '<tool>' starts with none"),
+        (structure(schema={"type": "array", "uniqueItems": True}), r"structures\[0\].*uniqueItems"),
+        (changed(triggers=["<function=", "[", "<y"]), "no tag begins with '<y'"),
+        (changed(triggers=["<function=", "[", ""]), r"triggers\[2\]"),
+        (changed(triggers="<"), "triggers: must be an array"),
+        (triggered(type="any_text"), "format.type"),
+        (triggered(tags=[{"begin": "<t>", "end": ""}]), r"format\.tags\[0\]\.content"),
+        (triggered(at_least_one=1), r"format\.at_least_one"),
+        (
+            changed(
+                structures=[
+                    {"begin": "<a>", "schema": {}, "end": ""},
+                    {"begin": "x<a>", "schema": {}, "end": ""},
+                ],
+                triggers=["<a", "x<a"],
+            ),
+            r"structures\[1\]\.begin: .*holds another trigger",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(compiler: GrammarCompiler, tag: Any, said: str) -> None:
+    with pytest.raises(InvalidConstraint, match=said) as caught:
+        compiler.compile(structural_tag=tag)
+    assert str(caught.value).startswith("structural_tag: ")
+
+
+def test_overlapping_triggers(compiler: GrammarCompiler) -> None:
+    tag = changed(
+        structures=[
+            {"begin": "<a>", "schema": {"type": "boolean"}, "end": "."},
+            {"begin": "<ab>", "schema": {"type": "null"}, "end": "."},
+        ],
+        triggers=["<ab", "<a"],
+    )
+    matcher = compiler.compile(structural_tag=tag).matcher()
+    assert feed(compiler, matcher, "<a>true.<ab>null.")
+    assert not feed(compiler, matcher, "<ab>true")
+    assert not feed(compiler, matcher, "<ax")
