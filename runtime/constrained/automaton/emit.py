@@ -8,6 +8,7 @@ has no `\\x{…}`.
 from __future__ import annotations
 
 from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
@@ -21,51 +22,71 @@ from rootlace.runtime.constrained.automaton.syntax import (
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 
 
-def pattern_of(regex: Regex) -> str:
+def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
     """The pattern that matches, anchored at both ends, the language of `regex`.
 
-    Raises InvalidConstraint if it has look-ahead, which these engines lack, or is too deep.
+    Raises InvalidConstraint if it has look-ahead, which these engines lack, and `TooLarge` if it is
+    nested too deeply or longer than `max_length` characters (each `\\w` is some 12,000).
     """
     try:
-        return _alternatives(regex)
+        return _Writer(max_length).alternatives(regex)
     except RecursionError:
-        raise InvalidConstraint("regex: the pattern is nested too deeply") from None
+        raise TooLarge("the pattern is nested too deeply") from None
 
 
-def _alternatives(regex: Regex) -> str:
-    if isinstance(regex, Either):
-        return "|".join(map(_sequence, regex.options)) or _NOTHING
-    return _sequence(regex)
+class _Writer:
+    """Writes parts of one pattern, as long as they are not too long together."""
+
+    def __init__(self, max_length: int) -> None:
+        self._left = max_length
+        self._sets: dict[int, str] = {}
+
+    def alternatives(self, regex: Regex) -> str:
+        if isinstance(regex, Either):
+            return "|".join(map(self._sequence, regex.options)) or _NOTHING
+        return self._sequence(regex)
+
+    def _sequence(self, regex: Regex) -> str:
+        """The pattern of `regex` where it may stand next to others."""
+        match regex:
+            case Literal(text):
+                return self._counted("".join(map(_char, text)) or "(?:)")
+            case Concat(parts):
+                return "".join(map(self._sequence, parts)) or self._counted("(?:)")
+            case Either():
+                return f"(?:{self.alternatives(regex)})"
+            case Repeat(item, least, most):
+                if most is not None and most < least:
+                    return self._counted(_NOTHING)
+                return self._atom(item) + _quantifier(least, most)
+            case Chars():
+                known = self._sets.get(id(regex))
+                if known is None:
+                    known = self._sets[id(regex)] = _set(regex)
+                return self._counted(known)
+            case Look():
+                raise InvalidConstraint("regex: look-ahead has no equivalent in other engines")
+
+    def _atom(self, regex: Regex) -> str:
+        """The pattern of `regex` where a quantifier follows."""
+        if isinstance(regex, Chars) or (isinstance(regex, Literal) and len(regex.text) == 1):
+            return self._sequence(regex)
+        return f"(?:{self.alternatives(regex)})"
+
+    def _counted(self, text: str) -> str:
+        self._left -= len(text)
+        if self._left < 0:
+            raise TooLarge("the pattern is too long for other engines")
+        return text
 
 
-def _sequence(regex: Regex) -> str:
-    """The pattern of `regex` where it may stand next to others."""
-    match regex:
-        case Literal(text):
-            return "".join(map(_char, text)) or "(?:)"
-        case Concat(parts):
-            return "".join(map(_sequence, parts)) or "(?:)"
-        case Either():
-            return f"(?:{_alternatives(regex)})"
-        case Repeat(item, least, most):
-            if most is not None and most < least:
-                return _NOTHING
-            return _atom(item) + _quantifier(least, most)
-        case Chars(ranges):
-            if not ranges:
-                return _NOTHING
-            if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-                return _char(chr(ranges[0][0]))
-            return "[" + "".join(_range(first, last) for first, last in ranges) + "]"
-        case Look():
-            raise InvalidConstraint("regex: look-ahead has no equivalent in other engines")
-
-
-def _atom(regex: Regex) -> str:
-    """The pattern of `regex` where a quantifier follows."""
-    if isinstance(regex, Chars) or (isinstance(regex, Literal) and len(regex.text) == 1):
-        return _sequence(regex)
-    return f"(?:{_alternatives(regex)})"
+def _set(chars: Chars) -> str:
+    ranges = chars.ranges
+    if not ranges:
+        return _NOTHING
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _char(chr(ranges[0][0]))
+    return "[" + "".join(_range(first, last) for first, last in ranges) + "]"
 
 
 def _quantifier(least: int, most: int | None) -> str:

@@ -181,21 +181,21 @@ class Nfa:
         """The bytes at which some edge of some item begins, or the one before ends."""
         borders = {0}
         singles: set[int] = set()
-        automata: dict[int, CharAutomaton] = {}
+        seen: set[int] = set()
         for leaf in self._leaves.values():
+            if id(leaf) in seen:
+                continue
+            seen.add(id(leaf))
             if isinstance(leaf, bytes):
                 singles.update(leaf)
-            elif isinstance(leaf, CharAutomaton):
-                automata[id(leaf)] = leaf
+            elif isinstance(leaf, Words):
+                singles.update(*leaf.texts)
             else:
-                for text in leaf.texts:
-                    singles.update(text)
+                for edges in leaf.edges:
+                    for low, high, _ in edges:
+                        borders.update((low, high + 1))
         for byte in singles:
             borders.update((byte, byte + 1))
-        for automaton in automata.values():
-            for edges in automaton.edges:
-                for low, high, _ in edges:
-                    borders.update((low, high + 1))
         borders.discard(256)
         return borders
 
@@ -259,7 +259,7 @@ class _Sizes:
                 words, others = _words(options)
                 sizes = [size for option in others if (size := self.of(option)) is not None]
                 if words:
-                    sizes.append((1, min(map(len, words))))
+                    sizes.append((1 if words[-1] else 0, min(map(len, words))))
                 if not sizes:
                     return None
                 return sum(size[0] for size in sizes), min(size[1] for size in sizes)
@@ -285,6 +285,7 @@ class _Builder:
     def __init__(self, nfa: Nfa, sizes: _Sizes) -> None:
         self._nfa = nfa
         self._sizes = sizes
+        self._parted: dict[int, tuple[list[bytes], Words | None, list[Regex]]] = {}
 
     def build(self, regex: Regex, following: int) -> int:
         """The node at which `regex`, then `following`, begins. `regex` matches something."""
@@ -300,30 +301,36 @@ class _Builder:
                 for part in reversed(parts):
                     following = self.build(part, following)
                 return following
-            case Either(options):
-                return self._either(options, following)
+            case Either():
+                return self._either(regex, following)
             case Repeat(item, least, most):
                 return self._repeat(item, least, most, following)
             case Look():
                 raise ValueError("look-around is not for this automaton")
 
-    def _either(self, options: tuple[Regex, ...], following: int) -> int:
-        words, others = _words(options)
-        targets = [
-            self.build(option, following) for option in others if self._sizes.of(option) is not None
-        ]
+    def _either(self, regex: Either, following: int) -> int:
+        key = id(regex)
+        if key not in self._parted:
+            # Copies of a repeat share their trie: there may be many copies of many texts.
+            words, others = _words(regex.options)
+            live = [option for option in others if self._sizes.of(option) is not None]
+            inner = [word for word in words if word]
+            self._parted[key] = words, Words(inner) if len(inner) > 1 else None, live
+        words, trie, live = self._parted[key]
+        targets = [self.build(option, following) for option in live]
+        if trie is not None:
+            targets.append(self._nfa.leaf(trie, following))
+        elif words and words[-1]:
+            targets.append(self._nfa.leaf(words[-1], following))
         if words and not words[0]:
             targets.append(following)
-            words = words[1:]
-        if len(words) == 1:
-            targets.append(self._nfa.leaf(words[0], following))
-        elif words:
-            targets.append(self._nfa.leaf(Words(words), following))
         return targets[0] if len(targets) == 1 else self._nfa.fork(targets)
 
     def _repeat(self, item: Regex, least: int, most: int | None, following: int) -> int:
         item, least, most = _flat(item, least, most)
-        if self._sizes.of(item) is None:
+        size = self._sizes.of(item)
+        if size is None or not size[0]:
+            # Nothing matches the item, or only the empty text: a thousand million times, even.
             return following
         return repeats(
             least, most, following, lambda after: self.build(item, after), self._nfa.fork
@@ -352,10 +359,17 @@ def repeats(
     else:
         entry = following
         for _ in range(most - least):
-            entry = fork([copy(entry), following])
+            body = copy(entry)
+            if body == entry:
+                break
+            entry = fork([body, following])
         copies = least
     for _ in range(copies):
-        entry = copy(entry)
+        body = copy(entry)
+        if body == entry:
+            # The copies are empty. There may be a thousand million of them.
+            break
+        entry = body
     return entry
 
 

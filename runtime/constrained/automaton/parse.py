@@ -29,7 +29,6 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
-from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
 EMPTY = Literal("")
 NOTHING = Chars(())
@@ -93,6 +92,7 @@ class _Translation:
     def __init__(self, pattern: str, verbose: bool) -> None:
         self._pattern = pattern
         self._verbose = verbose
+        self._known: dict[tuple[Any, ...], Chars] = {}
 
     def sequence(self, operations: Sequence[tuple[Any, Any]], context: _Context) -> Regex:
         parts: list[Regex] = []
@@ -164,11 +164,11 @@ class _Translation:
     def _repeat(self, argument: Any, context: _Context) -> Regex:
         least, most, inner = argument
         item = self.sequence(inner, self._repeated(most, inner, context))
-        if most is _UNBOUNDED:
-            most = None
+        if most == 0 or item == EMPTY:
+            return EMPTY
         if least == most == 1:
             return item
-        return EMPTY if most == 0 else Repeat(item, int(least), None if most is None else int(most))
+        return Repeat(item, int(least), None if most is _UNBOUNDED else int(most))
 
     def _repeated(self, most: Any, inner: Any, context: _Context) -> _Context:
         """The context of what is repeated: with a second time, the first stands before it."""
@@ -217,31 +217,26 @@ class _Translation:
         raise AssertionError
 
     def _characters(self, code: Any, argument: Any, flags: int) -> Chars:
-        ascii_only = bool(flags & re.ASCII)
-        if code is sre.IN:
-            plain, members = self._set(argument, ascii_only)
-        else:
-            plain = char_sets.union([(argument, argument)])
-            members = f"\\U{argument:08x}"
-            if code is sre.NOT_LITERAL:
-                plain = char_sets.complement(plain)
-                members = f"[^{members}]"
-        if flags & re.IGNORECASE:
-            plain = char_sets.ignoring_case(members, plain, ascii_only)
-        return Chars(plain)
+        members = tuple(argument) if code is sre.IN else ((code, argument),)
+        key = (members, flags & (re.ASCII | re.IGNORECASE))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._set(code, members, flags)
+        return known
 
-    def _set(self, members: Sequence[tuple[Any, Any]], ascii_only: bool) -> tuple[Ranges, str]:
-        """The code points of a set, and the set spelt without anything special."""
+    def _set(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Chars:
+        ascii_only = bool(flags & re.ASCII)
         ranges: list[tuple[int, int]] = []
         spelt = []
         negated = False
-        for code, argument in members:
-            if code is sre.NEGATE:
+        for kind, argument in members:
+            if kind is sre.NEGATE:
                 negated = True
-            elif code is sre.LITERAL:
+            elif kind in (sre.LITERAL, sre.NOT_LITERAL):
+                negated = negated or kind is sre.NOT_LITERAL
                 ranges.append((argument, argument))
                 spelt.append(f"\\U{argument:08x}")
-            elif code is sre.RANGE:
+            elif kind is sre.RANGE:
                 ranges.append(argument)
                 spelt.append(f"\\U{argument[0]:08x}-\\U{argument[1]:08x}")
             else:
@@ -251,7 +246,11 @@ class _Translation:
         result = char_sets.union(ranges)
         if negated:
             result = char_sets.complement(result)
-        return result, f"[{'^' * negated}{''.join(spelt)}]"
+        if flags & re.IGNORECASE:
+            # The same set without anything special in its spelling, for `re` to judge.
+            one = "".join(spelt) if code is sre.LITERAL else f"[{'^' * negated}{''.join(spelt)}]"
+            result = char_sets.ignoring_case(one, result, ascii_only)
+        return Chars(result)
 
     def _refuse(self, construct: Construct) -> None:
         place = place_of(self._pattern, construct, self._verbose)

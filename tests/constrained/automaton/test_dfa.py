@@ -156,6 +156,41 @@ def test_too_many_followers_are_too_large() -> None:
         dfa.run(dfa.start, b"ab" * 8000)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?:){1000000000}a",
+        "(?:(?:)*){1000000000}a",
+        "(?:(?:|){9999}){1000000000}a",
+        "(?:){1000000000}(?=a)a",
+        "(?:){0}a",
+    ],
+)
+def test_any_number_of_nothing_is_nothing(pattern: str) -> None:
+    dfa = dfa_of(pattern)
+    assert dfa.forced(dfa.start)[0] == b"a"
+
+
+def test_any_number_of_nothing_in_trees() -> None:
+    for nothing in (
+        Literal(""),
+        Concat(()),
+        Either((Literal(""), Literal(""))),
+        Repeat(Literal(""), 0, None),
+    ):
+        tree = Concat((Repeat(nothing, 10**9, 2 * 10**9), Literal("a")))
+        dfa = LazyDfa(tree, 100)
+        assert dfa.forced(dfa.start)[0] == b"a"
+
+
+def test_copies_of_many_texts_share_their_trie() -> None:
+    texts = either(f"{number}," for number in range(50_000))
+    dfa = LazyDfa(Repeat(texts, 1, 5000), MAX_STATES)
+    assert dfa.accepting(dfa.run(dfa.start, b"49999,0,123,"))
+    assert not dfa.accepting(dfa.run(dfa.start, b"49999,0,123"))
+    assert dfa.run(dfa.start, b"50000") == DEAD
+
+
 def test_shared_parts_are_measured_once() -> None:
     regex: Regex = Literal("a")
     for _ in range(200):

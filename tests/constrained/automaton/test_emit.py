@@ -14,6 +14,7 @@ from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.choices import either
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
@@ -91,5 +92,12 @@ def test_what_has_no_equivalent_is_refused() -> None:
     deep: Regex = Literal("a")
     for _ in range(100_000):
         deep = Repeat(Concat((deep, Literal("b"))), 0, 1)
-    with pytest.raises(InvalidConstraint, match="deeply"):
+    with pytest.raises(TooLarge, match="deeply"):
         pattern_of(deep)
+    with pytest.raises(TooLarge, match="too long"):
+        pattern_of(parse(r"\w" * 1000))
+    shared: Regex = Literal("a")
+    for _ in range(200):
+        shared = Concat((shared, shared))
+    with pytest.raises(TooLarge, match="too long"):
+        pattern_of(shared)
