@@ -25,10 +25,11 @@ from rootlace.runtime.constrained.vocabulary import Vocabulary
 # What is cut and merged in odd ways: contractions, white space, digits, marks that compose, bytes
 # of rare characters, tokens that are looked for first, and what JSON is made of.
 PARTS = (
-    "a", "s", "'", "'s", "'re", "ll", "it", "don't", " ", "  ", "\n", " \n", "\r\n", "\t", "1", "12",
-    "2024", ".", ",", "...", '"', '":"', '{"name":"', "name", "é", "e\u0301", "\u0301", "中文", "한",
-    "\u314f", "\u1161", "<think>", "<thi", "nk>", "</", "<tool_call>", "▁", "😀", "\u00a0", "=",
-    "\u0338", "HELLO", "World", "ing", "!\n", "-", "\u0345", "ſ", "\u2028", "tion", "://", "))", "'R",
+    "a", "s", "'", "'s", "'re", "'R", "ll", "it", "don't", " ", "  ", "\n", " \n", "\r\n", "\t",
+    "1", "12", "2024", ".", ",", "...", '"', '":"', '{"name":"', "name", "é", "e\u0301", "\u0301",
+    "中文", "한", "\u314f", "\u1161", "<think>", "<thi", "nk>", "</", "<tool_call>", "▁", "😀",
+    "\u00a0", "=", "\u0338", "HELLO", "World", "ing", "!\n", "-", "\u0345", "ſ", "\u2028", "tion",
+    "://", "))",
 )  # fmt: skip
 
 LLAMA3 = (

@@ -1,0 +1,126 @@
+"""Forced text and forced tokens of every backend, along random texts of many constraints."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from tests.conftest import ROOT
+from tests.constrained.forced_walk import check_any, check_canonical, random_text
+from tests.constrained.test_canonical import random_language, vocabulary_of
+
+CLOSED = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["Ann", "Bob's", "é"]},
+        "age": {"type": "integer"},
+        "is_valid": {"type": "boolean"},
+    },
+    "required": ["name", "age", "is_valid"],
+    "additionalProperties": False,
+}
+OPEN = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        "score": {"type": "number", "multipleOf": 0.5},
+    },
+    "required": ["name", "tags"],
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "boolean"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+            "required": ["value", "children"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+REGULAR: dict[str, dict[str, Any]] = {
+    "date": {"regex": r"[0-9]{4}-[0-9]{2}-[0-9]{2}"},
+    "contractions": {"regex": r"(They|It)'(s|re|red|x) (a|an|the) (cat|don't)( and [a-z]+)*\."},
+    "white space": {"regex": r"x +y\n+ *z\t?"},
+    "any": {"regex": r"The answer is: .{0,20}"},
+    "marks": {"regex": "caf(e|é|e\u0301)? (中文|한국)+[^a]"},
+    "thoughts": {"regex": "(<think>\n[a-z ]*</think>\n\n)?ok!"},
+    "choices": {"choices": ["yes", "yesterday", "no", "nobody's", "it's", "it'll", "  x"]},
+    "closed schema": {"json_schema": CLOSED},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "open schema": {"json_schema": OPEN},
+    "any object": {"json_schema": {"type": "object"}},
+    "recursive schema": {"json_schema": TREE},
+    "flexible white space": {"json_schema": CLOSED, "whitespace": "flexible"},
+    "ebnf": {"ebnf": 'start: "(" start ")" | NAME ", it\'s"\nNAME: /[a-z_]+/'},
+}
+TOKENIZERS = ("demo", "gpt2", "qwen3", "stories3M")
+
+
+@pytest.fixture(scope="module")
+def folders(demo_model: Path) -> dict[str, Path]:
+    data = ROOT.parent / "shared" / "data"
+    places = {"gpt2": "tokenizers", "qwen3": "tokenizers", "stories3M": "models"}
+    return {"demo": demo_model, **{name: data / place / name for name, place in places.items()}}
+
+
+def compiler_of(name: str, folders: dict[str, Path], backend: str) -> GrammarCompiler:
+    folder = folders[name]
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip(f"needs the shared data beside the checkout ({folder})")
+    config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
+    return GrammarCompiler(vocabulary_of(name, folder), config=config)
+
+
+CASES = [("auto", name) for name in (*REGULAR, *OTHERS)]
+CASES += [("llguidance", name) for name in REGULAR]
+CASES += [("outlines_core", name) for name in ("date", "contractions", "choices")]
+
+
+@pytest.mark.parametrize(("backend", "name"), CASES)
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_nothing_unsound_is_forced(
+    folders: dict[str, Path], tokenizer: str, backend: str, name: str
+) -> None:
+    if backend == "outlines_core" and tokenizer != "demo":
+        pytest.skip("its index takes seconds for a large vocabulary")
+    compiler = compiler_of(tokenizer, folders, backend)
+    grammar = compiler.compile(**(REGULAR | OTHERS)[name])
+    rng = random.Random(4)
+    counts: Counter[str] = Counter()
+    for _ in range(6):
+        tokens = random_text(grammar, compiler.vocabulary, rng)
+        if tokens is None:
+            continue
+        text = b"".join(compiler.vocabulary.token_bytes[token] for token in tokens)
+        assert check_canonical(grammar, compiler.vocabulary, text, counts) == []
+        assert check_any(grammar, compiler.vocabulary, tokens, counts) == []
+
+
+@pytest.mark.parametrize("backend", ["automaton", "llguidance"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_choices_that_are_cut_in_odd_places(
+    folders: dict[str, Path], tokenizer: str, backend: str
+) -> None:
+    compiler = compiler_of(tokenizer, folders, backend)
+    rng = random.Random(5)
+    counts: Counter[str] = Counter()
+    for _ in range(40):
+        language = random_language(rng)
+        grammar = compiler.compile(choices=[text.decode() for text in language.texts])
+        assert grammar.backend == backend
+        for text in language.texts:
+            assert check_canonical(grammar, compiler.vocabulary, text, counts) == []
+    assert counts["positions"] > 500
+    assert counts["forced"] > counts["tokens"] / 2
