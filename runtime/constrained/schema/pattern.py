@@ -11,10 +11,10 @@ Python's own parser does the reading; what the two languages write differently i
 from __future__ import annotations
 
 import re
-import re._constants as op
-import re._parser as reader
 import warnings
 from functools import cache
+from re import _constants as op  # type: ignore[attr-defined]
+from re import _parser as reader  # type: ignore[attr-defined]
 from typing import Any
 
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
