@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from rootlace.runtime.constrained.automaton.char_sets import ALL
 from rootlace.runtime.constrained.automaton.syntax import Literal as Text
 from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema import formats, json_text, numeric_range, trees
@@ -120,7 +121,7 @@ class _Writer:
             if least == 0 and most is None:
                 return json_text.any_string()
             self._afford(least if most is None else most)
-            every = trees.repeat(trees.chars(trees.ALL), least, most)
+            every = trees.repeat(trees.chars(ALL), least, most)
             return json_text.string_of(every)
         if names:
             name = names.pop()

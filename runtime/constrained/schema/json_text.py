@@ -11,23 +11,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from rootlace.runtime.constrained.automaton.char_sets import ALL, intersection
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
     Either,
     Literal,
-    Look,
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
 from rootlace.runtime.constrained.schema.trees import (
-    ALL,
     BLANK,
-    Ranges,
     chars,
     concat,
     either,
-    intersection,
     one_of,
     optional,
     repeat,
@@ -105,7 +103,7 @@ def string_of(content: Regex) -> Regex:
 
 
 def escaped(content: Regex) -> Regex:
-    """The texts of `content` as they stand between the quotes. No look-ahead is allowed in it."""
+    """The texts of `content` as they stand between the quotes. No look-around is allowed in it."""
     match content:
         case Literal(text):
             return Literal(json.dumps(text, ensure_ascii=False)[1:-1])
@@ -117,8 +115,8 @@ def escaped(content: Regex) -> Regex:
             return either(*(escaped(option) for option in options))
         case Repeat(item, least, most):
             return repeat(escaped(item), least, most)
-        case Look():
-            raise ValueError("look-ahead cannot be spelled in a JSON string")
+        case _:
+            raise ValueError("a look at the text around cannot be spelled in a JSON string")
 
 
 def _escaped_character(ranges: Ranges) -> Regex:

@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import re
 import warnings
-from functools import cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser as reader  # type: ignore[attr-defined]
 from typing import Any
 
-from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
-from rootlace.runtime.constrained.schema.trees import (
+from rootlace.runtime.constrained.automaton.char_sets import (
     ALL,
-    BLANK,
-    Ranges,
-    chars,
+    category,
     complement,
+    intersection,
+    union,
+)
+from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
+from rootlace.runtime.constrained.schema.trees import (
+    BLANK,
+    chars,
     concat,
     either,
-    intersection,
     repeat,
-    union,
 )
 
 _ANYTHING = repeat(Chars(ALL), 0, None)
@@ -206,32 +208,13 @@ def _class(members: list[Any]) -> Ranges:
 
 def _category(name: Any) -> tuple[Ranges, Ranges]:
     """A class like `\\d` in ECMA-262 and in Python."""
-    for positive, negative, ecma, python in (
-        (op.CATEGORY_DIGIT, op.CATEGORY_NOT_DIGIT, _DIGIT, _python_digit),
-        (op.CATEGORY_WORD, op.CATEGORY_NOT_WORD, _WORD, _python_word),
-        (op.CATEGORY_SPACE, op.CATEGORY_NOT_SPACE, _ECMA_SPACE, _python_space),
+    for positive, negative, ecma, escape in (
+        (op.CATEGORY_DIGIT, op.CATEGORY_NOT_DIGIT, _DIGIT, "\\d"),
+        (op.CATEGORY_WORD, op.CATEGORY_NOT_WORD, _WORD, "\\w"),
+        (op.CATEGORY_SPACE, op.CATEGORY_NOT_SPACE, _ECMA_SPACE, "\\s"),
     ):
         if name is positive:
-            return ecma, python()
+            return ecma, category(escape, ascii_only=False)
         if name is negative:
-            return complement(ecma), complement(python())
+            return complement(ecma), category(escape.upper(), ascii_only=False)
     raise NotTranslated(str(name).lower())
-
-
-def _where(holds: Any) -> Ranges:
-    return intersection(union((c, c) for c in range(0x110000) if holds(chr(c))), ALL)
-
-
-@cache
-def _python_digit() -> Ranges:
-    return _where(str.isdecimal)
-
-
-@cache
-def _python_word() -> Ranges:
-    return _where(lambda c: c.isalnum() or c == "_")
-
-
-@cache
-def _python_space() -> Ranges:
-    return _where(str.isspace)

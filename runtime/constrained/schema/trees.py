@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rootlace.runtime.constrained.automaton.char_sets import union
 from rootlace.runtime.constrained.automaton.syntax import (
-    LAST,
     Chars,
     Concat,
     Either,
     Literal,
-    Look,
     Regex,
     Repeat,
 )
 
 NOTHING = Either(())
 BLANK = Literal("")
-Ranges = tuple[tuple[int, int], ...]
-SURROGATES = (0xD800, 0xDFFF)
-ALL: Ranges = ((0, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST))
 
 
 def concat(*parts: Regex) -> Regex:
@@ -84,33 +80,6 @@ def chars(ranges: Iterable[tuple[int, int]]) -> Regex:
     return Chars(kept) if kept else NOTHING
 
 
-def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same code points as ascending ranges that neither touch nor overlap."""
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
-        else:
-            merged.append((low, high))
-    return tuple(merged)
-
-
-def intersection(a: Ranges, b: Ranges) -> Ranges:
-    pairs = ((max(p, r), min(q, s)) for p, q in a for r, s in b)
-    return union((low, high) for low, high in pairs if low <= high)
-
-
-def complement(ranges: Ranges) -> Ranges:
-    """All scalar values that are not in `ranges`."""
-    gaps: list[tuple[int, int]] = []
-    start = 0
-    for low, high in ranges:
-        gaps.append((start, low - 1))
-        start = high + 1
-    gaps.append((start, LAST))
-    return intersection(tuple((low, high) for low, high in gaps if low <= high), ALL)
-
-
 def size(regex: Regex, limit: int) -> int:
     """About how many states a byte-level automaton without determinisation has; repeated parts
     count as often as they may occur. Ends early, with a number above `limit`."""
@@ -129,14 +98,14 @@ def size(regex: Regex, limit: int) -> int:
             return total
         case Repeat(item, least, most):
             return size(item, limit) * max(least, 1 if most is None else most) + 1
-        case Look(item, _):
-            return size(item, limit) + 1
+        case _:  # a look at the text around is not written for schemas
+            return 1
 
 
 def lengths(regex: Regex) -> tuple[int, int | None] | None:
     """The shortest and the longest text in code points (None: no bound); None for no text.
 
-    Look-ahead is taken to match always: it can only narrow what is found."""
+    Looks at the text around are taken to match always: they can only narrow what is found."""
     match regex:
         case Literal(text):
             return len(text), len(text)
@@ -168,7 +137,7 @@ def lengths(regex: Regex) -> tuple[int, int | None] | None:
                 return found[0] * least, 0
             top = None if most is None or found[1] is None else found[1] * most
             return found[0] * least, top
-        case Look():
+        case _:
             return 0, 0
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from rootlace.runtime.constrained.automaton.char_sets import ALL
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.schema import formats, json_text, pattern, trees
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
@@ -80,7 +81,7 @@ def test_what_the_dialects_write_differently_is_refused(source: str) -> None:
 @settings(max_examples=200, deadline=None)
 def test_strings_are_written_as_json_writes_them(value: str) -> None:
     written = json.dumps(value, ensure_ascii=False)
-    everything = trees.repeat(trees.chars(trees.ALL), 0, None)
+    everything = trees.repeat(trees.chars(ALL), 0, None)
     for regex in (json_text.any_string(), json_text.string_of(everything)):
         assert _run(LazyDfa(regex, 1 << 12), written)
     assert _run(LazyDfa(json_text.any_string(), 1 << 12), json.dumps(value))
@@ -90,7 +91,7 @@ def test_strings_are_written_as_json_writes_them(value: str) -> None:
 @settings(max_examples=100, deadline=None)
 def test_lengths_are_counted_in_code_points(least: int, more: int, seed: int) -> None:
     counted = trees.repeat(json_text.free_character(), least, least + more)
-    for content in (counted, trees.repeat(trees.chars(trees.ALL), least, least + more)):
+    for content in (counted, trees.repeat(trees.chars(ALL), least, least + more)):
         regex = (
             trees.concat(json_text.string_of(content))
             if content is not counted
