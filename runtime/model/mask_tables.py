@@ -69,7 +69,7 @@ class MaskTables:
             found.append(slot)
         if fresh:
             self._upload(fresh)
-        return self._masks, torch.tensor(found, device=self._device)
+        return self._masks, torch.from_numpy(np.array(found)).to(self._device)
 
     def _take_slot(self, in_use: set[tuple[int, int]]) -> int:
         if not self._free:

@@ -72,7 +72,13 @@ def _is_cut(row: SampleRow) -> bool:
 
 
 def _greedy(logits: torch.Tensor) -> np.ndarray:
-    best, token = logits.max(dim=1)  # max propagates NaN; the first of equals wins
+    # NaN counts as the largest, the first of equals wins.
+    if logits.device.type == "cpu":  # several times as fast as torch
+        values = logits.numpy()
+        host = values.argmax(axis=1)
+        finite = np.isfinite(values[np.arange(len(host)), host])
+        return np.where(finite, host, NO_TOKEN).astype(np.int32)
+    best, token = logits.max(dim=1)
     found = torch.where(best.isfinite(), token, NO_TOKEN)
     return found.cpu().numpy().astype(np.int32)
 
