@@ -54,6 +54,10 @@ class GrammarBuilder:
             return self._build(constraint)
         except RecursionError:
             raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
+        except InvalidConstraint as error:
+            if str(error).startswith(f"{constraint.kind}: "):
+                raise
+            raise InvalidConstraint(f"{constraint.kind}: {error}") from None
 
     def _build(self, constraint: Constraint) -> Grammar:
         kind, source = constraint.kind, constraint.source
@@ -75,13 +79,13 @@ class GrammarBuilder:
         if backend == "outlines_core":
             return OutlinesGrammar(self._vocabulary, regex, self._forced_tokenizer(), self._config)
         if backend == "llguidance":
-            return self._as_pattern(kind, regex)
+            return self._as_pattern(regex)
         try:
             dfa = LazyDfa(regex, self._config.max_states)
         except TooLarge:
             if backend == "automaton" or has_look(regex):
                 raise
-            return self._as_pattern(kind, regex)
+            return self._as_pattern(regex)
         if dfa.empty:
             what = "#: nothing satisfies the schema" if kind == "json_schema" else "no text matches"
             raise InvalidConstraint(f"{kind}: {what}")
@@ -89,14 +93,14 @@ class GrammarBuilder:
             self._vocabulary,
             dfa,
             self._forced_tokenizer(),
-            lambda: self._as_pattern(kind, regex),
+            lambda: self._as_pattern(regex),
             self._config.max_table_bytes,
         )
 
-    def _as_pattern(self, kind: str, regex: Regex) -> Grammar:
+    def _as_pattern(self, regex: Regex) -> Grammar:
         if has_look(regex):
-            raise InvalidConstraint(f"{kind}: llguidance has no look-around")
-        return self._llguidance(kind, f"start: /{pattern_of(regex)}/")
+            raise InvalidConstraint("llguidance has no look-around")
+        return self._llguidance(f"start: /{pattern_of(regex)}/")
 
     # ------------------------------------------------------------ the rest
 
@@ -129,7 +133,7 @@ class GrammarBuilder:
                 )
             return _with_whitespace(prepared.mask_schema, constraint.whitespace)
 
-        return self._llguidance("structural_tag", lark_of_tags(tags, schema_of))
+        return self._llguidance(lark_of_tags(tags, schema_of))
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = prepare(
@@ -152,19 +156,19 @@ class GrammarBuilder:
                 f"json_schema: {first.pointer}: no mask can hold {first.keyword!r} here (strict)"
             )
         schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
-        inner = self._llguidance("json_schema", f"start: %json {json.dumps(schema)}")
+        inner = self._llguidance(f"start: %json {json.dumps(schema)}")
         if prepared.verifier_factory is None:
             return inner
         return CheckedGrammar(
             inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
         )
 
-    def _llguidance(self, kind: str, lark: str) -> Grammar:
+    def _llguidance(self, lark: str) -> Grammar:
         try:
             return self._on_llguidance(lark)
         except InvalidConstraint as error:
-            said = str(error).splitlines()[0]  # the lines of a grammar that we wrote say nothing
-            raise InvalidConstraint(f"{kind}: {said}") from None
+            # The lines of a grammar that we wrote say nothing.
+            raise InvalidConstraint(str(error).splitlines()[0]) from None
 
     def _on_llguidance(self, lark: str) -> Grammar:
         return LLGuidanceGrammar(self._vocabulary, lark, self._forced_tokenizer(), self._config)

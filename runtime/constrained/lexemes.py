@@ -19,6 +19,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
@@ -181,7 +182,7 @@ def nullable(regex: Regex) -> bool:
     match regex:
         case Literal(text):
             return not text
-        case Chars() | Look():
+        case Chars() | Look() | LookBehind():
             return False
         case Concat(parts):
             return all(map(nullable, parts))
@@ -259,7 +260,8 @@ class _Conflicts:
         changed = True
         while changed:
             changed = False
-            for name, tree in self._lexed.rules.items():
+            # Called rules stand behind their callers: so most is known in one round.
+            for name, tree in reversed(self._lexed.rules.items()):
                 new = (self._empty(tree), self._first_of(tree))
                 if new != (self._rule_empty[name], self._rule_first[name]):
                     self._rule_empty[name], self._rule_first[name] = new

@@ -16,8 +16,8 @@ from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.scheduler.plan import MaskRow
 
 # A grammar's parser and lexer, as measured: a base, and so much per character of its source.
-BASE_BYTES = 1 << 16
-BYTES_PER_CHARACTER = 48
+BASE_BYTES = 1 << 14
+BYTES_PER_CHARACTER = 96
 
 
 _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)

@@ -85,7 +85,8 @@ HOSTILE = {
     "a large grammar": Constraint(
         "ebnf",
         "root ::= r0\n"
-        + "\n".join(f'r{i} ::= r{i + 1} "a" r{i + 1} | r{i}' for i in range(5_000)),
+        + "\n".join(f'r{i} ::= r{i + 1} "a" r{i + 1} | r{i}' for i in range(5_000))
+        + '\nr5000 ::= "b"',
     ),
     "large alternatives": Constraint(
         "choices", json.dumps(["".join(f"{i:05d}" for _ in range(2)) for i in range(20_000)])
