@@ -26,6 +26,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
@@ -260,5 +261,5 @@ def _without_sentinel(regex: Regex) -> Regex:
             return Either(tuple(map(_without_sentinel, options)))
         case Repeat(item, least, most):
             return Repeat(_without_sentinel(item), least, most)
-        case Look():
+        case Look() | LookBehind():
             raise InvalidConstraint("outlines-core: look-around is not supported")

@@ -15,6 +15,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
@@ -25,8 +26,8 @@ _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 def pattern_of(regex: Regex, max_length: int = 1 << 22) -> str:
     """The pattern that matches, anchored at both ends, the language of `regex`.
 
-    Raises InvalidConstraint if it has look-ahead, which these engines lack, and `TooLarge` if it is
-    nested too deeply or longer than `max_length` characters (each `\\w` is some 12,000).
+    Raises InvalidConstraint if it has look-around, which these engines lack, and `TooLarge` if it
+    is nested too deeply or longer than `max_length` characters (each `\\w` is some 12,000).
     """
     try:
         return _Writer(max_length).alternatives(regex)
@@ -64,8 +65,8 @@ class _Writer:
                 if known is None:
                     known = self._sets[id(regex)] = _set(regex)
                 return self._counted(known)
-            case Look():
-                raise InvalidConstraint("regex: look-ahead has no equivalent in other engines")
+            case Look() | LookBehind():
+                raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
     def _atom(self, regex: Regex) -> str:
         """The pattern of `regex` where a quantifier follows."""

@@ -1,4 +1,4 @@
-"""Regexes with look-ahead, as automata without.
+"""Regexes with look-around, as automata without.
 
 Whether a look-ahead holds depends on the rest of the text only. So the text is read backwards:
 for a rest of the text, let V be the set of the pattern's nodes from which that rest matches. V for
@@ -6,6 +6,10 @@ the rest with one more character in front follows from V, with negation and conj
 choice (an alternating automaton is deterministic in reverse: Chandra, Kozen & Stockmeyer 1981).
 All V that occur are found, over a small alphabet of kinds of characters, and determinised in the
 forward direction, which gives the smallest automaton (Brzozowski 1962), still of characters.
+
+What look-behind depends on, the last character of the text before, is a case distinction: V is
+known for each kind of character that may come before the rest, and for the beginning of the text.
+More than one character back is not looked at.
 
 interegular has look-ahead, but only where its group holds all that it looks at: it refuses
 `(?:(?!--).)*`.
@@ -25,6 +29,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
@@ -35,7 +40,7 @@ _STEPS_PER_LEAF = 512
 
 
 def has_look(regex: Regex) -> bool:
-    """Whether a `Look` is anywhere in `regex`."""
+    """Whether a `Look` or `LookBehind` is anywhere in `regex`."""
     stack = [regex]
     seen: set[int] = set()
     while stack:
@@ -44,7 +49,7 @@ def has_look(regex: Regex) -> bool:
             continue
         seen.add(id(current))
         match current:
-            case Look():
+            case Look() | LookBehind():
                 return True
             case Concat(parts):
                 stack += parts
@@ -63,6 +68,10 @@ def nfa_with_look(regex: Regex, max_leaves: int) -> Nfa:
         raise TooLarge("the pattern is nested too deeply") from None
 
 
+_Step = tuple[int, int, int, bool]
+"""Of a node, as bits: itself, the nodes any of which must hold, and the one of a look (0: no look);
+and whether the look is negative."""
+
 _END = 0
 _ANYTHING = 1
 
@@ -72,14 +81,16 @@ class _Nodes:
 
     `leaves[node]`: a set of characters and the node after it. `forks[node]`: nodes, any of which
     may go on. `looks[node]`: a node that must (or must not: negative) match, and the node after it.
-    `strata[depth]`: forks and looks inside `depth` looks, in the order they were made. What a look
-    looks at is in deeper strata.
+    `behinds[node]`: characters one of which must (must not) stand before, and the node after it.
+    `strata[depth]`: forks, looks and behinds inside `depth` looks, in the order they were made.
+    What a look looks at is in deeper strata.
     """
 
     def __init__(self, max_nodes: int) -> None:
         self.leaves: dict[int, tuple[Ranges, int]] = {}
         self.forks: dict[int, list[int]] = {}
         self.looks: dict[int, tuple[int, int, bool]] = {}
+        self.behinds: dict[int, tuple[Ranges, int, bool]] = {}
         self.strata: list[list[int]] = [[]]
         self.count = 2
         self._max_nodes = max_nodes
@@ -114,6 +125,11 @@ class _Nodes:
                 self.looks[node] = (self.build(item, _ANYTHING, depth + 1), following, negative)
                 self._place(node, depth)
                 return node
+            case LookBehind(chars, negative):
+                node = self._new()
+                self.behinds[node] = (chars.ranges, following, negative)
+                self._place(node, depth)
+                return node
 
     def _leaf(self, ranges: Ranges, following: int) -> int:
         node = self._new()
@@ -145,22 +161,38 @@ class _Reversal:
         self._max_leaves = max_leaves
         self._nodes = _Nodes(max_leaves)
         self._start = self._nodes.build(regex, _END)
-        self._kinds = _kinds_of({ranges for ranges, _ in self._nodes.leaves.values()})
-        of_set: dict[Ranges, int] = {}
-        for number, kind in enumerate(self._kinds):
-            for ranges in {ranges for ranges, _ in self._nodes.leaves.values()}:
-                if contains(ranges, kind[0][0]):
-                    of_set[ranges] = of_set.get(ranges, 0) | 1 << number
+        nodes = self._nodes
+        sets = {ranges for ranges, _ in nodes.leaves.values()}
+        behind = sorted({ranges for ranges, _, _ in nodes.behinds.values()})
+        self._kinds = _kinds_of(sets | set(behind))
+        # What stands before, as far as look-behind tells it apart: a bit per set of `behind`, none
+        # at the beginning of the text.
+        before = [
+            sum(contains(ranges, kind[0][0]) << number for number, ranges in enumerate(behind))
+            for kind in self._kinds
+        ]
+        befores = sorted({0, *before})
+        self._before = [befores.index(bits) for bits in before]
+        self._strata = [
+            [
+                self._compiled(stratum, {behind[n] for n in range(len(behind)) if bits >> n & 1})
+                for stratum in reversed(nodes.strata)
+            ]
+            for bits in befores
+        ]
+        of_set = {
+            ranges: {n for n, kind in enumerate(self._kinds) if contains(ranges, kind[0][0])}
+            for ranges in sets
+        }
         # Per kind of character: the leaves that read it, and the nodes after them.
         self._readers = [
             [
                 (1 << node, 1 << after)
-                for node, (ranges, after) in self._nodes.leaves.items()
-                if of_set.get(ranges, 0) >> number & 1
+                for node, (ranges, after) in nodes.leaves.items()
+                if number in of_set[ranges]
             ]
             for number in range(len(self._kinds))
         ]
-        self._strata = [self._compiled(stratum) for stratum in reversed(self._nodes.strata)]
         self._steps = 0
 
     def nfa(self) -> Nfa:
@@ -199,29 +231,30 @@ class _Reversal:
     def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """All V, the end's first: which of them the whole text may have (bool [V]), and per kind of
         character V of one more character in front (int32 [V])."""
-        end = self._closed(1 << _END)
-        known = {end: 0}
-        order = [end]
+        # The leaves that can read a rest decide all else.
+        known = {1 << _END: 0}
+        order = [1 << _END]
         longer: list[list[int]] = [[] for _ in self._kinds]
-        for rest in order:
-            for readers, step in zip(self._readers, longer, strict=True):
-                read = 0
+        begins = []
+        for reading in order:
+            values = [self._closed(reading, strata) for strata in self._strata]
+            begins.append(bool(values[0] >> self._start & 1))
+            for readers, step, before in zip(self._readers, longer, self._before, strict=True):
+                value, read = values[before], 0
                 for bit, after in readers:
-                    if rest & after:
+                    if value & after:
                         read |= bit
                 self._count(len(readers))
-                value = self._closed(read)
-                if value not in known:
-                    known[value] = len(order)
-                    order.append(value)
-                step.append(known[value])
-        begins = np.array([bool(rest >> self._start & 1) for rest in order])
-        return begins, [np.array(step, np.int32) for step in longer]
+                if read not in known:
+                    known[read] = len(order)
+                    order.append(read)
+                step.append(known[read])
+        return np.array(begins), [np.array(step, np.int32) for step in longer]
 
-    def _closed(self, read: int) -> int:
+    def _closed(self, reading: int, strata: list[tuple[list[_Step], bool]]) -> int:
         """V of a rest: from the leaves that can read it, all nodes. Inner looks come first."""
-        value = read | 1 << _ANYTHING
-        for steps, loops in self._strata:
+        value = reading | 1 << _ANYTHING
+        for steps, loops in strata:
             changed = True
             while changed:
                 changed = False
@@ -236,10 +269,10 @@ class _Reversal:
                         changed = loops
         return value
 
-    def _compiled(self, stratum: list[int]) -> tuple[list[tuple[int, int, int, bool]], bool]:
-        """Per node of `stratum`, as bits: itself, the nodes any of which must hold, and the one of
-        a look (0: no look), and whether that is negative. And whether nodes refer to later ones."""
-        steps = []
+    def _compiled(self, stratum: list[int], before: set[Ranges]) -> tuple[list[_Step], bool]:
+        """The steps of the nodes of `stratum` after a character that is in the sets `before`, and
+        whether nodes refer to later ones."""
+        steps: list[_Step] = []
         loops = False
         done = 0
         ours = sum(1 << node for node in stratum)
@@ -248,6 +281,10 @@ class _Reversal:
                 targets = 0
                 for target in self._nodes.forks[node]:
                     targets |= 1 << target
+                steps.append((1 << node, targets, 0, False))
+            elif node in self._nodes.behinds:
+                ranges, after, negative = self._nodes.behinds[node]
+                targets = 1 << after if (ranges in before) != negative else 0
                 steps.append((1 << node, targets, 0, False))
             else:
                 inner, after, negative = self._nodes.looks[node]

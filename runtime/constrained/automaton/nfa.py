@@ -20,6 +20,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
@@ -271,7 +272,7 @@ class _Sizes:
                     return None if least else (0, 0)
                 copies = max(least, 1) if most is None else most
                 return size[0] * copies, size[1] * least
-            case Look():
+            case Look() | LookBehind():
                 raise ValueError("look-around is not for this automaton")
 
 
@@ -305,7 +306,7 @@ class _Builder:
                 return self._either(regex, following)
             case Repeat(item, least, most):
                 return self._repeat(item, least, most, following)
-            case Look():
+            case Look() | LookBehind():
                 raise ValueError("look-around is not for this automaton")
 
     def _either(self, regex: Either, following: int) -> int:

@@ -1,20 +1,19 @@
 """Patterns in the syntax of Python's `re`, as trees: the language of `re.fullmatch`.
 
 Python's own parser reads the pattern, so quirks of the syntax are its quirks. What no finite
-automaton can hold (back-references) or what needs the text before (look-behind, `\\b`) is refused,
-naming the place.
+automaton can hold (back-references) is refused, naming the place; so is look-behind of more than
+one character.
 
 A full match begins at the beginning and ends at the end, so anchors there say nothing. `\\Z` and
-`$` elsewhere are look-ahead, `\\A` after text that cannot be empty is a contradiction.
+`$` elsewhere are look-ahead, `\\A`, `^` and `\\b` look behind.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from re import _constants as sre
-from re import _parser as sre_parser
 from typing import Any
 
 from rootlace.errors import InvalidConstraint
@@ -26,9 +25,14 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Either,
     Literal,
     Look,
+    LookBehind,
     Regex,
     Repeat,
 )
+
+# Private, and the one place where patterns are read as `re` reads them; the same from 3.11 on.
+sre: Any = importlib.import_module("re._constants")
+sre_parser: Any = importlib.import_module("re._parser")
 
 EMPTY = Literal("")
 NOTHING = Chars(())
@@ -147,7 +151,7 @@ class _Translation:
         if code in (sre.ASSERT, sre.ASSERT_NOT):
             direction, inner = argument
             if direction < 0:
-                self._refuse(Construct.LOOK_BEHIND)
+                return self._look_behind(inner, code is sre.ASSERT_NOT, context)
             # What a look-ahead matches may be followed by anything.
             item = self.sequence(inner, replace(context, at_end=False))
             return Look(item, negative=code is sre.ASSERT_NOT)
@@ -202,9 +206,9 @@ class _Translation:
         if anchor is sre.AT_BEGINNING or anchor is sre.AT_BEGINNING_STRING:
             if context.at_begin:
                 return EMPTY
-            if context.after_text and not (lines and anchor is sre.AT_BEGINNING):
-                return NOTHING
-            self._refuse(Construct.BEGIN)
+            if lines and anchor is sre.AT_BEGINNING:
+                return LookBehind(_NOT_NEWLINE, negative=True)
+            return NOTHING if context.after_text else LookBehind(_ANY, negative=True)
         if anchor is sre.AT_END or anchor is sre.AT_END_STRING:
             if context.at_end:
                 return EMPTY
@@ -213,8 +217,33 @@ class _Translation:
             if lines:
                 return Look(_NOT_NEWLINE, negative=True)
             return Either((_AT_END, Look(Concat((_NEWLINE, _AT_END)), negative=False)))
-        self._refuse(Construct.BOUNDARY)
-        raise AssertionError
+        word = Chars(char_sets.category(r"\w", bool(context.flags & re.ASCII)))
+        differs = anchor is sre.AT_BOUNDARY
+        place = Either(
+            tuple(
+                Concat((LookBehind(word, negative=not before), Look(word, before == differs)))
+                for before in (True, False)
+            )
+        )
+        if differs or re.search(r"\B", ""):
+            return place
+        # Before Python 3.14, `\B` does not match in an empty text.
+        return Concat((Either((LookBehind(_ANY, False), Look(_ANY, False))), place))
+
+    def _look_behind(self, inner: Any, negative: bool, context: _Context) -> Regex:
+        item = self.sequence(inner, replace(context, at_begin=False, at_end=False))
+        options = item.options if isinstance(item, Either) else (item,)
+        ranges: list[tuple[int, int]] = []
+        for option in options:
+            if isinstance(option, Chars):
+                ranges += option.ranges
+            elif isinstance(option, Literal) and len(option.text) == 1:
+                ranges.append((ord(option.text), ord(option.text)))
+            else:
+                self._refuse(Construct.LOOK_BEHIND)
+        if context.at_begin:
+            return EMPTY if negative else NOTHING
+        return LookBehind(Chars(char_sets.union(ranges)), negative)
 
     def _characters(self, code: Any, argument: Any, flags: int) -> Chars:
         members = tuple(argument) if code is sre.IN else ((code, argument),)
@@ -275,7 +304,7 @@ def widths(regex: Regex) -> tuple[int, float]:
             if longest == 0:
                 return 0, 0
             return shortest * least, float("inf") if most is None else longest * most
-        case Look():
+        case Look() | LookBehind():
             return 0, 0
 
 
@@ -283,4 +312,4 @@ def _is_single(regex: Regex) -> bool:
     """Whether `regex` matches in one way only, wherever it matches: no choice, no repeat."""
     if isinstance(regex, Concat):
         return all(_is_single(part) for part in regex.parts)
-    return isinstance(regex, Literal | Chars | Look)
+    return isinstance(regex, Literal | Chars | Look | LookBehind)

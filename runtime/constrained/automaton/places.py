@@ -9,11 +9,9 @@ import re
 class Construct(enum.Enum):
     BACK_REFERENCE = "a back-reference"
     CONDITIONAL = "a conditional on a group"
-    LOOK_BEHIND = "look-behind"
-    BOUNDARY = "a word boundary"
+    LOOK_BEHIND = "look-behind of other than one character"
     ATOMIC = "an atomic group with a choice in it"
     POSSESSIVE = "a possessive quantifier on more than one character"
-    BEGIN = "an anchor of the beginning where something may stand before it"
 
 
 # A piece of a pattern: what the constructs look like, after what would hide them.
@@ -21,8 +19,6 @@ _PIECES = re.compile(
     r"""(?P<comment>\(\?\#[^)]*\))
     | \[ \^? \]? (?: [^]\\] | \\. )* \]
     | (?P<reference> \\[1-9] | \(\?P= )
-    | (?P<boundary> \\[bB] )
-    | (?P<begin> \\A | \^ )
     | \\.
     | (?P<conditional> \(\?\( )
     | (?P<behind> \(\?<[=!] )
@@ -37,10 +33,8 @@ _NAMES = {
     Construct.BACK_REFERENCE: "reference",
     Construct.CONDITIONAL: "conditional",
     Construct.LOOK_BEHIND: "behind",
-    Construct.BOUNDARY: "boundary",
     Construct.ATOMIC: "atomic",
     Construct.POSSESSIVE: "possessive",
-    Construct.BEGIN: "begin",
 }
 
 
@@ -55,8 +49,7 @@ def place_of(pattern: str, construct: Construct, verbose: bool) -> str:
         if piece.lastgroup == "line_comment" and not verbose:
             position += 1
             continue
-        # An anchor that opens the pattern says nothing, so it is not the one in question.
-        if piece.lastgroup == name and not (construct is Construct.BEGIN and position == 0):
+        if piece.lastgroup == name:
             return f" ({piece.group()!r} at position {position})"
         position = piece.end()
     return ""

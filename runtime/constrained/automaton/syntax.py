@@ -54,4 +54,12 @@ class Look:
     negative: bool
 
 
-Regex = Literal | Chars | Concat | Either | Repeat | Look
+@dataclass(frozen=True, slots=True)
+class LookBehind:
+    """Matches the empty text after (or, `negative`, not after) a character of `chars`."""
+
+    chars: Chars
+    negative: bool
+
+
+Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind

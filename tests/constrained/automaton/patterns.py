@@ -69,7 +69,25 @@ _assertions = st.one_of(
         st.sampled_from(["(?=", "(?!"]),
         st.recursive(_atoms, _extended, max_leaves=3),
     ),
-    st.sampled_from(["$", r"\Z", "(?=$)", r"(?!\Z)", "[ab]*+", "a{1,2}+", "(?>ab)", "^", r"\A"]),
+    st.sampled_from(
+        [
+            "$",
+            r"\Z",
+            "(?=$)",
+            r"(?!\Z)",
+            "[ab]*+",
+            "a{1,2}+",
+            "(?>ab)",
+            "^",
+            r"\A",
+            r"\b",
+            r"\B",
+            "(?<=[ab])",
+            "(?<!k)",
+            r"(?<!\s)",
+            "(?<=a|.)",
+        ]
+    ),
 )
 
 

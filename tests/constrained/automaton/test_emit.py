@@ -87,7 +87,7 @@ def test_many_choices_reach_llguidance() -> None:
 
 
 def test_what_has_no_equivalent_is_refused() -> None:
-    with pytest.raises(InvalidConstraint, match="look-ahead"):
+    with pytest.raises(InvalidConstraint, match="look-around"):
         pattern_of(Concat((Look(Literal("a"), negative=True), Literal("b"))))
     deep: Regex = Literal("a")
     for _ in range(100_000):
