@@ -185,7 +185,16 @@ class CheckedMatcher:
         return self._inner.forced_text()
 
     def forced_tokens(self) -> list[int]:
-        return self._inner.forced_tokens()
+        tokens = self._inner.forced_tokens()
+        node: int | None = self._way[-1]
+        for index, token in enumerate(tokens):
+            if node is None:
+                break
+            remaining = self._remaining.get(node)
+            if remaining is not None and not (int(remaining[token >> 5]) >> (token & 31)) & 1:
+                return tokens[:index]  # excluded there: the text needs another spelling
+            node = self._nodes.get((node, token))
+        return tokens
 
     # ------------------------------------------------------------ backwards
 
@@ -251,7 +260,7 @@ class CheckedMatcher:
             place = bisect_right(self._lengths, start) - 1
             key = (self._way[min(place, len(self._way) - 1)], start)
             counts[key] += 1
-            if counts[key] % PATIENCE:
+            if counts[key] % PATIENCE and violation.length:  # without: there is no way on
                 return False
             counts = self._restarts
             if self._restarts[key] % PATIENCE == PATIENCE - 1 and start != starts[-1]:

@@ -20,17 +20,18 @@ def random_text(
     the longer it gets. None if it did not end."""
     matcher = grammar.matcher()
     taken: list[int] = []
-    eos = set(vocabulary.eos_token_ids)
+    closing = np.array([data[:1] in CLOSING for data in vocabulary.token_bytes])
     for step in range(4 * tokens):
         if matcher.is_accepting() and (matcher.is_finished() or rng.random() < 0.2):
             return taken
-        allowed = [int(i) for i in np.flatnonzero(matcher.allowed_mask()) if int(i) not in eos]
-        if not allowed:
-            return taken if matcher.is_accepting() else None
-        few = rng.sample(allowed, min(len(allowed), 6))
+        allowed = matcher.allowed_mask()
+        allowed[list(vocabulary.eos_token_ids)] = False
         # Late, tokens that end what is open.
-        closing = [i for i in allowed if vocabulary.token_bytes[i][:1] in CLOSING]
-        token = rng.choice(closing if closing and rng.random() < step / tokens else few)
+        late = rng.random() < step / tokens and (allowed & closing).any()
+        candidates = np.flatnonzero(allowed & closing if late else allowed)
+        if not len(candidates):
+            return taken if matcher.is_accepting() else None
+        token = int(rng.choice(candidates))
         if not matcher.advance(token):
             return None
         taken.append(token)
