@@ -47,43 +47,50 @@ class MaskTables:
         """
         self._free += self._private
         self._private = []
+        slots = self._slots
         found: list[int] = []
         fresh: list[tuple[int, np.ndarray]] = []
-        in_use: set[tuple[int, int]] = set()
-        for mask in masks:
-            if isinstance(mask, MaskRow):
-                key = (mask.table.key, mask.row)
-                slot = self._slots.get(key)
-                if slot is None:
+        new: dict[tuple[int, int], int] = {}
+        try:
+            for mask in masks:
+                if not isinstance(mask, MaskRow):
+                    slot = self._take_slot(masks)
+                    self._private.append(slot)
+                    fresh.append((slot, mask))
+                elif (key := (mask.table.key, mask.row)) in slots:
+                    slot = slots[key]
+                    slots.move_to_end(key)
+                elif key in new:
+                    slot = new[key]
+                else:
                     if not mask.table.filled(mask.row):
                         raise RuntimeError(f"row {mask.row} of mask table {key[0]} is not filled")
-                    slot = self._slots[key] = self._take_slot(in_use)
+                    slot = new[key] = self._take_slot(masks)
                     fresh.append((slot, mask.table.rows[mask.row]))
-                else:
-                    self._slots.move_to_end(key)
-                in_use.add(key)
-            else:
-                slot = self._take_slot(in_use)
-                self._private.append(slot)
-                fresh.append((slot, mask))
-            found.append(slot)
-        if fresh:
-            self._upload(fresh)
+                found.append(slot)
+            if fresh:
+                self._upload(fresh)
+        except BaseException:
+            self._free += new.values()
+            raise
+        slots.update(new)
         return self._masks, torch.from_numpy(np.array(found)).to(self._device)
 
-    def _take_slot(self, in_use: set[tuple[int, int]]) -> int:
+    def _take_slot(self, masks: Sequence[np.ndarray | MaskRow]) -> int:
+        """A slot that none of `masks`, those of this step, has."""
         if not self._free:
             count = len(self._masks)
-            # The rows used in this step are the last ones: if the first is one of them, all are.
-            if count >= self._max_slots and self._slots and next(iter(self._slots)) not in in_use:
-                _, slot = self._slots.popitem(last=False)
-                return slot
+            if count >= self._max_slots:
+                keep = {(mask.table.key, mask.row) for mask in masks if isinstance(mask, MaskRow)}
+                oldest = next((key for key in self._slots if key not in keep), None)
+                if oldest is not None:
+                    return self._slots.pop(oldest)
             capacity = max(2 * count, _FIRST_SLOTS)
             if count < self._max_slots:
                 capacity = min(capacity, self._max_slots)
-            masks = self._masks.new_empty((capacity, self._words))
-            masks[:count] = self._masks
-            self._masks = masks
+            grown = self._masks.new_empty((capacity, self._words))
+            grown[:count] = self._masks
+            self._masks = grown
             self._free = list(range(capacity - 1, count - 1, -1))
         return self._free.pop()
 

@@ -90,8 +90,16 @@ def test_what_was_used_latest_stays() -> None:
 
 
 def test_a_row_that_is_not_filled_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="row 9 of mask table 1 is not filled"):
-        MaskTables(VOCAB, "cpu").place([MaskRow(Table(1), 9)])
+    """And what stood before it in the list does not count as uploaded."""
+    table = Table(1)
+    device = MaskTables(VOCAB, "cpu", max_bytes=4 * 4 * WORDS)
+    for _ in range(10):
+        private = np.arange(WORDS, dtype=np.int32)
+        with pytest.raises(RuntimeError, match="row 9 of mask table 1 is not filled"):
+            device.place([MaskRow(table, 3), private, MaskRow(table, 9)])
+    found, rows = device.place([MaskRow(table, 3)])
+    np.testing.assert_array_equal(found[rows].numpy(), table.rows[3:4])
+    assert device.nbytes == 4 * 4 * WORDS
 
 
 @pytest.mark.parametrize("masked", [(0, 1, 2, 3), (1, 3), (2,), ()])
