@@ -217,9 +217,9 @@ def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
         size = sizes.of(regex)
         if size is not None:
             if size[0] > max_leaves:
-                raise TooLarge(f"the pattern has {size[0]} positions, {max_leaves} are allowed")
+                raise TooLarge(f"the pattern has more than {max_leaves} positions")
             if size[1] > max_leaves:
-                raise TooLarge(f"no text that matches is shorter than {size[1]} bytes")
+                raise TooLarge(f"every text that matches has more than {max_leaves} bytes")
         nfa = Nfa(max_leaves)
         if size is not None:
             nfa.start = nfa.entries(_Builder(nfa, sizes).build(regex, ACCEPT))

@@ -199,6 +199,16 @@ def test_shared_parts_are_measured_once() -> None:
         LazyDfa(regex, MAX_STATES)
 
 
+def test_sizes_beyond_any_bound_are_too_large() -> None:
+    regex: Regex = Literal("ab")
+    for _ in range(150):
+        regex = Repeat(Repeat(regex, 10**18, 10**18), 1, 10**18)
+    with pytest.raises(TooLarge, match="positions"):
+        LazyDfa(regex, MAX_STATES)
+    with pytest.raises(TooLarge, match="bytes"):
+        LazyDfa(Literal("a" * 20_000), MAX_STATES)
+
+
 def test_an_exponential_automaton_stops_at_its_bound() -> None:
     dfa = dfa_of("(a|b)*a(a|b){20}", max_states=500)
     rng = random.Random(1)
