@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,13 @@ def folders(demo_model: Path) -> dict[str, Path]:
 
 
 def compiler_of(name: str, folders: dict[str, Path], backend: str) -> GrammarCompiler:
-    folder = folders[name]
-    if not (folder / "tokenizer.json").exists():
-        pytest.skip(f"needs the shared data beside the checkout ({folder})")
+    if not (folders[name] / "tokenizer.json").exists():
+        pytest.skip(f"needs the shared data beside the checkout ({folders[name]})")
+    return made_compiler(name, folders[name], backend)
+
+
+@cache
+def made_compiler(name: str, folder: Path, backend: str) -> GrammarCompiler:
     config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
     return GrammarCompiler(vocabulary_of(name, folder), config=config)
 
