@@ -67,7 +67,7 @@ class TokenTable:
             return known
         with self._changing:
             known = self._row_of.get(state)
-            if known is None:
+            if known is None and len(self._row_of) < self._max_rows:
                 # First the flag: who sees the row may ask for it.
                 self._filled.append(0)
                 known = self._row_of[state] = MaskRow(self, len(self._filled) - 1)
