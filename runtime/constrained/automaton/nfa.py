@@ -217,7 +217,9 @@ def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
         size = sizes.of(regex)
         if size is not None:
             if size[0] > max_leaves:
-                raise TooLarge(f"the pattern has more than {max_leaves} positions")
+                # Nested counts make numbers that are too long to print.
+                count = size[0] if size[0] < 10**12 else "more than 10^12"
+                raise TooLarge(f"the pattern has {count} positions, {max_leaves} are allowed")
             if size[1] > max_leaves:
                 raise TooLarge(f"every text that matches has more than {max_leaves} bytes")
         nfa = Nfa(max_leaves)
