@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.plan import PromptScoreRow, SampleRow, StepPlan
+from rootlace.runtime.scheduler.plan import MaskRow, PromptScoreRow, SampleRow, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3, seed=0)
 
@@ -55,7 +55,7 @@ class Work:
     row: Row
     count: int | None = None
     params: SamplingParams | None = GREEDY
-    mask: np.ndarray | None = None
+    mask: np.ndarray | MaskRow | None = None
     banned: tuple[int, ...] = ()
     score_from: int | None = None
     """Score the prompt's tokens from this index on that this step's new tokens predict."""
