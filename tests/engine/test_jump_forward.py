@@ -1,0 +1,121 @@
+"""Greedy output of the embedded model with and without jump-forward, in float32."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.constrained import Grammar, GrammarCompiler
+from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.model.runner import ModelRunner
+from tests.engine.harness import Harness, Outcome, greedy
+
+PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "city": {"type": "string", "maxLength": 30},
+        "job": {"enum": ["baker", "teacher", "driver"]},
+    },
+    "required": ["name", "age", "city", "job"],
+    "additionalProperties": False,
+}
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "schema": {"json_schema": PERSON},
+    "flexible": {"json_schema": PERSON, "whitespace": "flexible"},
+    "regex": {"regex": r"Name: [A-Z][a-z]+( [A-Z][a-z]+)?\nAge: [0-9]{1,3}\n(It|She)'s all\."},
+    "choices": {"choices": ["Turin is where she lives.", "Turin isn't known.", "Rome, I think."]},
+    "ebnf": {"ebnf": 'start: "(" start ")" | "Mara lives in " NAME "."\nNAME: /[A-Z][a-z]+/'},
+}
+# The model has learnt to answer the last; behind the others it spells in odd ways.
+QUESTIONS = [
+    "Where does Mara live?",
+    "What is her job? As JSON.",
+    "Hello!",
+    "Extract name, age, city and job as JSON.",
+]
+
+
+@pytest.fixture(scope="module")
+def runner(demo_model: Path) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
+        CacheConfig(block_size=16, num_blocks=256),
+        max_step_tokens=128,
+        max_running=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_model: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+def outputs(
+    runner: ModelRunner, prompts: list[list[int]], grammar: Grammar, *, jump: bool
+) -> list[Outcome]:
+    harness = Harness(runner, block_size=16, max_step_tokens=128)
+    rids = [harness.add(p, greedy(96), matcher=grammar.matcher(), jump=jump) for p in prompts]
+    harness.finish()
+    return [harness.outcomes[rid] for rid in rids]
+
+
+def places(vocabulary: Vocabulary, tokens: list[int]) -> list[tuple[int, int]]:
+    """Each token and where its bytes begin."""
+    ends = accumulate(len(vocabulary.token_bytes[token]) for token in tokens)
+    return list(zip([0, *ends], tokens, strict=False))
+
+
+def strays(grammar: Grammar, tokens: list[int]) -> bool:
+    """Whether an output leaves the canonical tokens at a forced place."""
+    matcher = grammar.matcher()
+    for token in tokens:
+        forced = matcher.forced_tokens()
+        if forced and token != forced[0]:
+            return True
+        assert matcher.advance(token)
+    return False
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_greedy_output_is_the_same_where_the_masked_model_is_canonical(
+    runner: ModelRunner, compiler: GrammarCompiler, prompts: list[list[int]], name: str
+) -> None:
+    grammar = compiler.compile(**CONSTRAINTS[name])
+    alone = outputs(runner, prompts, grammar, jump=False)
+    jumping = outputs(runner, prompts, grammar, jump=True)
+    for masked, jumped in zip(alone, jumping, strict=True):
+        assert not masked.forced
+        assert masked.error == jumped.error == ""
+        assert (masked.token_ids == jumped.token_ids) == (not strays(grammar, masked.token_ids))
+        assert not strays(grammar, jumped.token_ids)
+        if jumped.finish == "stop":  # a whole text has canonical tokens
+            text = b"".join(compiler.vocabulary.token_bytes[token] for token in jumped.token_ids)
+            canonical = places(compiler.vocabulary, compiler.vocabulary.encode(text))
+            taken = places(compiler.vocabulary, jumped.token_ids)
+            assert {taken[index] for index in jumped.forced} <= set(canonical)
+    assert any(jumped.forced for jumped in jumping)
+    if "json_schema" in CONSTRAINTS[name]:
+        assert alone[-1].token_ids == jumping[-1].token_ids
+        assert len(jumping[-1].forced) >= 5
