@@ -48,7 +48,7 @@ import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -106,7 +106,11 @@ class Canonicalizer:
         self._added_first = frozenset(content[0] for content in self._added)
         self._inside_added = {"".join(pair) for text in self._added for pair in pairwise(text)}
         self._index(spec["model"])
-        categories_by_first_byte()  # now rather than at the first token of some request
+        # Now rather than at the first tokens of some request: what JSON asks for.
+        categories_by_first_byte()
+        if self._pre_tokenizer.exists:
+            for before, after in product('a1 ",:{}', repeat=2):
+                self._pre_tokenizer.is_sure(before, after)
         self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
         self._pairs = lru_cache(1 << 18)(self._is_pair)
 
