@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jsonschema_specifications
@@ -100,7 +100,8 @@ class CheckedSchema:
             raise invalid(place, f"nothing is known of {ref!r}; nothing is fetched") from None
         if not isinstance(resolved.contents, dict | bool):
             raise invalid(place, f"{ref!r} leads to something that is no schema")
-        pointer = self._pointer(resolved.contents, f"{place}→{ref}")
+        inside = ref.startswith("#/") and source.pointer.startswith("#")
+        pointer = self._pointer(resolved.contents, ref if inside else f"{place}({ref})")
         dialect = dialect_of(resolved.contents, source.dialect)
         found = Located(resolved.contents, resolved.resolver, dialect, pointer)
         self._targets[key] = found
@@ -167,6 +168,46 @@ class CheckedSchema:
                     open_.add(following)
                     stack.append(iter(edges.get(following, ())))
 
+    def is_dynamic(self) -> bool:
+        """Whether where a reference leads depends on the way to it."""
+        return any(
+            isinstance(one.schema, dict)
+            and (
+                "$recursiveRef" in one.schema
+                or ("$dynamicRef" in one.schema and len(self.dynamic_targets(one)) > 1)
+            )
+            for one in self._reachable()
+        )
+
+    def containing(self, places: Iterable[str]) -> set[Located]:
+        """The schemas that these places (pointers) are in or are referred to from."""
+        above: dict[Located, list[Located]] = {}
+        for located in self._reachable():
+            for _, other in self.neighbours(located):
+                above.setdefault(other, []).append(located)
+        inside = set()
+        for place in places:
+            while "/" in place:
+                place = place.rpartition("/")[0]
+                inside.add(place)
+        queue = [located for located in self._reachable() if located.pointer in inside]
+        found = set(queue)
+        while queue:
+            for located in above.get(queue.pop(), ()):
+                if located not in found:
+                    found.add(located)
+                    queue.append(located)
+        return found
+
+    def patterns(self) -> Iterator[tuple[str, str, bool]]:
+        """(pointer, pattern, whether it is one of keys) of what is in use."""
+        for located in self._reachable():
+            if isinstance(located.schema, dict):
+                if isinstance(located.schema.get("pattern"), str):
+                    yield f"{located.pointer}/pattern", located.schema["pattern"], False
+                for pattern in located.schema.get("patternProperties", ()):
+                    yield f"{located.pointer}/patternProperties", pattern, True
+
     def _reachable(self) -> list[Located]:
         return self._closure(unused=False)
 
@@ -222,13 +263,23 @@ def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
 # ---------------------------------------------------------------- shape
 
 _NON_NEGATIVE = frozenset(
-    "minLength maxLength minItems maxItems minProperties maxProperties minContains"
-    " maxContains".split()
+    [
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+        "minContains",
+        "maxContains",
+    ]
 )
-_NUMBERS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
-_STRINGS = frozenset("title description $comment format contentEncoding contentMediaType".split())
-_ANYTHING = frozenset("default const enum examples".split())
-_TYPES = frozenset("null boolean integer number string array object".split())
+_NUMBERS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+_STRINGS = frozenset(
+    ["title", "description", "$comment", "format", "contentEncoding", "contentMediaType"]
+)
+_ANYTHING = frozenset(["default", "const", "enum", "examples"])
+_TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 
 
 def _check_shape(schema: Any, dialect: Dialect) -> None:
@@ -247,6 +298,8 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
             raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
         dialect = dialect_of(node, dialect)
         flat = {key: value for key, value in node.items() if not _plain(key, value)}
+        if flat and dialect.number == 4:  # there, some keywords are about others
+            flat = {key: value for key, value in node.items() if key not in _ANYTHING} | flat
         if flat:
             _check_flat(flat, dialect, pointer)
         queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
@@ -291,9 +344,10 @@ def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
         if key == "$schema":
             continue
         if isinstance(value, dict) and any(path for path, _ in subschemas({key: value})):
-            if key in ("patternProperties", "properties", "$defs", "definitions"):
-                value = {k: {} if isinstance(v, dict | bool) else v for k, v in value.items()}
-            elif key in ("dependentSchemas", "dependencies"):
+            if key in ("patternProperties", "properties", "$defs", "definitions") or key in (
+                "dependentSchemas",
+                "dependencies",
+            ):
                 value = {k: {} if isinstance(v, dict | bool) else v for k, v in value.items()}
             else:
                 value = {}

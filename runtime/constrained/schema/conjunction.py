@@ -18,9 +18,13 @@ from rootlace.runtime.constrained.schema.residual import Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)
-MAX_CASES = 48
+MAX_CASES = 96
+MAX_OPTIONS = 4096
+"""Of a single choice, which multiplies with no other."""
 MAX_ONE_OF = 12
 """Up to so many options of a `oneOf`, the others are negated in each."""
+MAX_COMPARED = 64
+"""Up to so many, it is found out which exclude each other."""
 EXCLUDED = "!excluded"
 """Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
 
@@ -103,7 +107,7 @@ class Cases:
         cases: list[Case] = []
         queue = [_Partial(list(conjunction))]
         pointer = ""
-        started = 1
+        started, limit = 1, MAX_CASES
         while queue:
             partial = queue.pop(0)
             try:
@@ -114,10 +118,10 @@ class Cases:
             except _Dead as dead:
                 pointer = pointer or dead.pointer
                 continue
-            while partial.choices and (
-                len(partial.choices[0]) + started > MAX_CASES
-            ):  # weaker: any of the options, or none
-                lost = partial.choices.pop(0)
+            if started == 1 and len(partial.choices) == 1:
+                limit += min(len(partial.choices[0]), MAX_OPTIONS)
+            while partial.choices and started + len(partial.choices[0]) > limit:
+                lost = partial.choices.pop(0)  # weaker: any of the options, or none
                 for option in lost:
                     partial.notes.update(option.notes)
                 partial.notes.add(_lost(lost, conjunction))
@@ -186,10 +190,13 @@ class Cases:
         for located, leaf in partial.leaves:
             if "!values" in leaf and (smallest is None or len(leaf["!values"]) < len(smallest)):
                 smallest, pointer = leaf["!values"], located.pointer
+        wanted = [(atom.located, not atom.negated) for atom in conjunction]
+        wanted += [(located, True) for located, _ in partial.leaves]
+        if smallest is not None and len(smallest) > MAX_COMPARED:
+            # Membership is given; to look every value up again would take the square of the time.
+            wanted = [(_without_values(one, smallest), holds) for one, holds in wanted]
         for value in smallest or ():
-            if all(
-                self._satisfies(atom.located, value) is not atom.negated for atom in conjunction
-            ) and all(self._satisfies(located, value) for located, _ in partial.leaves):
+            if all(self._satisfies(located, value) is holds for located, holds in wanted):
                 found.append(value)
         if not found:
             keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
@@ -287,6 +294,8 @@ class Cases:
     def _one_of(self, located: Located, value: list[Any]) -> list[_Option]:
         atoms = [self.child(located, f"/oneOf/{i}", below) for i, below in enumerate(value)]
         note = Residual(f"{located.pointer}/oneOf", "oneOf")
+        if len(atoms) > MAX_COMPARED:
+            return [_Option((atom,), (note,)) for atom in atoms]
         options = []
         for atom in atoms:
             overlapping = [
@@ -364,7 +373,8 @@ class Cases:
                 yield made({"type": "array"}, lost=True)
         elif key in _LOST:
             type_, least = _LOST[key]
-            if value is not True and value != {} and value is not False or key in _FALSE_TOO:
+            says = value is True if key == "uniqueItems" else value is not True and value != {}
+            if says:
                 yield made({"type": type_, **least}, lost=True)
         elif key == "$ref":
             yield _Option((Atom(self._checked.target(located), True),))
@@ -404,6 +414,14 @@ class Cases:
         return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
 
 
+def _without_values(located: Located, values: list[Any]) -> Located:
+    schema = located.schema
+    if not isinstance(schema, dict) or schema.get("enum") != values:
+        return located
+    rest = {key: value for key, value in schema.items() if key != "enum"}
+    return Located(rest, located.resolver, located.dialect, located.pointer)
+
+
 def _newest(parent: Located) -> Dialect:
     """The draft of a schema of our own below `parent`: it is written in today's keywords."""
     return parent.dialect if parent.dialect.number >= 2019 else NEWEST
@@ -438,8 +456,6 @@ _LOST: dict[str, tuple[str, dict[str, int]]] = {
     "unevaluatedProperties": ("object", {"minProperties": 1}),
     "unevaluatedItems": ("array", {"minItems": 1}),
 }
-_FALSE_TOO = frozenset(_LOST) - {"uniqueItems"}
-"""Of these, `false` says something."""
 
 
 def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:

@@ -17,19 +17,52 @@ from referencing.jsonschema import (
 
 # How a keyword holds subschemas.
 ONE = frozenset(
-    "additionalProperties additionalItems contains else if items not propertyNames then"
-    " unevaluatedItems unevaluatedProperties contentSchema".split()
+    [
+        "additionalProperties",
+        "additionalItems",
+        "contains",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "contentSchema",
+    ]
 )
-LIST = frozenset("allOf anyOf oneOf prefixItems items".split())
+LIST = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
 MAP = frozenset(
-    "$defs definitions dependentSchemas dependencies patternProperties properties".split()
+    ["$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"]
 )
-IN_PLACE = frozenset("allOf anyOf oneOf not if then else dependentSchemas dependencies".split())
+IN_PLACE = frozenset(
+    ["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"]
+)
 """Keywords whose subschemas apply to the very value that the schema applies to."""
 ANNOTATIONS = frozenset(
-    "$schema $id id $comment $defs $anchor $dynamicAnchor $recursiveAnchor $vocabulary definitions"
-    " title description default examples deprecated readOnly writeOnly"
-    " contentEncoding contentMediaType contentSchema".split()
+    [
+        "$schema",
+        "$id",
+        "id",
+        "$comment",
+        "$defs",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "$vocabulary",
+        "definitions",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+    ]
 )
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
 from rootlace.runtime.constrained.schema.relax import relax
 from rootlace.runtime.constrained.schema.residual import Residual
+from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
 from rootlace.runtime.constrained.source import parsed_schema
 
@@ -52,6 +54,7 @@ def prepare_value(
 ) -> PreparedSchema:
     """As `prepare`, of a schema that is parsed."""
     checked = CheckedSchema(schema, documents or {})
+    _check_patterns(checked, of_keys=True)
     rules = Rules(checked)
     relaxed = relax(checked, rules.satisfies)
     if strict and relaxed.residuals:
@@ -59,4 +62,16 @@ def prepare_value(
         raise invalid(first.pointer, f"no mask can hold {first.keyword!r} here (strict)")
     if not relaxed.residuals:
         return PreparedSchema(schema, relaxed.schema, (), None)
+    _check_patterns(checked, of_keys=False)
+    rules.watch(relaxed.residuals)
     return PreparedSchema(schema, relaxed.schema, relaxed.residuals, lambda: Verifier(rules))
+
+
+def _check_patterns(checked: CheckedSchema, of_keys: bool) -> None:
+    """Refuse what a check could not search for."""
+    for pointer, pattern, is_of_keys in checked.patterns():
+        if is_of_keys is of_keys:
+            try:
+                searcher(pattern)
+            except InvalidConstraint as error:
+                raise invalid(pointer, f"{pattern!r}: {error}") from None

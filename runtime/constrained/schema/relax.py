@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher
-
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located, invalid
 from rootlace.runtime.constrained.schema.conjunction import TYPES, Atom, Cases, Conjunction
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.shapes import Shape, Shapes
 from rootlace.runtime.constrained.schema.weaken import Weakened, accepted, weaken
 
-MAX_DEFINITIONS = 4000
+MAX_DEFINITIONS = 30_000
 MAX_PROBE = 24
 """How deep it is looked for contradictions through required properties."""
 
@@ -41,7 +39,9 @@ def relax(checked: CheckedSchema, satisfies: Callable[[Located, Any], bool]) -> 
 class _Relaxation:
     def __init__(self, checked: CheckedSchema, satisfies: Callable[[Located, Any], bool]) -> None:
         self._cases = Cases(checked, satisfies, self._empty)
-        self._shapes = Shapes(self._empty, self._child, satisfies, takes_pattern, checked)
+        self._shapes = Shapes(
+            self._empty, self._child, satisfies, takes_pattern, patterns_apart, checked
+        )
         self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {}
         self._reasons: dict[Conjunction, str] = {}
         self._open: set[Conjunction] = set()
@@ -196,4 +196,8 @@ def takes_pattern(pattern: str) -> bool:
     return accepted({"type": "string", "pattern": pattern}) == ""
 
 
-__all__ = ["LLMatcher", "Relaxed", "relax", "takes_pattern"]
+@lru_cache(maxsize=1024)
+def patterns_apart(patterns: tuple[str, ...]) -> bool:
+    """Whether llguidance is sure that no text matches two of them."""
+    found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
+    return accepted(found) == ""

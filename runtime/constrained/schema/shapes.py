@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rootlace.runtime.constrained.schema.check import Located
+from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import (
     EXCLUDED,
     TYPES,
@@ -19,11 +19,14 @@ from rootlace.runtime.constrained.schema.conjunction import (
     Case,
     Conjunction,
 )
+from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items, evaluated_keys
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
 
-FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
+FORMATS = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+)
 """The formats that a mask holds; others say nothing, as the specification has it."""
 MAX_EXCLUDED = 8
 MAX_SPLIT = 16
@@ -36,7 +39,7 @@ Leaf = tuple[Located, dict[str, Any]]
 class Shapes:
     """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it;
     `child(parent, path, schema)` is an atom; `satisfies` as in `Cases`; `takes(pattern)` says
-    whether a mask can hold it."""
+    whether a mask can hold it, `apart(patterns)` whether no key matches two of them."""
 
     def __init__(
         self,
@@ -44,12 +47,14 @@ class Shapes:
         child: Callable[[Located, str, Any], Atom],
         satisfies: Callable[[Located, Any], bool],
         takes: Callable[[str], bool],
-        checked: Any,
+        apart: Callable[[tuple[str, ...]], bool],
+        checked: CheckedSchema,
     ) -> None:
         self._empty = empty
         self._child = child
         self._satisfies = satisfies
         self._takes = takes
+        self._apart = apart
         self._checked = checked
         self.reason = ""
         """Where it showed that the case asked for last has no shapes."""
@@ -82,7 +87,7 @@ class Shapes:
             left = [value for value in (True, False) if value not in gone]
             return [{"type": "boolean"}] if len(left) == 2 else [{"enum": [v]} for v in left]
         if name == "number":
-            return _numbers(case, [v for _, v in excluded if _is_number(v)])
+            return _numbers(case, [v for _, v in excluded if _is_number(v)], notes)
         kind: Any = {"string": str, "array": list, "object": dict}[name]
         own = set()
         for located, value in excluded:
@@ -313,7 +318,7 @@ class _Object:
             names |= dict.fromkeys(leaf.get("properties", {}))
             patterns |= {pattern: [] for pattern in leaf.get("patternProperties", {})}
             required |= dict.fromkeys(leaf.get("required", ()))
-        for located, leaf in leaves:
+        for _located, leaf in leaves:
             listed = _listed_keys(leaf.get("propertyNames"))
             names |= dict.fromkeys(listed or ())
         names |= required
@@ -344,6 +349,9 @@ class _Object:
                 notes.update(_notes(leaves, "patternProperties"))
                 del found[pattern]
                 additional = ()
+        if len(found) > 1 and not shapes._apart(tuple(found)):
+            notes.update(_notes(leaves, "patternProperties"))
+            found = {"|".join(f"(?:{pattern})" for pattern in found): _any(found)}
         for name in required:
             if shapes._empty(properties[name]):
                 atoms = properties[name]
@@ -458,13 +466,13 @@ class _Keys:
             return str(said["pattern"])
         if "pattern" not in said:
             least, most = said.get("minLength", 0), said.get("maxLength", "")
-            return r"^[\s\S]{%s,%s}$" % (least, most)
+            return rf"^[\s\S]{{{least},{most}}}$"
         self._note("propertyNames")
         return str(said["pattern"])
 
 
 _OF_NAMES = frozenset(("pattern", "minLength", "maxLength"))
-_SILENT = frozenset("type title description $comment examples default".split())
+_SILENT = frozenset(["type", "title", "description", "$comment", "examples", "default"])
 
 
 def _listed_keys(names: Any) -> list[str] | None:
@@ -491,6 +499,23 @@ _NEVER = Atom(Located(False, None, None, "#!never"))  # type: ignore[arg-type]
 FALSE: Conjunction = (_NEVER,)
 
 
+def _any(patterns: dict[str, Conjunction]) -> Conjunction:
+    """What the value of a key satisfies that matches some of the patterns: one of their schemas,
+    if not several. Negated schemas are left out: that is weaker."""
+    options, pointer = [], ""
+    resolver, dialect = None, NEWEST
+    for conjunction in patterns.values():
+        options.append(
+            {"allOf": [a.located.schema for a in conjunction if not a.negated] or [True]}
+        )
+        for atom in conjunction:
+            pointer += f"|{atom.located.pointer}"
+            resolver = resolver or atom.located.resolver
+    if resolver is None:  # true and false only
+        return () if {"allOf": [True]} in options else FALSE
+    return (Atom(Located({"anyOf": options}, resolver, dialect, f"#!any{pointer}")),)
+
+
 def _notes(leaves: tuple[Leaf, ...], keyword: str) -> list[Residual]:
     return [
         Residual(f"{located.pointer}/{keyword}", keyword)
@@ -506,7 +531,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _numbers(case: Case, excluded: list[Any]) -> list[Shape]:
+def _numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape]:
     base: Shape = {"type": "integer" if case.integer else "number"}
     low, low_open, high, high_open = -math.inf, False, math.inf, False
     multiples: list[Any] = []
@@ -519,6 +544,10 @@ def _numbers(case: Case, excluded: list[Any]) -> list[Shape]:
                 high, high_open = leaf[key], open_
         if "multipleOf" in leaf and leaf["multipleOf"] not in multiples:
             multiples.append(leaf["multipleOf"])
+            if leaf["multipleOf"] % 1:
+                # The mask counts in decimals; most validators divide floats, and find 8.1 to be
+                # no multiple of 0.1. What is emitted has to satisfy both.
+                notes.update(_notes(case.leaves, "multipleOf"))
     ranges = [(low, low_open, high, high_open)]
     for value in sorted(set(excluded))[:MAX_EXCLUDED]:
         low, low_open, high, high_open = ranges[-1]
@@ -529,6 +558,11 @@ def _numbers(case: Case, excluded: list[Any]) -> list[Shape]:
     for low, low_open, high, high_open in ranges:
         if low > high or (low == high and (low_open or high_open)):
             continue
+        if not case.integer and _misread(low, low_open, high, high_open):
+            notes.update(_notes(case.leaves, "exclusiveMinimum"))
+            notes.update(_notes(case.leaves, "exclusiveMaximum"))
+            if excluded:
+                notes.update(_notes(case.leaves, EXCLUDED))
         shape = dict(base)
         if low > -math.inf:
             shape["exclusiveMinimum" if low_open else "minimum"] = low
@@ -540,3 +574,10 @@ def _numbers(case: Case, excluded: list[Any]) -> list[Shape]:
             shape["allOf"] = [{"multipleOf": multiple} for multiple in multiples[1:]]
         shapes.append(shape)
     return shapes
+
+
+def _misread(low: float, low_open: bool, high: float, high_open: bool) -> bool:
+    """Whether llguidance 1.9 takes in the whole number that is an exclusive bound: it does where
+    the other bound is a fraction right beside it (`exclusiveMinimum: 1, maximum: 1.5`)."""
+    whole = (low_open and low == int(low)) or (high_open and high == int(high))
+    return high - low <= 1 and whole

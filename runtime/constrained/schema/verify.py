@@ -14,6 +14,7 @@ from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.dialect import keywords
 from rootlace.runtime.constrained.schema.keywords import bounded
+from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.scan import (
     START,
     Event,
@@ -80,9 +81,18 @@ class Rules:
         self._validator = bounded(checked.dialect.validator)(
             checked.schema, registry=checked.registry
         )
-        self._expanded: dict[Located, Schemas] = {}
+        self._watched: set[Located] | None = None
         self._children: dict[tuple[Schemas, str | int], Schemas] = {}
-        self.root = self.expand([checked.root])
+        # Where a `$dynamicRef` leads depends on the way to it: then only the whole is checked.
+        self.root = () if checked.is_dynamic() else self.expand([checked.root])
+
+    def watch(self, residuals: Iterable[Residual]) -> None:
+        """From now on only what these are part of needs to be checked before the end."""
+        places = [residual.pointer for residual in residuals]
+        self._watched = self._checked.containing(places)
+
+    def is_watched(self, located: Located) -> bool:
+        return self._watched is None or located in self._watched
 
     def expand(self, located: Iterable[Located]) -> Schemas:
         """With everything that they apply in place: `$ref`, `allOf`. Schemas that say nothing
@@ -271,7 +281,9 @@ class Verifier:
         for located in schemas:
             if located.schema is False:
                 raise _Refused(start, "false", located.pointer, "no value is allowed here")
-        opened = _Open(start, schemas, parent, unique=_unique(schemas) if kind is Kind.ARRAY else "")
+        opened = _Open(
+            start, schemas, parent, unique=_unique(schemas) if kind is Kind.ARRAY else ""
+        )
         if container:
             return replace(state, open=opened)
         return replace(state, scalar=opened)
@@ -303,15 +315,15 @@ class Verifier:
                 raise _Refused(start, *error, number=kind is Kind.NUMBER)
             return replace(following, complete=True)
         for located in opened.schemas:
-            error = self._rules.error(located, value)
+            error = self._rules.error(located, value) if self._rules.is_watched(located) else None
             if error is not None:
                 raise _Refused(start, *error, number=kind is Kind.NUMBER)
         if parent.unique:
             item = _comparable(value)
             if item in parent.seen:
-                raise _Refused(
-                    start, "uniqueItems", parent.unique, "uniqueItems: the item is there twice"
-                )
+                reason = "uniqueItems: the item is there twice"
+                number = kind is Kind.NUMBER
+                raise _Refused(start, "uniqueItems", parent.unique, reason, number)
             grown = replace(parent, seen=(*parent.seen, item))
             return replace(following, open=grown)
         return following

@@ -74,16 +74,46 @@ def _named(source: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _keyword(source: random.Random, depth: int) -> dict[str, Any]:
-    simple = (
-        "type type type const enum minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"
-        " minLength maxLength pattern minItems maxItems uniqueItems required minProperties"
-        " maxProperties dependentRequired"
-    ).split()
-    nested = (
-        "allOf anyOf oneOf not if items prefixItems contains properties properties"
-        " patternProperties additionalProperties propertyNames dependentSchemas"
-        " unevaluatedProperties unevaluatedItems"
-    ).split()
+    simple = [
+        "type",
+        "type",
+        "type",
+        "const",
+        "enum",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+    ]
+    nested = [
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "items",
+        "prefixItems",
+        "contains",
+        "properties",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    ]
     if depth and source.random() < 0.1:
         return {"$ref": source.choice(("#/$defs/d", "#/$defs/e"))} if depth > 1 else {}
     key = source.choice(simple + nested * 2 if depth else simple)

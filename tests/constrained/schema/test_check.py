@@ -1,0 +1,93 @@
+"""What is refused before anything is compiled, and how references are followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.constrained.schema.check import CheckedSchema
+from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+
+
+@pytest.mark.parametrize(
+    ("schema", "start"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, "#/properties/a/type: 'strin'"),
+        ({"items": {"minLength": -1}}, "#/items/minLength: -1"),
+        ({"properties": {"a/b": 3}}, "#/properties/a~1b: 3"),
+        ({"anyOf": []}, "#/anyOf: "),
+        ({"required": "a"}, "#/required: 'a'"),
+        ({"required": ["a", "a"]}, "#/required: "),
+        ({"enum": 3}, "#/enum: 3"),
+        ({"not": [1]}, "#/not: "),
+        ({"pattern": 3}, "#/pattern: 3"),
+        ({"multipleOf": 0}, "#/multipleOf: 0"),
+        ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref: nothing is known of '#/$defs/none'"),
+        ({"$ref": "http://example.org/x"}, "#/$ref: nothing is known of 'http://example.org/x'"),
+        ({"$ref": "#/title", "title": "t"}, "#/$ref: '#/title' leads to something that is no"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}, {}]}},
+                "properties": {"x": {"$ref": "#/$defs/a"}},
+            },
+            "#/$defs/a: the schema refers to itself",
+        ),
+        ({"patternProperties": {"(a)\\1": True}}, "#/patternProperties: '(a)\\\\1': "),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "#/$schema: "),
+    ],
+    ids=str,
+)
+def test_malformed_schemas_are_refused_with_the_place(schema: Any, start: str) -> None:
+    with pytest.raises(InvalidConstraint) as caught:
+        prepare_value(schema)
+    assert str(caught.value).startswith(f"json_schema: {start}")
+
+
+def test_what_is_not_json_is_refused() -> None:
+    for source in ("{", "3", '"a"', '{"a": NaN}', ""):
+        with pytest.raises(InvalidConstraint, match="json_schema"):
+            prepare(source)
+
+
+def test_references_are_followed_however_they_are_written() -> None:
+    checked = CheckedSchema(
+        {
+            "$id": "http://example.org/root",
+            "prefixItems": [
+                {"$ref": "#/$defs/a"},
+                {"$ref": "#named"},
+                {"$ref": "other"},
+                {"$ref": "http://example.org/given#/x"},
+                {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+            ],
+            "$defs": {
+                "a": {"const": 1},
+                "b": {"$anchor": "named", "const": 2},
+                "c": {"$id": "http://example.org/other", "const": 3},
+            },
+        },
+        {"http://example.org/given": {"x": {"const": 4}}},
+    )
+    found = [
+        checked.target(checked.child(checked.root, f"/prefixItems/{index}", item))
+        for index, item in enumerate(checked.schema["prefixItems"])  # type: ignore[index]
+    ]
+    assert [one.schema.get("const") for one in found] == [1, 2, 3, 4, None]
+    assert [one.pointer for one in found[:4]] == [
+        "#/$defs/a",
+        "#/$defs/b",
+        "#/$defs/c",
+        "http://example.org/given#/x",
+    ]
+
+
+def test_the_metaschema_itself_can_be_asked_for() -> None:
+    prepared = prepare_value({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+    assert prepared.mask_schema["$defs"]
+
+
+def test_recursion_that_makes_progress_is_fine() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
+    assert prepare_value(tree).residuals == ()

@@ -1,0 +1,164 @@
+"""Masks of schemas: never too narrow, and too wide only where a residual says so."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rootlace.errors import InvalidConstraint
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.compiler import GrammarCompiler
+from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from tests.constrained.random_model import accepts, byte_vocabulary
+from tests.constrained.schema import small_schemas
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(byte_vocabulary(), config=ConstraintConfig(backend="llguidance"))
+
+
+def test_agrees_with_jsonschema_on_small_schemas_and_values(compiler: GrammarCompiler) -> None:
+    """Every value in every order of its keys: accepted only if valid, and then in some order."""
+    counts = {"valid": 0, "invalid": 0, "exact": 0}
+    for seed in range(500):
+        source = random.Random(seed)
+        schema = small_schemas.rooted(source)
+        values = [small_schemas.value(source) for _ in range(20)]
+        if not isinstance(schema, dict):
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        try:
+            grammar = compiler.compile(json_schema=schema)
+        except InvalidConstraint as error:
+            assert "nothing satisfies" in str(error)
+            assert not any(map(validator.is_valid, values)), schema
+            continue
+        counts["exact"] += grammar.backend == "llguidance"
+        for value in values:
+            taken = [
+                accepts(grammar, compiler.vocabulary, _dumped(ordered))
+                for ordered in small_schemas.orders(value)
+            ]
+            valid = validator.is_valid(value)
+            counts["valid" if valid else "invalid"] += 1
+            assert any(taken) == valid, (schema, value)
+    assert counts["valid"] > 3000
+    assert counts["invalid"] > 1500
+    assert counts["exact"] > 200
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "string"}},
+        {"type": "integer", "not": {"const": 5}},
+        {"type": "object", "not": {"required": ["a"]}},
+        {"if": {"properties": {"k": {"const": 1}}, "required": ["k"]}, "then": {"required": ["v"]}},
+        {"dependentRequired": {"a": ["b"]}},
+        {"dependentSchemas": {"a": {"properties": {"b": {"type": "integer"}}}}},
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"},
+        {"properties": {"a": True, "b": True}, "minProperties": 1, "additionalProperties": False},
+        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
+        {"propertyNames": {"pattern": "^a"}},
+        {"enum": [1, "a", [2]], "not": {"type": "string"}},
+        {"type": "array", "items": {"type": "boolean"}, "maxItems": 1, "uniqueItems": True},
+    ],
+    ids=json.dumps,
+)
+def test_what_a_mask_can_hold_has_no_residuals(schema: Any) -> None:
+    assert prepare_value(schema, strict=True).residuals == ()
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "keyword"),
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, "#/properties/a/uniqueItems", "uniqueItems"),
+        ({"items": {"contains": {"const": 1}}}, "#/items/contains", "contains"),
+        ({"type": "string", "not": {"pattern": "a"}}, "#/not/pattern", "pattern"),
+        ({"type": "number", "multipleOf": 0.01}, "#/multipleOf", "multipleOf"),
+    ],
+    ids=str,
+)
+def test_strict_names_what_no_mask_holds(schema: Any, pointer: str, keyword: str) -> None:
+    prepared = prepare_value(schema)
+    assert [(note.pointer, note.keyword) for note in prepared.residuals] == [(pointer, keyword)]
+    assert prepared.verifier_factory is not None
+    with pytest.raises(InvalidConstraint, match=f"json_schema: {pointer}: .*'{keyword}'"):
+        prepare_value(schema, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "#"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "#/minLength"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "#/minItems"),
+        ({"type": "object", "minProperties": 3, "maxProperties": 2}, "#/maxProperties"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "#/allOf/1/type"),
+        ({"enum": [1, 2], "type": "string"}, "#/enum"),
+        ({"const": "a", "maxLength": 0}, "#/const"),
+        (
+            {"type": "object", "required": ["a"], "properties": {"a": {"enum": []}}},
+            "#/properties/a",
+        ),
+        ({"type": "array", "prefixItems": [True, False], "minItems": 2}, "#/minItems"),
+        ({"anyOf": [{"type": "null", "const": 1}, False]}, "#/anyOf/0"),
+        ({"not": {}}, "#/not"),
+        ({"$ref": "#/$defs/no", "$defs": {"no": False}}, "#/$defs/no"),
+    ],
+    ids=str,
+)
+def test_what_nothing_satisfies_is_refused(schema: Any, pointer: str) -> None:
+    with pytest.raises(InvalidConstraint, match="nothing satisfies") as caught:
+        prepare_value(schema)
+    assert str(caught.value).startswith(f"json_schema: {pointer}")
+
+
+@pytest.mark.parametrize("draft", ["04", "06", "07"])
+def test_older_drafts_mean_what_they_meant(compiler: GrammarCompiler, draft: str) -> None:
+    schema: dict[str, Any] = {
+        "$schema": f"http://json-schema.org/draft-{draft}/schema#",
+        "type": "array",
+        "items": [{"type": "integer", "minimum": 3}, {"$ref": "#/definitions/s", "type": "null"}],
+        "additionalItems": False,
+        "definitions": {"s": {"type": "object", "dependencies": {"a": ["b"]}}},
+    }
+    if draft == "04":
+        schema["items"][0]["exclusiveMinimum"] = True
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    grammar = compiler.compile(json_schema=schema)
+    for value in ([3], [4], [4, None], [4, {}], [4, {"a": 1}], [4, {"a": 1, "b": 2}], [4, {}, 1]):
+        taken = accepts(grammar, compiler.vocabulary, _dumped(value))
+        assert taken == validator.is_valid(value), value
+
+
+def test_hostile_schemas_end_soon_and_cleanly() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    with pytest.raises(InvalidConstraint, match="nested more than"):
+        prepare_value(deep)
+    with pytest.raises(InvalidConstraint):
+        prepare('{"items":' * 100_000 + "{}" + "}" * 100_000)
+    twisted = {f"d{i}": {"items": {"allOf": _two(i, 40)}} for i in range(40)}
+    prepare_value({"$defs": twisted, "$ref": "#/$defs/d0"})
+    wide = {f"k{i}": {"type": "string", "maxLength": i % 50} for i in range(3000)}
+    assert prepare_value({"type": "object", "properties": wide}).residuals == ()
+    choices = [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(30)]
+    assert prepare_value({"allOf": choices}).residuals
+    many = {"enum": [f"value {i}" for i in range(20_000)], "minLength": 3}
+    assert prepare_value(many).residuals == ()
+
+
+def _two(index: int, count: int) -> list[dict[str, str]]:
+    return [{"$ref": f"#/$defs/d{(index + 1) % count}"}, {"$ref": f"#/$defs/d{index * 3 % count}"}]
