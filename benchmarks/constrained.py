@@ -10,6 +10,9 @@ many constraints and texts each takes, and the share of forced tokens. Then the 
 serves an extraction load unconstrained, constrained, and constrained with forced text appended,
 in turns.
 
+Of the served loads, `closed` asks for one or two short facts in closed schemas, `open` leaves the
+schemas open, and `records` asks for a record of eight fields with enumerations.
+
 `--tokenizer` names a folder with a big vocabulary; the embedded model's small one is the default.
 """
 
@@ -138,8 +141,7 @@ def mask_table(kind: str, engines: dict[str, dict[str, Any]]) -> Table:
 
 def serving_table(found: dict[str, Any]) -> Table:
     table = new_table(
-        f"Extraction, {found['concurrency']} at a time"
-        + ("" if found["closed_schema"] else ", open schema"),
+        f"Extraction ({found['load']}), {found['concurrency']} at a time",
         "decoding",
         "tok/s",
         "req/s",
@@ -148,7 +150,7 @@ def serving_table(found: dict[str, Any]) -> Table:
         "forced",
         "ratio",
     )
-    base = found["modes"]["unconstrained"]["tokens_per_second"]
+    base = found["modes"]["unconstrained"]["requests_per_second"]
     for mode in MODES:
         row = found["modes"][mode]
         table.add_row(
@@ -158,7 +160,7 @@ def serving_table(found: dict[str, Any]) -> Table:
             f"{row['latency_p50_ms']:.0f}",
             f"{row['latency_p99_ms']:.0f}",
             f"{row['forced_share']:.0%}",
-            f"{row['tokens_per_second'] / base:.2f}x",
+            f"{row['requests_per_second'] / base:.2f}x",
         )
     return table
 
@@ -182,9 +184,7 @@ def targets(engines: dict[str, Any], serving: list[dict[str, Any]]) -> dict[str,
                 cached < theirs,
             )
     for found in serving:
-        if not found["closed_schema"]:
-            continue
-        at = f", {found['concurrency']} at a time"
+        at = f", {found['load']}, {found['concurrency']} at a time"
         without, with_jump = (
             found["ratios"][f"{mode} / unconstrained"] for mode in ("constrained", "jump")
         )
@@ -213,6 +213,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=120.0, help="per engine (default 120)")
     parser.add_argument("--requests", type=int, default=64, help="of the served load (default 64)")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--loads",
+        nargs="*",
+        choices=("closed", "open", "records"),
+        default=["closed", "open", "records"],
+    )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8])
     return parser.parse_args()
 
@@ -228,14 +234,12 @@ def main() -> None:
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         for name in arguments.engines:
             engines[name] = measure_engine(name, tokenizer, arguments.seconds, progress)
-        loads = [(count, True) for count in arguments.concurrency]
-        loads += [(arguments.concurrency[-1], False)] if arguments.concurrency else []
+        loads = [(kind, count) for kind in arguments.loads for count in arguments.concurrency]
         task = progress.add_task("extraction", total=len(loads))
-        for concurrency, closed in loads:
+        for kind, concurrency in loads:
+            progress.update(task, description=f"extraction ({kind})")
             serving.append(
-                measure_serving(
-                    model, arguments.requests, arguments.repetitions, concurrency, closed
-                )
+                measure_serving(model, arguments.requests, arguments.repetitions, concurrency, kind)
             )
             progress.update(task, advance=1)
     if engines:
