@@ -120,11 +120,9 @@ class CheckedMatcher:
 
     def advance(self, token_id: int) -> bool:
         self._refused = None
-        remaining = self._remaining.get(self._way[-1])
-        if remaining is not None and 0 <= token_id < self._vocabulary.size:
-            if not (int(remaining[token_id >> 5]) >> (token_id & 31)) & 1:
-                self._error = f"token {token_id} was excluded here by an earlier check"
-                return False
+        if self._is_excluded(token_id):
+            self._error = f"token {token_id} was excluded here by an earlier check"
+            return False
         ends = token_id in self._vocabulary.eos_token_ids
         if ends and self._ends_too_early():
             return self._refuse(token_id, self._verifier.violation())
@@ -145,6 +143,12 @@ class CheckedMatcher:
             return self._refuse(token_id, violation)
         self._error = ""
         return True
+
+    def _is_excluded(self, token_id: int) -> bool:
+        remaining = self._remaining.get(self._way[-1])
+        if remaining is None or not 0 <= token_id < self._vocabulary.size:
+            return False
+        return not (int(remaining[token_id >> 5]) >> (token_id & 31)) & 1
 
     def _refuse(self, token_id: int, violation: Violation | None) -> bool:
         if violation is None:

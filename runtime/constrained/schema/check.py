@@ -116,9 +116,9 @@ class CheckedSchema:
             return [first]
         found = [first]
         for located in self._closure(unused=True):
-            if isinstance(located.schema, dict) and located.schema.get("$dynamicAnchor") == anchor:
-                if located not in found:
-                    found.append(located)
+            named = isinstance(located.schema, dict) and located.schema.get("$dynamicAnchor")
+            if named == anchor and located not in found:
+                found.append(located)
         return found
 
     def neighbours(self, located: Located, unused: bool = False) -> Iterator[tuple[str, Located]]:

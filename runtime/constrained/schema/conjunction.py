@@ -322,9 +322,10 @@ class Cases:
         self, located: Located, schema: dict[str, Any], key: str, value: Any
     ) -> Iterable[_Option]:
         pointer = f"{located.pointer}/{key}"
+        shape: dict[str, Any]
 
-        def made(shape: dict[str, Any], lost: bool = False, part: Any = "") -> _Option:
-            atom = self._made(located, f"/{key}!{part}", shape)
+        def made(given: dict[str, Any], lost: bool = False, part: Any = "") -> _Option:
+            atom = self._made(located, f"/{key}!{part}", given)
             return _Option((atom,), (Residual(pointer, key),) if lost else ())
 
         def below(path: str, other: Any, negated: bool = True) -> Atom:

@@ -53,9 +53,8 @@ def evaluated_keys(
         schema = keywords(located.schema, located.dialect)
         if "$recursiveRef" in schema or "additionalProperties" in schema:
             return None, [], sure
-        if "unevaluatedProperties" in schema and located != root:
-            if schema["unevaluatedProperties"] is not False:
-                return None, [], False
+        if located != root and schema.get("unevaluatedProperties", False) is not False:
+            return None, [], False
         names |= set(schema.get("properties", ()))
         patterns += schema.get("patternProperties", ())
     return names, patterns, sure
@@ -73,8 +72,7 @@ def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, 
             return None, sure
         if "contains" in schema or "$recursiveRef" in schema:
             return None, False
-        if "unevaluatedItems" in schema and located != root:
-            if schema["unevaluatedItems"] is not False:
-                return None, False
+        if located != root and schema.get("unevaluatedItems", False) is not False:
+            return None, False
         count = max(count, len(schema.get("prefixItems", ())))
     return count, sure

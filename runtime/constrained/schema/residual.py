@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from rootlace.runtime.constrained.schema.check import Located
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +15,12 @@ class Residual:
 
     pointer: str
     keyword: str
+
+
+def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> list[Residual]:
+    """The places of a keyword among schemas (each with those of its keywords that matter)."""
+    return [
+        Residual(f"{located.pointer}/{keyword}", keyword)
+        for located, leaf in leaves
+        if keyword in leaf
+    ]

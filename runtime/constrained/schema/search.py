@@ -1,7 +1,7 @@
 """Whether a pattern of a schema is found in a text, in time linear in the text.
 
-Schemas' patterns are ECMA 262's: `\\d` and `\\w` are ASCII, `$` is the very end. They are translated
-to Python's syntax and run on an automaton; `re` would backtrack, for ever on some patterns.
+Schemas' patterns are ECMA 262's: `\\d` and `\\w` are ASCII, `$` is the very end. They are
+translated to Python's syntax and run on an automaton; `re` would backtrack, for ever on some.
 """
 
 from __future__ import annotations
