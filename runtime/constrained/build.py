@@ -139,7 +139,9 @@ class GrammarBuilder:
         prepared = prepare(
             constraint.source, whitespace=constraint.whitespace, documents=self._documents
         )
-        if self._config.backend != "llguidance":
+        # Decimals that floats divide differently are checked, also where an automaton holds them.
+        floats = any(note.keyword == "multipleOf" for note in prepared.residuals)
+        if self._config.backend != "llguidance" and not floats:
             # A mask schema refers to itself only, but it is the schema only where it holds all.
             exact = prepared.original if prepared.residuals else prepared.mask_schema
             regex = regex_of_schema(exact, constraint.whitespace)

@@ -120,7 +120,7 @@ class CheckedMatcher:
 
     def advance(self, token_id: int) -> bool:
         self._refused = None
-        if self._is_excluded(token_id):
+        if self._is_excluded(token_id, self._way[-1]):
             self._error = f"token {token_id} was excluded here by an earlier check"
             return False
         ends = token_id in self._vocabulary.eos_token_ids
@@ -144,8 +144,8 @@ class CheckedMatcher:
         self._error = ""
         return True
 
-    def _is_excluded(self, token_id: int) -> bool:
-        remaining = self._remaining.get(self._way[-1])
+    def _is_excluded(self, token_id: int, node: int) -> bool:
+        remaining = self._remaining.get(node)
         if remaining is None or not 0 <= token_id < self._vocabulary.size:
             return False
         return not (int(remaining[token_id >> 5]) >> (token_id & 31)) & 1

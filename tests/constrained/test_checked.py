@@ -212,6 +212,19 @@ def test_rollback_is_as_if_the_tokens_had_never_been(
             matcher.rollback(1)
 
 
+def test_what_is_excluded_is_not_forced(compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
+    schema = {"type": "array", "items": {"enum": ["ax", "ay"]}, "uniqueItems": True, "minItems": 2}
+    matcher = compiler.compile(json_schema=schema).matcher()
+    feed(matcher, vocabulary, b'["ax","a')
+    assert matcher.advance(first(vocabulary, b"x"))
+    assert matcher.forced_text() == b'"'
+    assert not matcher.advance(first(vocabulary, b'"'))
+    assert matcher.retreat() == 1  # nothing but the quote can follow x
+    assert not matcher.allowed_mask()[first(vocabulary, b"x")]
+    feed(matcher, vocabulary, b'y"')
+    assert matcher.forced_tokens() in ([], [first(vocabulary, b"]")])
+
+
 def test_keys_come_once(compiler: GrammarCompiler, vocabulary: Vocabulary) -> None:
     grammar = compiler.compile(json_schema={"type": "object", "minProperties": 2})
     assert accepts(grammar, vocabulary, b'{"a":1,"b":1}')
