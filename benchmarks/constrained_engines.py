@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from rootlace.protocol import Constraint
 
 Kind = str
 """`regex` or `json_schema`."""
@@ -63,15 +64,14 @@ class Rootlace:
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
         self.vocab_size = vocabulary.size
         config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
-        self._fresh = GrammarCompiler(vocabulary, config=replace(config, cache_size=0))
-        self._cached = GrammarCompiler(vocabulary, config=config)
+        self._compiler = GrammarCompiler(vocabulary, config=config)
 
     def compile(self, kind: Kind, source: str) -> Callable[[], Walker]:
-        grammar = self._fresh.compile(**{kind: source})  # type: ignore[arg-type]
+        grammar = self._compiler.build(Constraint(kind, source))  # type: ignore[arg-type]
         return lambda: _Ours(grammar.matcher())
 
     def again(self, kind: Kind, source: str) -> None:
-        self._cached.compile(**{kind: source})  # type: ignore[arg-type]
+        self._compiler.compile(Constraint(kind, source))  # type: ignore[arg-type]
 
 
 class _LLGuidanceWalker:
