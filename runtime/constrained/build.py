@@ -197,6 +197,11 @@ def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
         )
 
 
+# Between two JSON tokens: a blank, or a line break and what indents the next line. Without a bound,
+# a weak model writes blanks for ever.
+WHITESPACE = r" |\n[ \t]{0,40}"
+
+
 def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
     """llguidance's options stand in the schema."""
     flexible = whitespace == "flexible"
@@ -205,4 +210,6 @@ def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
         "item_separator": ", " if flexible else ",",
         "key_separator": ": " if flexible else ":",
     }
+    if flexible:
+        options["whitespace_pattern"] = WHITESPACE
     return {**schema, "x-guidance": options}
