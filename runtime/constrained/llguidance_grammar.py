@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +21,7 @@ BASE_BYTES = 1 << 14
 BYTES_PER_CHARACTER = 96
 
 
+_LEXER_IS_FULL = "too many states"
 _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
 
 
@@ -52,12 +54,10 @@ class LLGuidanceGrammar:
         """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
         self.vocabulary = vocabulary
         self.canonicalizer = canonicalizer
-        self._prototype = LLMatcher(
-            vocabulary.llguidance,
-            LLMatcher.grammar_from_lark(_without_forcing(lark)),
-            log_level=0,
-            limits=parser_limits(config),
-        )
+        self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
+        self._limits = parser_limits(config)
+        self._lock = threading.Lock()
+        self._prototype = self._built()
         if self._prototype.is_error():
             raise InvalidConstraint(reason(self._prototype))
         first = self._first_tokens()
@@ -70,7 +70,18 @@ class LLGuidanceGrammar:
         self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self, self._prototype.deep_copy())
+        return LLGuidanceMatcher(self, self._prototype)
+
+    def renewed(self, worn: LLMatcher) -> LLMatcher:
+        """A prototype to copy instead of `worn`. Copies share one lexer, with all states that any
+        of them came to: when it is full, requests must not fail for what others left there."""
+        with self._lock:
+            if self._prototype is worn:
+                self._prototype = self._built()
+            return self._prototype
+
+    def _built(self) -> LLMatcher:
+        return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
 
     def _first_tokens(self) -> set[int]:
         """The tokens a text can begin with. llguidance says only after a token that none can
@@ -85,10 +96,11 @@ class LLGuidanceMatcher:
     """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
     them in at some complete texts only, and an error would be the end of its matcher."""
 
-    def __init__(self, grammar: LLGuidanceGrammar, matcher: LLMatcher) -> None:
+    def __init__(self, grammar: LLGuidanceGrammar, prototype: LLMatcher) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
-        self._matcher = matcher
+        self._prototype = prototype
+        self._matcher = prototype.deep_copy()
         self._tokens: list[int] = []  # taken in, without the end of the sequence
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
@@ -102,6 +114,8 @@ class LLGuidanceMatcher:
     def fill_bitmask(self, out: np.ndarray) -> None:
         if not self._ended:
             self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+            if self._matcher.is_error() and self._begin_anew():
+                self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         if self._ended or self._matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
 
@@ -119,14 +133,33 @@ class LLGuidanceMatcher:
                 return self._refuse(token_id)
             self._ended = 1
         # Tokens without text are refused here: to llguidance, some of them are an error for good.
-        elif (
-            not self._vocabulary.token_bytes[token_id]
-            or self._matcher.try_consume_tokens([token_id]) != 1
-        ):
+        elif not self._vocabulary.token_bytes[token_id] or not self._take(token_id):
             return self._refuse(token_id)
         else:
             self._tokens.append(token_id)
         self._error = ""
+        return True
+
+    def _take(self, token_id: int) -> bool:
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        # What did not fit is no error; an error is one of bounds.
+        return (
+            self._matcher.is_error()
+            and self._begin_anew()
+            and self._matcher.try_consume_tokens([token_id]) == 1
+        )
+
+    def _begin_anew(self) -> bool:
+        """Where the lexer that is shared is full: take another one and come to the same place.
+        False, and as before, where that would not help."""
+        if _LEXER_IS_FULL not in self._matcher.get_error():
+            return False
+        prototype = self._grammar.renewed(self._prototype)
+        matcher = prototype.deep_copy()
+        if matcher.try_consume_tokens(self._tokens) != len(self._tokens):
+            return False
+        self._prototype, self._matcher = prototype, matcher
         return True
 
     def is_accepting(self) -> bool:
@@ -205,7 +238,7 @@ class LLGuidanceMatcher:
 def parser_limits(config: ConstraintConfig) -> LLParserLimits:
     """llguidance's own bounds, at compilation and at every mask, in proportion to the config's."""
     # About 2 kB per lexer state, by llguidance's documentation.
-    states = max(1000, min(250_000, config.compile_memory_bytes // 4096))
+    states = max(1000, min(250_000, config.compile_memory_bytes >> 15))
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,

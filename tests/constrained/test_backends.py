@@ -270,6 +270,19 @@ def test_a_mask_beyond_its_bounds_ends_the_text(vocabulary: Vocabulary) -> None:
         assert not matcher.is_finished()
 
 
+def test_a_request_does_not_pay_for_the_states_of_others(vocabulary: Vocabulary) -> None:
+    """The lexer of a grammar is shared, and its states are bounded: here to 1,000."""
+    config = ConstraintConfig(backend="llguidance", compile_memory_bytes=1)
+    grammar = GrammarCompiler(vocabulary, config=config).compile(regex="(a|b)*a(a|b){30}x")
+    letters = [vocabulary.encode(letter)[0] for letter in (b"a", b"b")]
+    rng = random.Random(0)
+    for _ in range(12):
+        matcher = grammar.matcher()
+        for _ in range(200):
+            assert matcher.allowed_mask()[letters].all(), matcher.error()
+            assert matcher.advance(rng.choice(letters)), matcher.error()
+
+
 # ---------------------------------------------------------------- real tokenizers
 
 
