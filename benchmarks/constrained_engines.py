@@ -102,7 +102,7 @@ class LLGuidance:
             grammar = LLMatcher.grammar_from_regex(source)
         else:
             options = {"whitespace_flexible": False}
-            grammar = LLMatcher.grammar_from_json_schema(source, overrides=options)  # type: ignore
+            grammar = LLMatcher.grammar_from_json_schema(source, overrides=options)
         prototype = LLMatcher(self._tokenizer, grammar, log_level=0)
         if prototype.is_error():
             raise ValueError(prototype.get_error())

@@ -51,7 +51,9 @@ def measure(
         start = time.perf_counter()
         engine.again(kind, source)
         again.append((time.perf_counter() - start) * 1e3)
-    first, later, refused, positions, forced = [], [], 0, 0, 0
+    first: list[float] = []
+    later: list[float] = []
+    refused = positions = forced = 0
     out = np.zeros(-(-engine.vocab_size // 32), np.int32)
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
