@@ -205,7 +205,8 @@ WHITESPACE = r" |\n[ \t]{0,40}"
 def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
     """llguidance's options stand in the schema."""
     flexible = whitespace == "flexible"
-    options = {
+    options: dict[str, Any] = {
+        **schema.get("x-guidance", {}),
         "whitespace_flexible": flexible,
         "item_separator": ", " if flexible else ",",
         "key_separator": ": " if flexible else ":",

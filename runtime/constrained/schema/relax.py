@@ -17,6 +17,11 @@ from rootlace.runtime.constrained.schema.check import CheckedSchema, Located, in
 from rootlace.runtime.constrained.schema.conjunction import TYPES, Atom, Cases, Conjunction
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.shapes import Shape, Shapes
+from rootlace.runtime.constrained.schema.spelling import (
+    OPTIONS,
+    needs_controls,
+    tells_keys_apart,
+)
 from rootlace.runtime.constrained.schema.weaken import Weakened, accepted, weaken
 
 MAX_DEFINITIONS = 30_000
@@ -75,6 +80,12 @@ class _Relaxation:
         schema = dict(weakened.root)
         if weakened.definitions:
             schema["$defs"] = weakened.definitions
+        told = [name for name, shape in weakened.definitions.items() if tells_keys_apart(shape)]
+        if told and needs_controls(schema):
+            # Keys may be spelt in two ways then, and the mask does not know one in the other.
+            notes |= {Residual(_place(places[name], "properties"), "properties") for name in told}
+        elif told:
+            schema["x-guidance"] = dict(OPTIONS)
         return Relaxed(schema, tuple(sorted(notes, key=lambda note: note.pointer)))
 
     # ------------------------------------------------------------ conjunctions
