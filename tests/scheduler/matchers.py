@@ -77,7 +77,9 @@ class Script(Plain):
         if first % 10 < self.forcing:
             allowed = [second % self.vocab]
         else:
-            allowed = [t for t in range(self.vocab) if third >> (t % 8) & 1] or [second % self.vocab]
+            allowed = [t for t in range(self.vocab) if third >> (t % 8) & 1] or [
+                second % self.vocab
+            ]
         return [t for t in allowed if t not in self.excluded.get(tuple(seen), ())]
 
     def fill_bitmask(self, out: np.ndarray) -> None:

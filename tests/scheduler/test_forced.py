@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from rootlace.errors import ConstraintNotMet, InternalError
-from rootlace.runtime.engine.simulated import history_hash, made_up_logprobs
 from rootlace.runtime.scheduler import running
 from tests.scheduler.matchers import Plain, Script
 from tests.scheduler.world import World
@@ -55,7 +54,7 @@ def submit_some(world: World, dice: random.Random, stems: list[list[int]]) -> No
     script = dice.randrange(8)
     length, forcing = dice.choice([3, 12, 30]), dice.choice([3, 6, 9])
     checking = dice.random() < 0.4
-    prompt = dice.choice(stems)[: dice.randrange(1, 13)] + [dice.randrange(VOCAB)]
+    prompt = [*dice.choice(stems)[: dice.randrange(1, 13)], dice.randrange(VOCAB)]
     for _ in range(dice.choice([1, 3])):
         logprobs = dice.random() < 0.4
         try:
@@ -195,7 +194,7 @@ def test_a_stop_token_in_forced_text_stops_and_min_tokens_keeps_it_out() -> None
     assert run(4, 5, 6) == ([4, 5], "stop", 5)
     assert run(4, 5, 6, min_tokens=1) == ([4, 5], "stop", 5)
     # Nothing else spells what is forced here: no token can follow, as without a jump.
-    output, finish, _ = run(4, 5, 6, min_tokens=2)
+    _output, finish, _ = run(4, 5, 6, min_tokens=2)
     assert finish == "error"
     assert run(4, [5, 6], 7, min_tokens=2) == ([4, 6, 7], "stop", None)
 
@@ -266,14 +265,20 @@ def test_a_retreat_computes_one_token_again(logprobs, jump) -> None:
     free = world.cold([9, 9, 9], world.run([9, 9, 9]).params, lambda: Fixed(ANY, ANY, ANY)).output
     places = [ANY, ANY, 4, 4, 4, 4, 4, ANY]
     rid = world.submit(
-        [9, 9, 9], 40, jump=jump, logprobs=logprobs, constrain=lambda: Refusing(*places, bad=free[1])
+        [9, 9, 9],
+        40,
+        jump=jump,
+        logprobs=logprobs,
+        constrain=lambda: Refusing(*places, bad=free[1]),
     )
     before = world.stats["computed_tokens"]
     world.drain()
     job = world.jobs[rid]
     world.expect_cold(job)
     assert job.finish == "stop" and job.output[1] != free[1]
-    assert [len(update.token_ids) for update in job.updates] == [8], "nothing is told before the end"
+    assert [len(update.token_ids) for update in job.updates] == [8], (
+        "nothing is told before the end"
+    )
     assert world.stats["retreats"] == 1
     # In chunks: the prompt's last token, the one before the place of the retreat, the forced run.
     assert world.stats["computed_tokens"] - before == 1 + 1 + (6 if jump else 0)

@@ -1,0 +1,145 @@
+"""Masks on other threads: all of them are there when waited for, and failures stay where they are."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
+from rootlace.runtime.scheduler.plan import MaskRow
+from tests.scheduler.matchers import Plain
+from tests.scheduler.world import World
+
+
+class Table:
+    """Row i allows token i alone."""
+
+    key = 7
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((8, 1), np.int32)
+        self.done: set[int] = set()
+
+    def filled(self, row: int) -> bool:
+        return row in self.done
+
+
+class Counting(Plain):
+    """Token i follows token i - 1; in a shared table or in masks of its own."""
+
+    def __init__(self, table: Table | None = None, fails: bool = False) -> None:
+        self.table, self.fails, self.at = table, fails, 0
+        self.threads: list[str] = []
+
+    def mask_row(self) -> MaskRow | None:
+        return None if self.table is None else MaskRow(self.table, self.at)
+
+    def prepare_mask(self) -> None:
+        assert self.table is not None and self.at not in self.table.done, "filled twice"
+        self.threads.append(threading.current_thread().name)
+        if self.fails:
+            raise RuntimeError("no memory")
+        self.table.rows[self.at] = 1 << self.at
+        self.table.done.add(self.at)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        self.threads.append(threading.current_thread().name)
+        if self.fails:
+            raise RuntimeError("no memory")
+        out[:] = 1 << self.at
+
+    def advance(self, token_id: int) -> bool:
+        assert token_id == self.at
+        self.at += 1
+        return True
+
+    def is_finished(self) -> bool:
+        return self.at == 6
+
+
+@pytest.fixture
+def filler():
+    filler = MaskFiller(2)
+    yield filler
+    filler.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_requests_get_their_masks_in_time(filler, shared) -> None:
+    world = World(vocab_size=8, filler=filler)
+    table = Table() if shared else None
+    matchers = [Counting(table) for _ in range(5)]
+    for i, matcher in enumerate(matchers):
+        world.submit([i], 9, constrain=lambda m=matcher: m, jump=False)
+    waits = 0
+    while world.scheduler.has_work:
+        plan = world.step()
+        waits += plan is not None and plan.wait_for_masks is not None
+    assert all(job.output == [0, 1, 2, 3, 4, 5] for job in world.jobs.values())
+    fills = sum(len(matcher.threads) for matcher in matchers)
+    assert fills == (6 if shared else 30)
+    assert waits == 6
+    # With every row filled there is nothing to do, and nothing to wait for.
+    if shared:
+        world.submit([3], 9, constrain=lambda: Counting(table), jump=False)
+        while world.scheduler.has_work:
+            plan = world.step()
+            assert plan is None or plan.wait_for_masks is None
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_mask_that_cannot_be_filled_ends_its_request_alone(filler, threaded) -> None:
+    world = World(vocab_size=8, filler=filler if threaded else InlineFiller())
+    rids = [
+        world.submit([i], 9, constrain=lambda i=i: Counting(fails=i == 1), jump=False)
+        for i in range(3)
+    ]
+    world.drain()
+    assert [world.jobs[rid].finish for rid in rids] == ["stop", "error", "stop"]
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_shared_row_that_cannot_be_filled_is_said_when_waited_for(filler, threaded) -> None:
+    masks = StepMasks(8, filler if threaded else InlineFiller())
+    _, wait = masks.start([Counting(Table(), fails=True), Counting()])
+    assert wait is not None
+    with pytest.raises(RuntimeError, match="no memory"):
+        wait()
+
+
+def test_masks_of_a_step_are_rows_of_one_array() -> None:
+    made: list[np.ndarray] = []
+
+    def allocate(rows: int, words: int) -> np.ndarray:
+        made.append(np.full((rows, words), -1, np.int32))
+        return made[-1]
+
+    masks, wait = StepMasks(40, allocate=allocate).start(
+        [Counting(), Counting(Table()), Counting()]
+    )
+    (array,) = made
+    assert wait is None and array.shape == (2, 2) and (array == 1).all()
+    assert masks[0].base is array and isinstance(masks[1], MaskRow) and masks[2].base is array
+
+
+def test_whoever_waits_helps(filler) -> None:
+    """Jobs that block until all of them run at once, one more than there are threads."""
+    barrier = threading.Barrier(3, timeout=10)
+
+    class Meeting(Counting):
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            barrier.wait()
+
+    jobs = [MaskJob(Meeting(), np.zeros(1, np.int32)) for _ in range(3)]
+    wait = filler.start(jobs)
+    assert wait is not None
+    wait()
+    assert barrier.n_waiting == 0 and not barrier.broken
+
+
+def test_a_filler_needs_a_thread() -> None:
+    with pytest.raises(ValueError, match="mask_threads"):
+        MaskFiller(0)
