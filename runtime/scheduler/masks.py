@@ -1,4 +1,4 @@
-"""The masks of a step: where each constrained row's stands, and who fills those that are missing."""
+"""The masks of a step: where each constrained row's stands, and who fills the missing ones."""
 
 from __future__ import annotations
 

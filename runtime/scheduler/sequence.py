@@ -61,8 +61,8 @@ class Sequence:
         "stops",
         "table",
         "table_len",
-        "told",
         "tokens",
+        "told",
         "tree_len",
     )
 

@@ -1,4 +1,4 @@
-"""Masks on other threads: all of them are there when waited for, and failures stay where they are."""
+"""Masks on other threads: all are there when waited for, and failures stay where they are."""
 
 from __future__ import annotations
 
