@@ -14,7 +14,6 @@ from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service import CompileService
 from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.messages import (
     Abort,
