@@ -42,6 +42,8 @@ class FakeEngine:
     script: Script | None = None
     paused: bool = False
     tokens_per_step: int = 1
+    forced: frozenset[int] = frozenset()
+    """Which places of every output count as forced."""
     healthy: bool = True
     submitted: list[Submit] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
@@ -138,6 +140,7 @@ class FakeEngine:
             if token in params.stop_token_ids and count > params.min_tokens:
                 new, finish, matched = new[: i + 1], "stop", token
                 break
+        forced = tuple(i for i in range(len(new)) if running.given + i in self.forced)
         running.given += len(new)
         if finish is None and running.given >= len(running.tokens):
             finish = "length"
@@ -148,6 +151,7 @@ class FakeEngine:
             scores=tuple(TokenScore(t, -0.5, ((t, -0.5),)) for t in new) if params.logprobs else (),
             prompt_scores=self._prompt_scores(message) if first else (),
             cached_tokens=len(prompt) // 2 if first else None,
+            forced=forced,
             queued=0.001 if first else None,
             finish=finish,
             matched=matched,

@@ -1,0 +1,246 @@
+"""Forced tokens of the embedded model: their scores, their limits, and how they are cut and shared.
+
+The reference is the same request without jumps, one token a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from rootlace.protocol import Constraint
+from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
+from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.runtime.engine.client import EngineClient
+from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from rootlace.runtime.model.runner import ModelRunner
+from tests.engine.harness import Harness, Outcome, greedy
+
+PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "full_name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "occupation": {"enum": ["baker", "teacher", "driver"]},
+        "country_of_residence": {"type": "string", "maxLength": 30},
+    },
+    "required": ["full_name", "age", "occupation", "country_of_residence"],
+    "additionalProperties": False,
+}
+QUESTIONS = ["Extract the person as JSON.", "Where does Mara live?"]
+
+
+class Canonical:
+    """A matcher whose mask allows a forced token alone, so that what jumps and what does not go
+    the same way by construction, and only how it is computed is compared."""
+
+    def __init__(self, inner: Matcher) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def mask_row(self) -> None:
+        return None
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        forced = self._inner.forced_tokens()
+        self._inner.fill_bitmask(out)
+        if forced:
+            out[:] = 0
+            out.view(np.uint32)[forced[0] // 32] = 1 << (forced[0] % 32)
+
+
+@pytest.fixture(scope="module")
+def runner(demo_model: Path) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
+        CacheConfig(block_size=8, num_blocks=256),
+        max_step_tokens=256,
+        max_running=16,
+    )
+
+
+@pytest.fixture(scope="module")
+def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_model: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+def run(
+    runner: ModelRunner,
+    prompts: list[list[int]],
+    compiler: GrammarCompiler,
+    *,
+    jump: bool,
+    max_tokens: int = 80,
+    schema: dict[str, Any] = SCHEMA,
+    output: list[int] | None = None,
+    **settings: Any,
+) -> list[Outcome]:
+    harness = Harness(runner, block_size=8, **settings)
+    params = greedy(max_tokens, logprobs=True, top_logprobs=3)
+    grammar = compiler.compile(json_schema=schema)
+    rids = [
+        harness.add(p, params, matcher=Canonical(grammar.matcher()), jump=jump, output=output)  # type: ignore[arg-type]
+        for p in prompts
+    ]
+    harness.finish()
+    return [harness.outcomes[rid] for rid in rids]
+
+
+def same(one: Outcome, other: Outcome, start: int = 0) -> None:
+    assert one.token_ids == other.token_ids[start:]
+    assert one.finish == other.finish and one.error == other.error
+    assert one.logprobs == pytest.approx(other.logprobs[start:], abs=1e-4)
+    for (ids, values), (other_ids, other_values) in zip(one.top, other.top[start:], strict=True):
+        assert ids == other_ids
+        assert values == pytest.approx(other_values, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def stepwise(runner, prompts, compiler) -> list[Outcome]:
+    outcomes = run(runner, prompts, compiler, jump=False)
+    assert all(outcome.finish == "stop" and not outcome.forced for outcome in outcomes)
+    return outcomes
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunked": {"max_step_tokens": 5},
+    "one at a time": {"max_running": 1},
+    "starved": {"num_blocks": 17},
+    "uncached": {"enabled": False},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_scores_are_those_of_tokens_that_were_sampled(
+    runner, prompts, compiler, stepwise, name
+) -> None:
+    filler = MaskFiller(2)
+    for jump in (True, False):
+        outcomes = run(runner, prompts, compiler, jump=jump, filler=filler, **SETTINGS[name])
+        for outcome, wanted in zip(outcomes, stepwise, strict=True):
+            same(outcome, wanted)
+            assert len(outcome.logprobs) == len(outcome.token_ids) == len(outcome.top)
+            assert (len(outcome.forced) > 10) == jump
+    filler.close()
+
+
+def test_any_limit_cuts_forced_text_where_it_cuts_sampled_text(
+    runner, prompts, compiler, stepwise
+) -> None:
+    whole = stepwise[0]
+    for limit in range(1, len(whole.token_ids) + 1):
+        (outcome,) = run(runner, prompts[:1], compiler, jump=True, max_tokens=limit)
+        assert outcome.token_ids == whole.token_ids[:limit]
+        assert outcome.finish == ("stop" if limit == len(whole.token_ids) else "length")
+        assert outcome.logprobs == pytest.approx(whole.logprobs[:limit], abs=1e-4)
+
+
+def test_an_output_resumes_anywhere(runner, prompts, compiler, stepwise) -> None:
+    whole = stepwise[0]
+    for start in range(0, len(whole.token_ids), 3):
+        (outcome,) = run(
+            runner, prompts[:1], compiler, jump=True, output=whole.token_ids[:start] or None
+        )
+        same(outcome, whole, start)
+
+
+def test_checked_constraints_retreat_on_the_model(runner, prompts, compiler) -> None:
+    """What no mask holds: a multiple of 7, and no number twice."""
+    checked = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "minimum": 0, "maximum": 99, "multipleOf": 7},
+            "b": {
+                "type": "array",
+                "items": {"enum": [1, 2, 3, 4]},
+                "uniqueItems": True,
+                "minItems": 3,
+            },
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    grammar = compiler.compile(json_schema=checked)
+    for jump in (False, True):
+        harness = Harness(runner, block_size=8)
+        params = greedy(80, logprobs=True)
+        for prompt in prompts:
+            harness.add(prompt, params, matcher=grammar.matcher(), jump=jump)
+        harness.finish()
+        stats = harness.scheduler.stats()
+        assert stats["retreats"] > 0 and (stats["forced_tokens"] > 0) == jump
+        for outcome in harness.outcomes.values():
+            assert outcome.finish == "stop", outcome.error
+            text = b"".join(compiler.vocabulary.token_bytes[t] for t in outcome.token_ids)
+            value = json.loads(text)
+            assert value["a"] % 7 == 0 and len(set(value["b"])) == len(value["b"])
+            assert len(outcome.logprobs) == len(outcome.token_ids)
+
+
+async def test_a_constrained_request_survives_its_engine(demo_model, prompts) -> None:
+    """Killed in the middle; the client sees the same tokens, flags and scores, each once."""
+    config = EngineConfig(executor=ExecutorConfig(model=str(demo_model), device="cpu"))
+    client = await EngineClient.start(config)
+    constraint = Constraint("json_schema", json.dumps(SCHEMA))
+
+    async def generate(kill_after: int | None) -> tuple[list[int], list[int], list[float | None]]:
+        ended = asyncio.Event()
+        tokens: list[int] = []
+        forced: list[int] = []
+        logprobs: list[float | None] = []
+        killed = False
+
+        def hear(update: Update) -> None:
+            nonlocal killed
+            assert not update.error
+            forced.extend(len(tokens) + at for at in update.forced)
+            tokens.extend(update.token_ids)
+            logprobs.extend(score.logprob for score in update.scores)
+            if kill_after is not None and len(tokens) >= kill_after and not killed:
+                killed = True
+                os.kill(client.info.pid, signal.SIGKILL)
+            if update.finish is not None:
+                ended.set()
+
+        params = greedy(80, logprobs=True)
+        ids = pack_ids(prompts[0])
+        client.submit(Submit(client.next_rid(), ids, params, constraint=constraint), hear)
+        await asyncio.wait_for(ended.wait(), 60)
+        assert killed == (kill_after is not None)
+        return tokens, forced, logprobs
+
+    try:
+        whole = await generate(None)
+        again = await generate(len(whole[0]) // 3)
+    finally:
+        await client.stop()
+    assert again[:2] == whole[:2]
+    assert again[2] == pytest.approx(whole[2], abs=1e-4)
+    assert len(whole[1]) > 10
