@@ -32,6 +32,7 @@ from rich.table import Table
 from benchmarks.common import ForeignLoad, environment, package_version, percentile, write_json
 from benchmarks.constrained_engines import ENGINES
 from benchmarks.constrained_serving import MODES, measure_serving
+from benchmarks.plot import plot_constrained
 from benchmarks.prefix_reuse import new_table
 from benchmarks.regexes import REGEXES
 from benchmarks.schemas import SCHEMAS
@@ -206,6 +207,7 @@ def parse_arguments() -> argparse.Namespace:
         description="Constrained decoding: engines side by side, and end to end.",
     )
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--plot", type=Path, help="draw the results (SVG or PNG)")
     parser.add_argument(
         "--tokenizer", type=Path, help="folder of a tokenizer with a big vocabulary"
     )
@@ -258,6 +260,9 @@ def main() -> None:
     for name, check in checks.items():
         mark = "met" if check["met"] else "MISSED"
         console.print(f"{mark:>6}  {name}: {check['value']:.3f} ({check['target']})")
+    if arguments.plot and engines and serving:
+        plot_constrained(engines, serving, arguments.plot)
+        console.print(f"drawn in {arguments.plot}")
     if arguments.json:
         packages = ("llguidance", "xgrammar", "outlines-core", "interegular")
         result = {

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
-    """A bar per load and model: requests per second with the cache over without."""
+def _pyplot(path: Path) -> Any:
     try:
         import matplotlib
     except ImportError as error:
@@ -15,6 +14,12 @@ def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("svg" if path.suffix == ".svg" else "agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
+    """A bar per load and model: requests per second with the cache over without."""
+    pyplot = _pyplot(path)
     rates = {(r["size"], r["load"], r["cache"]): r["requests_per_second"] for r in results}
     sizes = sorted({size for size, _, _ in rates})
     loads = list(dict.fromkeys(r["load"] for r in results))
@@ -32,3 +37,50 @@ def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def plot_constrained(
+    engines: dict[str, dict[str, Any]], serving: list[dict[str, Any]], path: Path
+) -> None:
+    """Left: mask times per engine, all constraints. Right: served requests over unconstrained."""
+    pyplot = _pyplot(path)
+    figure, (masks, served) = pyplot.subplots(
+        1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(1, 1.2)
+    )
+    known = {name: found["kinds"] for name, found in engines.items() if "kinds" in found}
+    columns = {"p50": "mask_p50_us", "p99": "mask_p99_us", "first visit, p99": "mask_first_p99_us"}
+    _bars(
+        masks,
+        {label: [k["regex"][column] for k in known.values()] for label, column in columns.items()},
+        [name.replace(" (", "\n(") for name in known],
+        "%.1f",
+    )
+    masks.set_yscale("log")
+    masks.set_ylabel("mask of a state, microseconds")
+    masks.set_title("20 regular expressions", fontsize=10)
+    masks.tick_params(axis="x", labelsize=7)
+    labels = {"constrained / unconstrained": "no jump", "jump / unconstrained": "jump"}
+    _bars(
+        served,
+        {label: [found["ratios"][key] for found in serving] for key, label in labels.items()},
+        [f"{found['load']}\n{found['concurrency']} at a time" for found in serving],
+        "%.2f",
+    )
+    served.axhline(1.0, color="0.4", linewidth=0.8)
+    served.set_ylabel("requests/s over unconstrained")
+    served.set_title("JSON extraction, served", fontsize=10)
+    served.tick_params(axis="x", labelsize=7)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _bars(axes: Any, series: dict[str, list[float]], groups: list[str], form: str) -> None:
+    """Bars of each series beside each other in each group, with their values."""
+    width = 0.84 / len(series)
+    for place, (label, heights) in enumerate(series.items()):
+        left = [index + (place - (len(series) - 1) / 2) * width for index in range(len(groups))]
+        bars = axes.bar(left, heights, width * 0.92, label=label)
+        axes.bar_label(bars, fmt=form, fontsize=6)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
