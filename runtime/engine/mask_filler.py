@@ -72,8 +72,8 @@ class _Batch:
         """Until all jobs are done. Raises what the first of those that failed raised."""
         self.work()
         failed = None
-        while self._count:
-            failed = failed or self._done.get()
-            self._count -= 1
+        for _ in range(self._count):
+            error = self._done.get()  # of every job: none may still be at work
+            failed = failed or error
         if failed is not None:
             raise failed

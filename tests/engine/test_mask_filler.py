@@ -140,6 +140,27 @@ def test_whoever_waits_helps(filler) -> None:
     assert barrier.n_waiting == 0 and not barrier.broken
 
 
+def test_a_failure_is_said_when_all_others_are_done(filler) -> None:
+    gate = threading.Event()
+
+    class Slow(Counting):
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            gate.wait(10)
+            out[:] = 1
+
+    out = np.zeros((2, 1), np.int32)
+    failing = Counting(Table(), fails=True)
+    jobs = [MaskJob(Slow(), out[0]), MaskJob(failing, None), MaskJob(Slow(), out[1])]
+    wait = filler.start(jobs)
+    assert wait is not None
+    opener = threading.Timer(0.05, gate.set)
+    opener.start()
+    with pytest.raises(RuntimeError, match="no memory"):
+        wait()
+    assert out.tolist() == [[1], [1]]
+    opener.join()
+
+
 def test_a_filler_needs_a_thread() -> None:
     with pytest.raises(ValueError, match="mask_threads"):
         MaskFiller(0)
