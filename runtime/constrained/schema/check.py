@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -143,7 +144,9 @@ class CheckedSchema:
             edges[located] = [
                 other
                 for keyword, other in self.neighbours(located)
-                if keyword == "$ref" or keyword in IN_PLACE
+                if keyword == "$ref"
+                or keyword in IN_PLACE
+                or (keyword == "$dynamicRef" and len(self.dynamic_targets(located)) == 1)
             ]
         done: set[Located] = set()
         for start in edges:
@@ -178,6 +181,10 @@ class CheckedSchema:
             )
             for one in self._reachable()
         )
+
+    def mentions(self, keyword: str) -> bool:
+        """Whether it is in use anywhere."""
+        return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._reachable())
 
     def containing(self, places: Iterable[str]) -> set[Located]:
         """The schemas that these places (pointers) are in or are referred to from."""
@@ -297,12 +304,22 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
         if not isinstance(node, dict):
             raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
         dialect = dialect_of(node, dialect)
+        for key in _NUMBERS | {"multipleOf"}:
+            if key in node and not _is_finite(node[key]):
+                raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
         flat = {key: value for key, value in node.items() if not _plain(key, value)}
         if flat and dialect.number == 4:  # there, some keywords are about others
             flat = {key: value for key, value in node.items() if key not in _ANYTHING} | flat
         if flat:
             _check_flat(flat, dialect, pointer)
         queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return not isinstance(value, int | float) or math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _plain(key: str, value: Any) -> bool:

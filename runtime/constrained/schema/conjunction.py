@@ -92,8 +92,8 @@ class _Dead(Exception):
 class Cases:
     """Takes conjunctions apart, for one schema.
 
-    `satisfies(located, value)` and `disjoint(conjunction)` are asked for finite sets of values,
-    and whether two options of a `oneOf` exclude each other.
+    `satisfies(located, value, holds)` and `disjoint(conjunction)` are asked for finite sets of
+    values, and whether two options of a `oneOf` exclude each other.
     """
 
     def __init__(self, checked: CheckedSchema, satisfies: Any, disjoint: Any) -> None:
@@ -196,7 +196,7 @@ class Cases:
             # Membership is given; to look every value up again would take the square of the time.
             wanted = [(_without_values(one, smallest), holds) for one, holds in wanted]
         for value in smallest or ():
-            if all(self._satisfies(located, value) is holds for located, holds in wanted):
+            if all(self._satisfies(located, value, holds) for located, holds in wanted):
                 found.append(value)
         if not found:
             keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"

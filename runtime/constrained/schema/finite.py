@@ -43,7 +43,7 @@ def regex_of_schema(
     """
     try:
         return _Writer(schema, json_text.Layout(whitespace == "flexible"), max_size).texts()
-    except (NotFinite, NotTranslated, numeric_range.OutOfReach, RecursionError):
+    except (NotFinite, NotTranslated, numeric_range.OutOfReach, RecursionError, OverflowError):
         return None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from jsonschema import FormatChecker
+from jsonschema import Draft202012Validator, FormatChecker
 
 from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema.pattern import regex_of_pattern
@@ -108,6 +108,18 @@ def checker() -> FormatChecker:
     made = FormatChecker(formats=())
     for name, pattern in _PATTERNS.items():
         made.checks(name)(_check(re.compile(pattern)))
+    return made
+
+
+@cache
+def lenient_checker() -> FormatChecker:
+    """A checker of values that others wrote: jsonschema's check of a format in FORMATS where it has
+    one (some need packages that may not be there), and ours where it has none."""
+    made = FormatChecker(formats=())
+    theirs = Draft202012Validator.FORMAT_CHECKER.checkers
+    for name, own in checker().checkers.items():
+        check, raises = theirs.get(name, own)
+        made.checks(name, raises)(check)
     return made
 
 

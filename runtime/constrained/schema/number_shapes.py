@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, Case
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 
 MAX_EXCLUDED = 8
+MAX_DIGITS = 40
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", EXCLUDED)
 Shape = dict[str, Any]
 
 
@@ -34,6 +37,8 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
                 # no multiple of 0.1. What is emitted has to satisfy both.
                 notes.update(notes_of(case.leaves, "multipleOf"))
     ranges = [(low, low_open, high, high_open)]
+    if len(set(excluded)) > MAX_EXCLUDED:
+        notes.update(notes_of(case.leaves, EXCLUDED))
     for value in sorted(set(excluded))[:MAX_EXCLUDED]:
         low, low_open, high, high_open = ranges[-1]
         above = low < value or (low == value and not low_open)
@@ -44,11 +49,20 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
     for low, low_open, high, high_open in ranges:
         if low > high or (low == high and (low_open or high_open)):
             continue
-        if not case.integer and _misread(low, low_open, high, high_open):
-            notes.update(notes_of(case.leaves, "exclusiveMinimum"))
-            notes.update(notes_of(case.leaves, "exclusiveMaximum"))
-            if excluded:
-                notes.update(notes_of(case.leaves, EXCLUDED))
+        if not case.integer:
+            if low_open and low > -math.inf and _nudged(low, 1) <= high:
+                low, low_open = _nudged(low, 1), False
+            if high_open and high < math.inf and _nudged(high, -1) >= low:
+                high, high_open = _nudged(high, -1), False
+            if low_open or high_open:
+                for keyword in ("exclusiveMinimum", "exclusiveMaximum", EXCLUDED):
+                    notes.update(notes_of(case.leaves, keyword))
+            missed = [v for bound in (low, high) for v in _missed(bound) if low <= v <= high]
+            if missed and not multiples:
+                shapes.append({"enum": missed})
+        if any(abs(b) < math.inf and float(b) != b for b in (low, high)):  # it is read as a float
+            for keyword in _BOUNDS:
+                notes.update(notes_of(case.leaves, keyword))
         shape = dict(base)
         if low > -math.inf:
             shape["exclusiveMinimum" if low_open else "minimum"] = low
@@ -62,8 +76,28 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
     return shapes
 
 
-def _misread(low: float, low_open: bool, high: float, high_open: bool) -> bool:
-    """Whether llguidance 1.9 takes in the whole number that is an exclusive bound: it does where
-    the other bound is a fraction right beside it (`exclusiveMinimum: 1, maximum: 1.5`)."""
-    whole = (low_open and low == int(low)) or (high_open and high == int(high))
-    return high - low <= 1 and whole
+def _nudged(bound: float, sign: int) -> float:
+    """The first number that a mask should allow above (`sign` 1) or below (-1) an exclusive bound.
+
+    Digits beyond those that a float holds are lost in reading, and 1.00000000000000000001 is 1
+    then: a decimal that is to be read as another number has to differ within 15 digits.
+    """
+    if abs(bound) >= 1e15:
+        return math.nextafter(bound, sign * math.inf)
+    exact = Decimal(repr(bound))
+    step = Decimal(1).scaleb((exact.adjusted() if exact else 0) - 14)
+    return float(exact + sign * step)
+
+
+def _missed(bound: float) -> list[float]:
+    """The numbers that llguidance 1.9 takes to be beyond a bound, though they are not: with the
+    bound 1.55, it is 1.5 (with -1.55, -1.5)."""
+    if abs(bound) == math.inf:
+        return []
+    text = format(Decimal(repr(bound)), "f")
+    point = text.find(".")
+    return (
+        [float(text[:end]) for end in range(point + 2, min(len(text), MAX_DIGITS))]
+        if (point > 0)
+        else []
+    )

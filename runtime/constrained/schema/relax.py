@@ -24,6 +24,8 @@ from rootlace.runtime.constrained.schema.spelling import (
 )
 from rootlace.runtime.constrained.schema.weaken import Weakened, accepted, weaken
 
+Satisfies = Callable[..., bool]
+
 MAX_DEFINITIONS = 30_000
 MAX_PROBE = 24
 """How deep it is looked for contradictions through required properties."""
@@ -35,14 +37,14 @@ class Relaxed:
     residuals: tuple[Residual, ...]
 
 
-def relax(checked: CheckedSchema, satisfies: Callable[[Located, Any], bool]) -> Relaxed:
-    """`satisfies(schema, value)` is the full check. Raises InvalidConstraint where nothing at all
-    satisfies the schema."""
+def relax(checked: CheckedSchema, satisfies: Satisfies) -> Relaxed:
+    """`satisfies(schema, value, holds)` is the full check. Raises InvalidConstraint where nothing
+    at all satisfies the schema."""
     return _Relaxation(checked, satisfies).result()
 
 
 class _Relaxation:
-    def __init__(self, checked: CheckedSchema, satisfies: Callable[[Located, Any], bool]) -> None:
+    def __init__(self, checked: CheckedSchema, satisfies: Satisfies) -> None:
         self._cases = Cases(checked, satisfies, self._empty)
         self._shapes = Shapes(
             self._empty, self._child, satisfies, takes_pattern, patterns_apart, checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from jsonschema.exceptions import best_match
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.dialect import keywords
+from rootlace.runtime.constrained.schema.formats import lenient_checker
 from rootlace.runtime.constrained.schema.keywords import bounded
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.scan import (
@@ -78,9 +79,15 @@ class Rules:
 
     def __init__(self, checked: CheckedSchema) -> None:
         self._checked = checked
-        self._validator = bounded(checked.dialect.validator)(
-            checked.schema, registry=checked.registry
-        )
+        # Whoever checks the text may check formats or not: it has to be right for both.
+        self._validators = [
+            bounded(checked.dialect.validator)(
+                checked.schema, registry=checked.registry, format_checker=formats_checked
+            )
+            for formats_checked in (
+                (None, lenient_checker()) if checked.mentions("format") else (None,)
+            )
+        ]
         self._watched: set[Located] | None = None
         self._children: dict[tuple[Schemas, str | int], Schemas] = {}
         # Where a `$dynamicRef` leads depends on the way to it: then only the whole is checked.
@@ -149,17 +156,26 @@ class Rules:
 
     def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
         """Why `value` does not satisfy a schema: keyword, pointer, message."""
-        try:
-            errors = self._validator.descend(value, located.schema, resolver=located.resolver)
-            worst = best_match(errors)
-        except RecursionError:
-            return "", located.pointer, "the value is nested too deeply to be checked"
-        except (OverflowError, InvalidConstraint) as failure:
-            return "", located.pointer, f"the value cannot be checked: {failure}"
-        return None if worst is None else _described(worst, located)
+        return next(filter(None, self._errors(located, value)), None)
 
-    def satisfies(self, located: Located, value: Any) -> bool:
-        return self.error(located, value) is None
+    def satisfies(self, located: Located, value: Any, holds: bool = True) -> bool:
+        """Whether it does (or, without `holds`, does not), for those who check formats as for
+        those who do not."""
+        errors = self._errors(located, value)
+        return all((error is None) is holds for error in errors)
+
+    def _errors(self, located: Located, value: Any) -> Iterator[tuple[str, str, str] | None]:
+        """What is wrong for those who do not check formats, and for those who do."""
+        for validator in self._validators:
+            try:
+                errors = validator.descend(value, located.schema, resolver=located.resolver)
+                worst = best_match(errors)
+            except RecursionError:
+                yield "", located.pointer, "the value is nested too deeply to be checked"
+            except (OverflowError, InvalidConstraint) as failure:
+                yield "", located.pointer, f"the value cannot be checked: {failure}"
+            else:
+                yield None if worst is None else _described(worst, located)
 
     def whole_error(self, value: Any) -> tuple[str, str, str] | None:
         return self.error(self._checked.root, value)

@@ -16,7 +16,7 @@ from tests.constrained.random_model import accepts, byte_vocabulary
 KEYS = ["a", "b", "a\n", "é", 'a"\\', "a\x01", "a/", "a\x7f", "😀", ""]
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "object", "properties": {key: {"type": "null"} for key in KEYS}},
-    {"type": "object", "properties": {key: False for key in KEYS[1:]}},
+    {"type": "object", "properties": dict.fromkeys(KEYS[1:], False)},
     {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
     {"type": "object", "patternProperties": {"^[aé😀]": {"type": "null"}}},
     {"type": "object", "patternProperties": {"[\x00-\x1f]": {"type": "null"}}},
