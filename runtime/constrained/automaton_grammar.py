@@ -10,6 +10,7 @@ import numpy as np
 
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.interface import Grammar, Matcher
@@ -153,12 +154,12 @@ class AutomatonMatcher:
     # ------------------------------------------------------------ masks
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros(-(-self._size // 32), np.int32)
+        words = np.zeros(bitmask.words_of(self._size), np.int32)
         self.fill_bitmask(words)
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        return bits[: self._size].astype(bool)
+        return bitmask.unpacked(words, self._size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._size)
         if self._other is None:
             if self._state < 0:
                 out[:] = 0
@@ -189,7 +190,7 @@ class AutomatonMatcher:
             table.fill(state)
         except TooLarge:
             # The row is promised: the same language has the same mask, whoever computes it.
-            words = np.zeros(-(-self._size // 32), np.int32)
+            words = np.zeros(bitmask.words_of(self._size), np.int32)
             self.fill_bitmask(words)
             place = table.row(state)
             if place is not None:

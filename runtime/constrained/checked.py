@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.interface import Grammar, Matcher
 from rootlace.runtime.constrained.schema.scan import NUMBER_BYTES
 from rootlace.runtime.constrained.schema.verify import Verifier, Violation
@@ -72,7 +73,7 @@ class CheckedMatcher:
         self._verifier = verifier
         self._vocabulary = vocabulary
         self._max_retreats = max_retreats
-        self._words = (vocabulary.size + 31) // 32
+        self._words = bitmask.words_of(vocabulary.size)
         self._no_end = _without(self._words, vocabulary.eos_token_ids)
         self._tokens: list[int] = []
         self._lengths = [0]  # of the text before each place on the way
@@ -93,10 +94,10 @@ class CheckedMatcher:
     def allowed_mask(self) -> np.ndarray:
         words = np.zeros(self._words, np.int32)
         self.fill_bitmask(words)
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        return bits[: self._vocabulary.size].astype(bool)
+        return bitmask.unpacked(words, self._vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._vocabulary.size)
         self._inner.fill_bitmask(out)
         remaining = self._remaining.get(self._way[-1])
         if remaining is not None:

@@ -26,6 +26,7 @@ class Matcher(Protocol):
         is token 32w + i. Bits beyond the vocabulary are 0. May run on another thread than the other
         methods, but never while one of them runs. All 0 after the end of the sequence, and where
         the mask is beyond the constraint's bounds (then `error` says so): nothing can follow.
+        `out` may be a torch tensor on the CPU. Raises ValueError (TypeError) where it does not fit.
         """
 
     def mask_row(self) -> MaskRow | None:

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.scheduler.plan import MaskRow
 
@@ -63,6 +64,7 @@ class LLGuidanceGrammar:
         first = self._first_tokens()
         if self._prototype.is_error():
             raise InvalidConstraint(reason(self._prototype))
+        self._check_beginning()
         accepting = self._prototype.is_accepting()
         if not first and not accepting:
             raise InvalidConstraint("no text satisfies it")
@@ -83,12 +85,25 @@ class LLGuidanceGrammar:
     def _built(self) -> LLMatcher:
         return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
 
+    def _check_beginning(self) -> None:
+        """Raises InvalidConstraint where a bound is met right behind what every text begins with,
+        as behind the brace of a large object: better now than in the middle of requests."""
+        trial = self._prototype.deep_copy()
+        tokens = [self.vocabulary.byte_tokens[byte] for byte in trial.compute_ff_bytes()]
+        if not tokens or -1 in tokens:
+            return
+        words = np.zeros((self.vocabulary.size + 31) // 32, np.int32)
+        trial.try_consume_tokens(tokens)
+        trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if trial.is_error():
+            raise InvalidConstraint(reason(trial))
+
     def _first_tokens(self) -> set[int]:
         """The tokens a text can begin with. llguidance says only after a token that none can
         follow, and at the first mask that there is no text at all."""
-        words = np.zeros((self.vocabulary.size + 31) // 32, np.int32)
+        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
         self._prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        allowed = np.flatnonzero(bitmask.unpacked(words, self.vocabulary.size))
         return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
@@ -106,12 +121,12 @@ class LLGuidanceMatcher:
         self._error = ""
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
         self.fill_bitmask(words)
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        return bits[: self._vocabulary.size].astype(bool)
+        return bitmask.unpacked(words, self._vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._vocabulary.size)
         if not self._ended:
             self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
             if self._matcher.is_error() and self._begin_anew():
@@ -240,6 +255,9 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
     # About 2 kB per lexer state, by llguidance's documentation.
     states = max(1000, min(250_000, config.compile_memory_bytes >> 15))
     return LLParserLimits(
+        # An object of n optional properties makes a row of 4 n items, and its masks take time
+        # quadratic in that: 0.1 s here.
+        max_items_in_row=10_000,
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,

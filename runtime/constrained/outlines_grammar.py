@@ -16,6 +16,7 @@ import numpy as np
 
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
@@ -118,12 +119,12 @@ class OutlinesMatcher:
         self._error = ""
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros((self._grammar.vocabulary.size + 31) // 32, np.int32)
+        words = np.zeros(bitmask.words_of(self._grammar.vocabulary.size), np.int32)
         self.fill_bitmask(words)
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        return bits[: self._grammar.vocabulary.size].astype(bool)
+        return bitmask.unpacked(words, self._grammar.vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._grammar.vocabulary.size)
         state = self._states[-1]
         out[:] = 0 if state is None else self._grammar.mask(state, self._bytes[-1])
 
@@ -226,7 +227,7 @@ def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintC
     """Of the index to come, counted on our own automaton, all of which is visited for it."""
     most = config.compile_memory_bytes // BYTES_PER_TRANSITION
     table = TokenTable(vocabulary.trie, (), dfa, 0)
-    words = np.zeros((vocabulary.size + 31) // 32, np.int32)
+    words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
     total = 0
     seen = {dfa.start}
     waiting = [dfa.start]

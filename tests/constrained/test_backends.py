@@ -13,12 +13,14 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from rootlace.errors import InvalidConstraint
+from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import Grammar, GrammarCompiler, Matcher
+from rootlace.runtime.constrained import Grammar, GrammarCompiler, Matcher, bitmask
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 
 BACKENDS = ("automaton", "llguidance", "outlines_core")
@@ -404,3 +406,42 @@ def test_wrong_arguments(
 ) -> None:
     with pytest.raises(InvalidConstraint, match=said):
         compilers["automaton"].compile(**arguments)
+
+
+CHECKED = ("json_schema", '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true}')
+
+
+@pytest.mark.parametrize(
+    ("backend", "source"),
+    [*((backend, ("regex", "[ab]{3}")) for backend in BACKENDS), ("llguidance", CHECKED)],
+)
+def test_a_mask_is_written_only_where_it_fits(compilers, backend, source) -> None:
+    """llguidance writes to an address: nothing else may be behind it than such an array."""
+    compiler = compilers[backend]
+    matcher = compiler.compile(Constraint(*source)).matcher()
+    size = compiler.vocabulary.size
+    words = (size + 31) // 32
+    read_only = np.zeros(words, np.int32)
+    read_only.flags.writeable = False
+    wrong: list[Any] = [
+        np.zeros(words - 1, np.int32),
+        np.zeros(words + 1, np.int32),
+        np.zeros((1, words), np.int32),
+        np.zeros(words, np.int64),
+        np.zeros(words, np.float32),
+        np.zeros(words, ">i4"),
+        np.zeros(2 * words, np.int32)[::2],
+        np.zeros(words, np.int32)[::-1],
+        read_only,
+    ]
+    for out in wrong:
+        with pytest.raises(ValueError, match="bit mask"):
+            matcher.fill_bitmask(out)
+        assert not out.any()
+    for out in ([0] * words, None):
+        with pytest.raises(TypeError, match="bit mask"):
+            matcher.fill_bitmask(out)
+    tensor = torch.zeros(words, dtype=torch.int32)
+    matcher.fill_bitmask(tensor)  # type: ignore[arg-type]
+    assert np.array_equal(bitmask.unpacked(tensor.numpy(), size), matcher.allowed_mask())
+    assert matcher.allowed_mask().any()

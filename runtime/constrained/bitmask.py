@@ -1,0 +1,41 @@
+"""Packed masks: int32 words, bit i of word w is token 32w + i."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def words_of(vocab_size: int) -> int:
+    """How many words a mask over the vocabulary has."""
+    return -(-vocab_size // 32)
+
+
+def writable(out: Any, vocab_size: int) -> np.ndarray:
+    """`out`, a mask for a caller to read, as the array to write to; a torch tensor on the CPU as
+    the array that shares its memory.
+
+    Raises TypeError where it is neither, ValueError where it is not a contiguous, writable int32
+    array of as many words as the vocabulary needs: some machines write to its address.
+    """
+    if not isinstance(out, np.ndarray):
+        view = getattr(out, "numpy", None)
+        if view is None:
+            raise TypeError(f"a bit mask is a NumPy array of int32, not {type(out).__name__}")
+        out = view()
+    words = words_of(vocab_size)
+    if out.dtype != np.int32 or out.shape != (words,):
+        raise ValueError(
+            f"a bit mask over {vocab_size} tokens is int32 [{words}], not {out.dtype} "
+            f"{list(out.shape)}"
+        )
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("a bit mask must be contiguous and writable")
+    return out
+
+
+def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
+    """bool [vocab_size] of a packed mask."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(bool)
