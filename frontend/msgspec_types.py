@@ -134,7 +134,7 @@ class _Builder:
         if getattr(kind, "tag_field", None) is not None:
             properties[kind.tag_field] = {"const": kind.tag}
             required_names.append(kind.tag_field)
-        for field in kind.fields:
+        for field in _in_order(kind):
             properties[field.encode_name] = self._of(field.type)
             if field.required:
                 required_names.append(field.encode_name)
@@ -144,6 +144,15 @@ class _Builder:
             "required": required_names,
             "additionalProperties": False,
         }
+
+
+def _in_order(kind: Any) -> list[inspect.Field]:
+    """The fields of a class as they are written in it; msgspec sorts those of a TypedDict."""
+    if not isinstance(kind, inspect.TypedDictType):
+        return list(kind.fields)
+    cls = typing.get_origin(kind.cls) or kind.cls
+    names = list(cls.__annotations__)  # a TypedDict's include those it inherits
+    return sorted(kind.fields, key=lambda field: names.index(field.name))
 
 
 def _number(name: str) -> Callable[[_Builder, Any], Schema]:

@@ -354,3 +354,25 @@ def test_pydantic_is_not_imported() -> None:
         "assert 'pydantic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_order_of_a_typed_dict_is_that_of_its_fields() -> None:
+    class Person(TypedDict):
+        name: str
+        age: int
+
+    class Employee(Person, total=False):
+        employer: str
+        born: int
+
+    class Page(TypedDict, Generic[T]):
+        items: list[T]
+        first: int
+
+    def properties(kind: Any) -> list[str]:
+        (definition,) = types.schema_of(kind)["$defs"].values()
+        return list(definition["properties"])
+
+    assert properties(Person) == ["name", "age"]
+    assert properties(Employee) == ["name", "age", "employer", "born"]
+    assert properties(Page[int]) == ["items", "first"]
