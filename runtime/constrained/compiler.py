@@ -80,16 +80,22 @@ class GrammarCompiler:
         `json_schema` is a schema (dict, bool or JSON text) or a Python type. Raises
         InvalidConstraint with the reason (for a schema: the place in it) if it cannot hold.
         """
+        sources = {
+            "json_schema": json_schema,
+            "regex": regex,
+            "ebnf": ebnf,
+            "choices": choices,
+            "structural_tag": structural_tag,
+        }
         if constraint is None:
-            constraint = constraint_of(
-                json_schema=json_schema,
-                regex=regex,
-                ebnf=ebnf,
-                choices=choices,
-                structural_tag=structural_tag,
-                whitespace=whitespace,
-                strict=strict,
+            constraint = constraint_of(**sources, whitespace=whitespace, strict=strict)
+        elif not isinstance(constraint, Constraint):
+            raise TypeError(
+                f"a Constraint, or one of {', '.join(sources)} by its name, "
+                f"not {type(constraint).__name__}"
             )
+        elif any(source is not None for source in sources.values()):
+            raise TypeError("either a Constraint or one of the named sources")
         key = _key(constraint)
         return self._cache.get_or_build(key, lambda: self.build(key))
 

@@ -15,6 +15,7 @@ from rootlace.runtime.constrained.grammar_rules import Regular
 from rootlace.runtime.constrained.lexemes import lark_of
 
 _GBNF_RULE = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
+_LARK_EXCERPT = re.compile(r"\s*(\d+ \||\^)")
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\)")
 
 
@@ -36,8 +37,10 @@ def grammar_of(text: str) -> Regex | str:
 
 
 def lark_error(error: InvalidConstraint) -> InvalidConstraint:
-    """llguidance writes places as `line(column)`."""
-    said = " ".join(str(error).split())
+    """llguidance writes places as `line(column)`, and below it the lines around the place; those
+    are left out, because the last of them are not the user's."""
+    lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
+    said = " ".join(" ".join(lines).split())
     return InvalidConstraint(f"ebnf: {_LARK_PLACE.sub(_place, said)}")
 
 

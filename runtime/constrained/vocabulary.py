@@ -38,8 +38,17 @@ class Vocabulary:
     def from_tokenizer(
         cls, tokenizer: Any, size: int | None = None, eos_token_ids: list[int] | None = None
     ) -> Vocabulary:
-        """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids)."""
+        """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids).
+
+        Raises TypeError for anything else, ValueError where it names no end of the sequence or
+        does not say what bytes its tokens stand for.
+        """
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not (hasattr(backend, "to_str") and hasattr(backend, "get_vocab")):
+            raise TypeError(
+                "constraints need a fast tokenizer of transformers (or a tokenizers.Tokenizer), "
+                f"not {type(tokenizer).__name__}"
+            )
         if size is None:
             size = max(
                 len(tokenizer) if hasattr(tokenizer, "__len__") else 0,
@@ -65,6 +74,7 @@ class Vocabulary:
     @cached_property
     def llguidance(self) -> LLTokenizer:
         """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
+        _ = self.byte_tokens  # matchers ask for them on the engine's thread
         return LLTokenizer(
             TokenizerWrapper(_Callable(self)),
             n_vocab=self.size,

@@ -196,3 +196,30 @@ def test_thousands_of_choices(tokenizer, compiler) -> None:
     grammar = compiler.compile(Constraint("choices", json.dumps(choices)))
     for seed in range(5):
         assert random_text(tokenizer, grammar.matcher(), random.Random(seed)) in choices
+
+
+def test_what_is_no_fast_tokenizer_is_refused(tokenizer) -> None:
+    class Slow:
+        eos_token_id = 0
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    for wrong in (Slow(), "gpt2", None):
+        with pytest.raises(TypeError, match=f"fast tokenizer.*{type(wrong).__name__}"):
+            GrammarCompiler(wrong)
+    with pytest.raises(ValueError, match="give eos_token_ids"):
+        GrammarCompiler(tokenizer)
+
+
+def test_a_constraint_is_given_once(compiler) -> None:
+    with pytest.raises(TypeError, match="by its name, not str"):
+        compiler.compile("[ab]")
+    with pytest.raises(TypeError, match="either"):
+        compiler.compile(Constraint("regex", "a"), regex="b")
+
+
+def test_an_error_in_lark_quotes_nothing_that_is_not_the_users(compiler) -> None:
+    with pytest.raises(InvalidConstraint) as caught:
+        compiler.compile(ebnf="start: a")
+    assert str(caught.value) == 'ebnf: line 1, column 8: unknown name: "a"'
