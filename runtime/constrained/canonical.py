@@ -48,7 +48,7 @@ import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -106,11 +106,9 @@ class Canonicalizer:
         self._added_first = frozenset(content[0] for content in self._added)
         self._inside_added = {"".join(pair) for text in self._added for pair in pairwise(text)}
         self._index(spec["model"])
-        # Now rather than at the first tokens of some request: what JSON asks for.
+        # Now rather than at the first tokens of some request.
         categories_by_first_byte()
-        if self._pre_tokenizer.exists:
-            for before, after in product('a1 ",:{}', repeat=2):
-                self._pre_tokenizer.is_sure(before, after)
+        self._pre_tokenizer.know_frequent_cuts()
         self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
         self._pairs = lru_cache(1 << 18)(self._is_pair)
 
@@ -253,15 +251,12 @@ class Canonicalizer:
     def _open_text_tokens(self, text: str, following: Following) -> Tokens:
         """As `_same`, for a text without added tokens that begins at a sure cut."""
         best: Tokens | None = None
-        ways = self._pre_tokenizer.outcomes(text)
-        whole = self._pre_tokenizer.ends(text)
-        if following.may_end and whole not in ways:
-            ways = {**ways, whole: []}
-        for ends, continuations in ways.items():
-            if not (following.may_end and ends == whole) and not any(
-                map(following.allows, continuations)
-            ):
+        tried: set[Ends] = set()
+        whole = (self._pre_tokenizer.ends(text),) if following.may_end else ()
+        for ends in chain(whole, self._pre_tokenizer.outcomes(text, following.allows)):
+            if ends in tried:
                 continue
+            tried.add(ends)
             tokens = self._cut_tokens(text, ends, following)
             best = tokens if best is None else best[: _common(best, tokens)]
             if not best:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -30,6 +31,7 @@ LEFT = (
     *("", "a", "A", "中", "1", ".", "'", " ", "\n", "\r"),
     *("aa", "AA", "11", "..", "  ", "\n\n", "a.", " .", "1.", "a'", ".a"),
 )
+FREQUENT_LETTERS = ("s", "t", "e", "r")
 RIGHT = ("", "a", "A", "中", "1", ".", "'", " ", "\n", "s", "e", "l", "E", "L", "ll")
 
 Ends = tuple[int, ...]
@@ -63,7 +65,21 @@ class PreTokenizer:
         self._named = frozenset(c for c in named if len(c) == 1)
         self._ascii = self._ascii_classes()
         self._sure: dict[tuple[str, str], bool] = {}
-        self.outcomes = lru_cache(4096)(self._outcomes)
+        self._ends = lru_cache(1 << 15)(self._ends_before)
+
+    def know_frequent_cuts(self) -> None:
+        """Find out now, not at some request's first tokens, what is sure between ASCII characters:
+        of each class one, but for letters that only patterns name."""
+        if not self.exists:
+            return
+        frequent = [
+            min(characters)
+            for characters in self._ascii
+            if len(characters) > 1 or not min(characters).isalpha()
+        ]
+        frequent += FREQUENT_LETTERS
+        for before, after in product(frequent, repeat=2):
+            self.is_sure(before, after)
 
     def ends(self, text: str) -> Ends:
         """Where the pieces of a whole text end."""
@@ -102,17 +118,21 @@ class PreTokenizer:
             classes.setdefault(self._class_of(character), set()).add(character)
         return [frozenset(characters) for characters in classes.values()]
 
-    def _outcomes(self, text: str) -> dict[Ends, list[Continuation]]:
-        """The ways in which `text` (not empty) can be cut when something follows it, each with the
-        continuations that bring it about. Where the text's own end is not among the cuts, its last
-        piece goes on."""
-        found: dict[Ends, list[Continuation]] = {}
+    def outcomes(self, text: str, allows: Callable[[Continuation], bool]) -> Iterator[Ends]:
+        """The ways in which `text` (not empty) can be cut when something follows it that `allows`
+        allows; some may come twice. Where the text's own end is not among the cuts, its last piece
+        goes on."""
         if not self.exists:
-            return {(): [(None,)]}
+            if allows((None,)):
+                yield ()
+            return
         for sample, continuation in self._continuations(text):
-            ends = tuple(end for end in self.ends(text + sample) if end <= len(text))
-            found.setdefault(ends, []).append(continuation)
-        return found
+            if allows(continuation):
+                yield self._ends(text, sample)
+
+    def _ends_before(self, text: str, sample: str) -> Ends:
+        """Where pieces of `text` end if `sample` follows it."""
+        return tuple(end for end in self.ends(text + sample) if end <= len(text))
 
     def _continuations(self, text: str) -> Iterator[tuple[str, Continuation]]:
         """Samples of what may follow, each with the characters it stands for."""
