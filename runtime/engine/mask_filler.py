@@ -50,9 +50,9 @@ class _Batch:
     """The jobs of one step."""
 
     def __init__(self, jobs: list[MaskJob]) -> None:
-        self._count = len(jobs)
+        self._open = len(jobs)
         self._todo = deque(jobs)
-        self._done: SimpleQueue[Exception | None] = SimpleQueue()
+        self._done: SimpleQueue[MaskJob] = SimpleQueue()
 
     def work(self) -> None:
         """Run jobs until none is left that nobody has begun."""
@@ -61,19 +61,12 @@ class _Batch:
                 job = self._todo.popleft()
             except IndexError:
                 return
-            try:
-                job.run()
-            except Exception as error:
-                self._done.put(error)
-            else:
-                self._done.put(None)
+            job.run()
+            self._done.put(job)
 
     def wait(self) -> None:
-        """Until all jobs are done. Raises what the first of those that failed raised."""
+        """Until all jobs are done."""
         self.work()
-        failed = None
-        for _ in range(self._count):
-            error = self._done.get()  # of every job: none may still be at work
-            failed = failed or error
-        if failed is not None:
-            raise failed
+        while self._open:
+            self._done.get()
+            self._open -= 1

@@ -50,7 +50,7 @@ class TokenIntake:
         to sample.
         """
         if token < 0:
-            return Ending("error", code=InternalError.code, error=_nothing(sequence))
+            return _nothing(sequence)
         length = sequence.length
         verdict = self._take(sequence, token)
         if scores is not None and sequence.length > length:
@@ -80,8 +80,9 @@ class TokenIntake:
         assert matcher is not None
         reason = matcher.error()
         if not sequence.held:
+            # What its mask allowed and it refuses is beyond its bounds: some masks know no better.
             error = f"the constraint stopped at token {token}: {reason}"
-            return Ending("error", code=InternalError.code, error=error)
+            return Ending("error", code=ConstraintNotMet.code, error=error)
         undone = matcher.retreat()
         if undone is None or sequence.length - undone < sequence.told:
             error = matcher.error() or reason
@@ -121,7 +122,10 @@ class TokenIntake:
         return None, False
 
 
-def _nothing(sequence: Sequence) -> str:
-    if sequence.request.matcher is not None:
-        return "no token can follow: constraint, banned tokens and logit bias exclude all of them"
-    return "no token can follow: the model's logits are not numbers, or all tokens are excluded"
+def _nothing(sequence: Sequence) -> Ending:
+    matcher = sequence.request.matcher
+    if matcher is None:
+        error = "no token can follow: the model's logits are not numbers, or all are excluded"
+        return Ending("error", code=InternalError.code, error=error)
+    reason = matcher.error() or "constraint, banned tokens and logit bias exclude all of them"
+    return Ending("error", code=ConstraintNotMet.code, error=f"no token can follow: {reason}")

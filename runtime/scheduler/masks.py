@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,18 +17,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class MaskJob:
-    """One mask to fill: into `out`, or (None) the row of a shared table that `matcher` is at."""
+    """One mask to write to `out`; `shared` is the row of a table that gets it too, if any."""
 
     matcher: Matcher
-    out: np.ndarray | None
+    out: np.ndarray
+    shared: MaskRow | None = None
 
     def run(self) -> None:
-        """A mask of one request that cannot be filled allows nothing: that request ends alone."""
-        if self.out is None:
-            self.matcher.prepare_mask()
-            return
+        """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
         try:
-            self.matcher.fill_bitmask(self.out)
+            if self.shared is None:
+                self.matcher.fill_bitmask(self.out)
+            else:
+                self.matcher.prepare_mask()
+                self.out[:] = self.shared.table.rows[self.shared.row]
         except Exception:
             log.exception("a mask could not be filled")
             self.out[:] = 0
@@ -39,24 +40,16 @@ class MaskFiller(Protocol):
     """Runs mask jobs; those of one step are independent of each other."""
 
     def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
-        """Begin. What it returns waits until all are done and raises if one failed; None if they
-        are done already."""
+        """Begin. What it returns waits until all are done; None if they are done already."""
 
 
 class InlineFiller:
     """Fills masks at once, on the calling thread."""
 
     def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
-        try:
-            for job in jobs:
-                job.run()
-        except Exception as error:
-            return partial(_raise, error)
+        for job in jobs:
+            job.run()
         return None
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def new_masks(rows: int, words: int) -> np.ndarray:
@@ -67,8 +60,8 @@ def new_masks(rows: int, words: int) -> np.ndarray:
 class StepMasks:
     """Makes the masks of each step.
 
-    Requests whose matcher shares a table of masks name a row of it; the others' masks are rows of
-    one array per step, which `allocate(rows, words)` makes (int32).
+    Requests whose matcher shares a table of masks name a row of it, once that is filled; the other
+    masks are rows of one array per step, which `allocate(rows, words)` makes (int32).
     """
 
     def __init__(
@@ -88,20 +81,24 @@ class StepMasks:
 
         No matcher may be used before the masks were waited for.
         """
-        shared = [matcher.mask_row() for matcher in matchers]
-        alone = shared.count(None)
-        own = iter(self._allocate(alone, self._words)) if alone else iter(())
+        rows = [matcher.mask_row() for matcher in matchers]
+        filled = [row is not None and row.table.filled(row.row) for row in rows]
+        if all(filled):
+            return list(rows), None  # type: ignore[arg-type]
+        own = iter(self._allocate(filled.count(False), self._words))
         masks: list[np.ndarray | MaskRow] = []
         jobs: list[MaskJob] = []
-        preparing: set[tuple[int, int]] = set()
-        for matcher, row in zip(matchers, shared, strict=True):
-            if row is None:
-                mask: np.ndarray = next(own)
-                jobs.append(MaskJob(matcher, mask))
-                masks.append(mask)
+        preparing: dict[tuple[int, int], np.ndarray] = {}
+        for matcher, row, there in zip(matchers, rows, filled, strict=True):
+            if row is not None and there:
+                masks.append(row)
                 continue
-            masks.append(row)
-            if not row.table.filled(row.row) and (row.table.key, row.row) not in preparing:
-                preparing.add((row.table.key, row.row))
-                jobs.append(MaskJob(matcher, None))
-        return masks, self._filler.start(jobs) if jobs else None
+            key = None if row is None else (row.table.key, row.row)
+            mask = preparing.get(key) if key is not None else None
+            if mask is None:
+                mask = next(own)
+                jobs.append(MaskJob(matcher, mask, row))
+                if key is not None:
+                    preparing[key] = mask
+            masks.append(mask)
+        return masks, self._filler.start(jobs)

@@ -19,8 +19,8 @@ from rootlace.protocol import SamplingParams
 class MaskTable(Protocol):
     """Packed masks that requests share, one row per state; a row never changes once it is filled.
 
-    `rows` may be replaced by a larger array that begins with the same rows. An executor may keep
-    them on its device, by `key` (unique in the process).
+    Where a plan names a row, it is filled. `rows` may be replaced by a larger array that begins
+    with the same rows. An executor may keep them on its device, by `key` (unique in the process).
     """
 
     @property
@@ -98,7 +98,7 @@ class StepPlan:
     duplicate_slots: np.ndarray  # [D] int64
     samples: list[SampleRow] = field(default_factory=list)
     wait_for_masks: Callable[[], None] | None = None
-    """Set where masks are being filled on another thread: returns when they are, or raises."""
+    """Set where masks are being filled on another thread: returns when they are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
 
     @property

@@ -203,7 +203,10 @@ class Scheduler:
         return updates
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
-        """The executor raised: end the requests of this step, forget all KV, keep the others."""
+        """The executor raised: end the requests of this step, forget all KV, keep the others.
+
+        Masks of this step may still be under way; their matchers go with the requests.
+        """
         flight = self._land(plan)
         updates = self.take_updates()
         self.kv.tree.reset()

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
 import pytest
 
+from rootlace.errors import InternalError
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
 from rootlace.runtime.scheduler.plan import MaskRow
 from tests.scheduler.matchers import Plain
-from tests.scheduler.world import World
+from tests.scheduler.world import Job, World
 
 
 class Table:
     """Row i allows token i alone."""
 
-    key = 7
+    _keys = itertools.count()
 
     def __init__(self) -> None:
+        self.key = next(self._keys)
         self.rows = np.zeros((8, 1), np.int32)
         self.done: set[int] = set()
 
@@ -90,24 +93,24 @@ def test_requests_get_their_masks_in_time(filler, shared) -> None:
             assert plan is None or plan.wait_for_masks is None
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_mask_that_cannot_be_filled_ends_its_request_alone(filler, threaded) -> None:
+def test_a_mask_that_cannot_be_filled_ends_its_request_alone(filler, threaded, shared) -> None:
     world = World(vocab_size=8, filler=filler if threaded else InlineFiller())
-    rids = [
-        world.submit([i], 9, constrain=lambda i=i: Counting(fails=i == 1), jump=False)
-        for i in range(3)
-    ]
+    table = Table() if shared else None
+
+    def submit(token: int, fails: bool) -> Job:
+        matcher = Counting(table if fails or not shared else Table(), fails)
+        return world.jobs[world.submit([token], 9, constrain=lambda: matcher, jump=False)]
+
+    jobs = [submit(i, i == 1) for i in range(3)]
     world.drain()
-    assert [world.jobs[rid].finish for rid in rids] == ["stop", "error", "stop"]
-
-
-@pytest.mark.parametrize("threaded", [False, True])
-def test_a_shared_row_that_cannot_be_filled_is_said_when_waited_for(filler, threaded) -> None:
-    masks = StepMasks(8, filler if threaded else InlineFiller())
-    _, wait = masks.start([Counting(Table(), fails=True), Counting()])
-    assert wait is not None
-    with pytest.raises(RuntimeError, match="no memory"):
-        wait()
+    assert [job.finish for job in jobs] == ["stop", "error", "stop"]
+    assert jobs[1].updates[-1].code == "constraint_not_met"
+    if table is not None:  # the row was not spoilt for those who come later
+        again = world.jobs[world.submit([1], 9, constrain=lambda: Counting(table), jump=False)]
+        world.drain()
+        assert again.output == [0, 1, 2, 3, 4, 5]
 
 
 def test_masks_of_a_step_are_rows_of_one_array() -> None:
@@ -121,8 +124,8 @@ def test_masks_of_a_step_are_rows_of_one_array() -> None:
         [Counting(), Counting(Table()), Counting()]
     )
     (array,) = made
-    assert wait is None and array.shape == (2, 2) and (array == 1).all()
-    assert masks[0].base is array and isinstance(masks[1], MaskRow) and masks[2].base is array
+    assert wait is None and array.shape == (3, 2) and (array == 1).all()
+    assert all(mask.base is array for mask in masks)
 
 
 def test_whoever_waits_helps(filler) -> None:
@@ -140,7 +143,7 @@ def test_whoever_waits_helps(filler) -> None:
     assert barrier.n_waiting == 0 and not barrier.broken
 
 
-def test_a_failure_is_said_when_all_others_are_done(filler) -> None:
+def test_waiting_ends_when_the_last_mask_is_there_and_may_be_repeated(filler) -> None:
     gate = threading.Event()
 
     class Slow(Counting):
@@ -148,16 +151,35 @@ def test_a_failure_is_said_when_all_others_are_done(filler) -> None:
             gate.wait(10)
             out[:] = 1
 
-    out = np.zeros((2, 1), np.int32)
-    failing = Counting(Table(), fails=True)
-    jobs = [MaskJob(Slow(), out[0]), MaskJob(failing, None), MaskJob(Slow(), out[1])]
-    wait = filler.start(jobs)
+    out = np.full((3, 1), 5, np.int32)
+    matchers = [Slow(), Counting(fails=True), Slow()]
+    wait = filler.start([MaskJob(*pair) for pair in zip(matchers, out, strict=True)])
     assert wait is not None
     opener = threading.Timer(0.05, gate.set)
     opener.start()
-    with pytest.raises(RuntimeError, match="no memory"):
-        wait()
-    assert out.tolist() == [[1], [1]]
+    wait()
+    assert out.tolist() == [[1], [0], [1]]
+    wait()
+    opener.join()
+
+
+def test_a_step_that_fails_while_masks_are_filled_disturbs_no_later_one(filler) -> None:
+    world = World(vocab_size=8, filler=filler)
+    gate = threading.Event()
+
+    class Late(Counting):
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            gate.wait(10)
+            super().fill_bitmask(out)
+
+    first = world.jobs[world.submit([1], 9, constrain=Late, jump=False)]
+    world.fail(InternalError("injected"))
+    assert first.finish == "error"
+    second = world.jobs[world.submit([1], 9, constrain=Counting, jump=False)]
+    opener = threading.Timer(0.05, gate.set)
+    opener.start()
+    world.drain()
+    assert second.output == [0, 1, 2, 3, 4, 5]
     opener.join()
 
 

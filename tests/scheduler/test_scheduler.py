@@ -366,7 +366,10 @@ def test_constraints_mask_and_end() -> None:
     broken.advance = lambda token_id: False  # type: ignore[method-assign]
     rid = world.submit([1], 5, constrain=lambda: broken)
     world.drain()
-    assert world.jobs[rid].finish == "error" and world.jobs[rid].updates[-1].code == "internal"
+    assert (
+        world.jobs[rid].finish == "error"
+        and world.jobs[rid].updates[-1].code == "constraint_not_met"
+    )
 
 
 # ---------------------------------------------------------------- faults

@@ -233,14 +233,15 @@ class World:
             row = SampleRow(0, params, np.array(tokens), len(prompt), mask, banned)
             token = self.executor.next_token(int(history_hash(np.array(tokens))[-1]), row)
             if token < 0:
-                return Cold([], "error", code="internal")
+                return Cold(
+                    [], "error", code="internal" if matcher is None else "constraint_not_met"
+                )
             stops = token in params.stop_token_ids and not banned
             only = mask is not None and int(np.unpackbits(mask.view(np.uint8)).sum()) == 1
             if matcher is not None and (held or not stops) and not matcher.advance(token):
                 undone = matcher.retreat() if held else None
                 if undone is None:
-                    code = "constraint_not_met" if held else "internal"
-                    return Cold([], "error", code=code)
+                    return Cold([], "error", code="constraint_not_met")
                 del tokens[len(tokens) - undone :]
                 forced = [at for at in forced if at < len(tokens) - len(prompt)]
                 again = True

@@ -1,0 +1,109 @@
+"""Hostile constraints, all at once, beside ordinary traffic on one server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import rootlace as rl
+
+DEEP: Any = {"type": "integer"}
+for _ in range(400):
+    DEEP = {"type": "array", "items": DEEP, "maxItems": 9}
+WIDE = {
+    "type": "object",
+    "properties": {
+        f"property_{i}": {"enum": [f"value {i} {j}" for j in range(10)]} for i in range(4000)
+    },
+}
+HOSTILE: dict[str, dict[str, Any]] = {
+    "exponential regex": {"regex": "(a|b)*a(a|b){40}(c|(a|b)*a(a|b){60})"},
+    "nested counts": {"regex": "(((x{1,100000}){1,100000}){1,100000}){1,100000}"},
+    "nested counts in a schema": {
+        "json_schema": {
+            "type": "array",
+            "maxItems": 100000,
+            "items": {"type": "array", "maxItems": 100000},
+        }
+    },
+    "a megabyte of schema": {"json_schema": WIDE},
+    "deep nesting": {"json_schema": DEEP},
+    "a loop of references": {
+        "json_schema": {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % 500}"} for i in range(500)},
+        }
+    },
+    "a doubling chain of references": {
+        "json_schema": {
+            "$ref": "#/$defs/d0",
+            "$defs": {
+                **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)},
+                "d40": {"type": "string"},
+            },
+        }
+    },
+    "a remote reference": {"json_schema": {"$ref": "https://example.com/schema.json"}},
+    "a catastrophic pattern": {
+        "json_schema": {
+            "type": "string",
+            "not": {"pattern": "^(a+)+$"},
+            "pattern": "^(a|a|aa)+[ab]$",
+        }
+    },
+}
+MUST_FAIL = {"a megabyte of schema", "a loop of references", "a remote reference"}
+TYPED = {"invalid_constraint", "constraint_not_met"}
+
+
+@pytest.mark.timeout(240)
+def test_they_fail_alone(demo_model: Path) -> None:
+    """Each ends within its bounds with a typed error or a text; the others are served meanwhile."""
+
+    async def attack(engine: rl.Engine, constraint: dict[str, Any]) -> str:
+        params = {"max_new_tokens": 24, "temperature": 1.0, "seed": 1, **constraint}
+        if "json_schema" in params:
+            params["json_schema"] = json.dumps(params["json_schema"])
+        try:
+            reply = await engine.async_generate("Say something:", params)
+        except rl.ProgramError as error:
+            assert error.code in TYPED, (error.code, str(error))
+            return error.code
+        return str(reply["meta_info"]["finish_reason"]["type"])
+
+    async def ordinary(engine: rl.Engine, number: int) -> str:
+        constraint = {"regex": f"[a-z]{{1,4}} {number}"} if number % 2 else {}
+        params = {"max_new_tokens": 16, "temperature": 0.0, "ignore_eos": True, **constraint}
+        reply = await engine.async_generate("Hello there", params)
+        return str(reply["text"])
+
+    async def run(engine: rl.Engine) -> tuple[dict[str, str], list[str], int]:
+        attacks = {name: asyncio.create_task(attack(engine, c)) for name, c in HOSTILE.items()}
+        texts: list[str] = []
+        during = 0
+        while not all(task.done() for task in attacks.values()):
+            texts.append(await ordinary(engine, len(texts)))
+            during += not all(task.done() for task in attacks.values())
+        texts.append(await ordinary(engine, len(texts)))
+        return {name: await task for name, task in attacks.items()}, texts, during
+
+    with rl.Engine(model_path=demo_model) as engine:
+        expected = asyncio.run(ordinary(engine, 0))
+        processes = set(psutil.Process().children(recursive=True))
+        begun = time.monotonic()
+        outcomes, texts, during = asyncio.run(run(engine))
+        took = time.monotonic() - begun
+        assert asyncio.run(ordinary(engine, 0)) == expected
+        # The same processes still serve: nothing was killed and started again.
+        assert all(process.is_running() for process in processes)
+    for name in MUST_FAIL:
+        assert outcomes[name] == "invalid_constraint", (name, outcomes)
+    assert during >= 3, f"{during} ordinary requests were served in {took:.1f} s of attack"
+    for number, text in enumerate(texts):
+        assert text.endswith(f" {number}") if number % 2 else text == expected, (number, text)
