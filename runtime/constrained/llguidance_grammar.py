@@ -22,7 +22,12 @@ BASE_BYTES = 1 << 14
 BYTES_PER_CHARACTER = 96
 
 
-_LEXER_IS_FULL = "too many states"
+_WORN = ("too many states", "too many expressions")
+"""How llguidance calls the errors that stay with a lexer, and so with all that share it: it has all
+the states it may have, or a single mask (or much text without one) has cost too much."""
+REPLAYED = 32
+"""So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
+mask to the next."""
 _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
 
 
@@ -58,37 +63,51 @@ class LLGuidanceGrammar:
         self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
         self._limits = parser_limits(config)
         self._lock = threading.Lock()
-        self._prototype = self._built()
-        if self._prototype.is_error():
-            raise InvalidConstraint(reason(self._prototype))
-        first = self._first_tokens()
-        if self._prototype.is_error():
-            raise InvalidConstraint(reason(self._prototype))
-        self._check_beginning()
-        accepting = self._prototype.is_accepting()
+        prototype = self._built()
+        self._prototype: LLMatcher | None = prototype
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        first = self._first_tokens(prototype)
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        self._check_beginning(prototype)
+        accepting = prototype.is_accepting()
         if not first and not accepting:
             raise InvalidConstraint("no text satisfies it")
         self.empty_only = not first and accepting
         self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self, self._prototype)
+        with self._lock:
+            prototype = self._current()
+        return LLGuidanceMatcher(self, prototype)
 
     def renewed(self, worn: LLMatcher) -> LLMatcher:
         """A prototype to copy instead of `worn`. Copies share one lexer, with all states that any
         of them came to: when it is full, requests must not fail for what others left there."""
         with self._lock:
             if self._prototype is worn:
-                self._prototype = self._built()
-            return self._prototype
+                self._prototype = None
+            return self._current()
+
+    def discard(self, worn: LLMatcher) -> None:
+        """As `renewed`, but another prototype is built only when it is needed."""
+        with self._lock:
+            if self._prototype is worn:
+                self._prototype = None
+
+    def _current(self) -> LLMatcher:
+        if self._prototype is None:
+            self._prototype = self._built()
+        return self._prototype
 
     def _built(self) -> LLMatcher:
         return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
 
-    def _check_beginning(self) -> None:
+    def _check_beginning(self, prototype: LLMatcher) -> None:
         """Raises InvalidConstraint where a bound is met right behind what every text begins with,
         as behind the brace of a large object: better now than in the middle of requests."""
-        trial = self._prototype.deep_copy()
+        trial = prototype.deep_copy()
         tokens = [self.vocabulary.byte_tokens[byte] for byte in trial.compute_ff_bytes()]
         if not tokens or -1 in tokens:
             return
@@ -98,11 +117,11 @@ class LLGuidanceGrammar:
         if trial.is_error():
             raise InvalidConstraint(reason(trial))
 
-    def _first_tokens(self) -> set[int]:
+    def _first_tokens(self, prototype: LLMatcher) -> set[int]:
         """The tokens a text can begin with. llguidance says only after a token that none can
         follow, and at the first mask that there is no text at all."""
         words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
-        self._prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         allowed = np.flatnonzero(bitmask.unpacked(words, self.vocabulary.size))
         return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
@@ -131,6 +150,7 @@ class LLGuidanceMatcher:
             self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
             if self._matcher.is_error() and self._begin_anew():
                 self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+                self._leave_if_worn()
         if self._ended or self._matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
 
@@ -159,23 +179,34 @@ class LLGuidanceMatcher:
         if self._matcher.try_consume_tokens([token_id]) == 1:
             return True
         # What did not fit is no error; an error is one of bounds.
-        return (
-            self._matcher.is_error()
-            and self._begin_anew()
-            and self._matcher.try_consume_tokens([token_id]) == 1
-        )
+        if not self._matcher.is_error() or not self._begin_anew():
+            return False
+        taken = self._matcher.try_consume_tokens([token_id]) == 1
+        self._leave_if_worn()
+        return taken
 
     def _begin_anew(self) -> bool:
-        """Where the lexer that is shared is full: take another one and come to the same place.
+        """Where the lexer that is shared is worn out: take another one and come to the same place.
         False, and as before, where that would not help."""
-        if _LEXER_IS_FULL not in self._matcher.get_error():
+        if not _is_worn(self._matcher):
             return False
         prototype = self._grammar.renewed(self._prototype)
         matcher = prototype.deep_copy()
-        if matcher.try_consume_tokens(self._tokens) != len(self._tokens):
-            return False
+        unused = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        for start in range(0, len(self._tokens), REPLAYED):
+            part = self._tokens[start : start + REPLAYED]
+            if matcher.try_consume_tokens(part) != len(part):
+                if _is_worn(matcher):
+                    self._grammar.discard(prototype)
+                return False
+            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)
         self._prototype, self._matcher = prototype, matcher
         return True
+
+    def _leave_if_worn(self) -> None:
+        """Where this very text wears a new lexer out, the next request gets another one."""
+        if _is_worn(self._matcher):
+            self._grammar.discard(self._prototype)
 
     def is_accepting(self) -> bool:
         return not self._matcher.is_error() and self._matcher.is_accepting()
@@ -265,6 +296,10 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
         max_grammar_size=500_000,
         verbose_errors=False,
     )
+
+
+def _is_worn(matcher: LLMatcher) -> bool:
+    return matcher.is_error() and any(kind in matcher.get_error() for kind in _WORN)
 
 
 def reason(matcher: LLMatcher) -> str:
