@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.mask_tables import MaskTables, allows
 from rootlace.runtime.scheduler.plan import SampleRow
 
 
@@ -28,6 +28,15 @@ def has_edits(row: SampleRow) -> bool:
     return (
         row.mask is not None or bool(row.banned) or bool(params.logit_bias) or _has_penalties(row)
     )
+
+
+def leaves_best(row: SampleRow, token: int) -> bool:
+    """Whether `token`, the best by the model's own logits (-1: there is none), certainly is the
+    best after the edits too. Masks and bans only take others away."""
+    params = row.params
+    if token < 0 or params.logit_bias or token in row.banned or _has_penalties(row):
+        return False
+    return row.mask is None or allows(row.mask, token)
 
 
 def edit_logits(

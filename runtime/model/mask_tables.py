@@ -63,10 +63,9 @@ class MaskTables:
                 elif key in new:
                     slot = new[key]
                 else:
-                    if not mask.table.filled(mask.row):
-                        raise RuntimeError(f"row {mask.row} of mask table {key[0]} is not filled")
+                    words = _words(mask)
                     slot = new[key] = self._take_slot(masks)
-                    fresh.append((slot, mask.table.rows[mask.row]))
+                    fresh.append((slot, words))
                 found.append(slot)
             if fresh:
                 self._upload(fresh)
@@ -109,6 +108,24 @@ class MaskTables:
             _write(row, words)
         slots = torch.tensor([slot for slot, _ in fresh], device=self._device)
         self._masks.index_copy_(0, slots, staged.to(self._device, non_blocking=True))
+
+
+def allows(mask: np.ndarray | MaskRow, token: int) -> bool:
+    """Whether `mask` allows `token` (not negative).
+
+    Raises RuntimeError if it is a row of a table and not filled.
+    """
+    if isinstance(mask, MaskRow):
+        mask = _words(mask)
+    word = token >> 5
+    return word < len(mask) and bool(mask.item(word) >> (token & 31) & 1)
+
+
+def _words(mask: MaskRow) -> np.ndarray:
+    table = mask.table
+    if not table.filled(mask.row):
+        raise RuntimeError(f"row {mask.row} of mask table {table.key} is not filled")
+    return table.rows[mask.row]
 
 
 def _write(row: np.ndarray, words: np.ndarray) -> None:

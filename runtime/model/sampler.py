@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.logit_edits import edit_logits, has_edits
+from rootlace.runtime.model.logit_edits import edit_logits, has_edits, leaves_best
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.ranking import best_ids
 from rootlace.runtime.model.uniform import uniforms
@@ -42,6 +42,22 @@ def sample(
     logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
 ) -> np.ndarray:
     """Draw one token per row. logits float32 [S, V], not changed -> int32 [S]."""
+    random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if not random:
+        return _best(logits, rows, kernels, tables)
+    tokens = np.empty(len(rows), dtype=np.int32)
+    greedy = [i for i, row in enumerate(rows) if row.params.temperature <= 0]
+    if greedy:
+        tokens[greedy] = _best(_select(logits, greedy), [rows[i] for i in greedy], kernels, tables)
+    chosen = [rows[i] for i in random]
+    tokens[random] = _drawn(_edited(_select(logits, random), chosen, kernels, tables), chosen)
+    return tokens
+
+
+def _edited(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+) -> torch.Tensor:
+    """The logits as `rows` ask for them; those given are not changed."""
     edited = [i for i, row in enumerate(rows) if has_edits(row)]
     if len(edited) == len(rows):
         logits = logits.clone()
@@ -51,13 +67,34 @@ def sample(
         chosen = logits.index_select(0, where)
         edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
         logits = logits.index_copy(0, where, chosen)
+    return logits
 
-    random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+
+def _best(
+    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+) -> np.ndarray:
+    """The token of greedy rows, int32 [S]."""
+    if logits.device.type != "cpu":
+        return _greedy(_edited(logits, rows, kernels, tables))
+    # Where the best token of all may be taken, nothing else has to be looked at.
     tokens = _greedy(logits)
-    if not random:
-        return tokens
-    plain = [i for i in random if not _is_cut(rows[i])]
-    cut = [i for i in random if _is_cut(rows[i])]
+    open_rows = [
+        i
+        for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True))
+        if has_edits(row) and not leaves_best(row, token)
+    ]
+    if open_rows:
+        chosen = logits[open_rows]
+        edit_logits(chosen, [rows[i] for i in open_rows], kernels, tables)
+        tokens[open_rows] = _greedy(chosen)
+    return tokens
+
+
+def _drawn(logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
+    """The token of rows with a temperature, int32 [S]; logits after edits."""
+    tokens = np.empty(len(rows), dtype=np.int32)
+    plain = [i for i, row in enumerate(rows) if not _is_cut(row)]
+    cut = [i for i, row in enumerate(rows) if _is_cut(row)]
     if plain:
         weights = _weights(_select(logits, plain), [rows[i] for i in plain])
         tokens[plain] = _pick(weights.cumsum(1), _draw(rows, plain))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -17,7 +18,7 @@ from rootlace.runtime.model.logit_edits import edit_logits, has_edits
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.sampler import NO_TOKEN
 from rootlace.runtime.model.uniform import uniforms
-from rootlace.runtime.scheduler.plan import SampleRow
+from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
 
 VOCAB = 403
 
@@ -236,6 +237,60 @@ def test_extreme_temperatures(temperature: float) -> None:
         assert set(found) == {int(logits.argmax())}
     else:
         assert len(set(found)) > 10
+
+
+class Table:
+    """A mask table of two rows, the second of which is not filled."""
+
+    def __init__(self, words: np.ndarray, key: int) -> None:
+        self.key = key
+        self.rows = np.stack([words, words])
+
+    def filled(self, row: int) -> bool:
+        return row == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_under_masks_and_bans(seed: int) -> None:
+    """Rows whose best token is allowed beside rows where it is not, and where it is no number."""
+    generator = np.random.default_rng(seed)
+    cold = SamplingParams(temperature=0.0)
+    logits = make_logits(24, seed=seed, ties=True)
+    rows = []
+    for i in range(len(logits)):
+        best = int(logits[i].argmax())
+        bits = generator.random(VOCAB) < generator.choice([0.02, 0.5, 0.98])
+        bits[best] = i % 2
+        words = np.packbits(bits, bitorder="little")
+        words = np.pad(words, (0, -len(words) % 4)).view(np.int32)
+        words = words[: generator.choice([3, len(words)])]
+        banned = tuple(generator.choice(VOCAB, 3).tolist()) + ((best,) if i % 3 == 0 else ())
+        mask = MaskRow(Table(words, 2**41 + i), 0) if i % 4 < 2 else words
+        rows.append(dataclasses.replace(make_row(cold, banned=banned), mask=mask))
+        if i % 5 == 0:
+            logits[i, int(generator.choice(np.flatnonzero(~bits)))] = float("nan")
+    expected = []
+    for row, values in zip(rows, logits, strict=True):
+        words = row.mask.table.rows[0] if isinstance(row.mask, MaskRow) else row.mask
+        plain = dataclasses.replace(row, mask=words)
+        finite = np.where(np.isnan(values.numpy()), -np.inf, values.numpy())
+        x = reference_logits(finite, plain)
+        expected.append(x.index(max(x)) if max(x) > -math.inf else NO_TOKEN)
+    assert sample(logits, rows) == expected
+    hot = make_row(SamplingParams(temperature=1.0, seed=3))
+    mixed = [hot if i % 3 == 1 else row for i, row in enumerate(rows)]
+    found = sample(logits.nan_to_num(), mixed)
+    alone = sample(logits.nan_to_num(), rows)
+    assert [t for i, t in enumerate(found) if i % 3 != 1] == [
+        t for i, t in enumerate(alone) if i % 3 != 1
+    ]
+
+
+def test_a_row_that_is_not_filled_is_not_read() -> None:
+    words = np.full(VOCAB // 32 + 1, -1, np.int32)
+    row = make_row(SamplingParams(temperature=0.0))
+    with pytest.raises(RuntimeError, match="not filled"):
+        sample(make_logits(1), [dataclasses.replace(row, mask=MaskRow(Table(words, 2**42), 1))])
 
 
 def test_rows_with_nothing_to_sample() -> None:
