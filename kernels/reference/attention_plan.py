@@ -1,17 +1,19 @@
 """Host side of the reference attention: rows become groups that one dense attention call handles.
 
-Rows with one new token (decode) are batched. Blocks that neighbours have in common are read once
-for all of them (`shared_prefix`); what is left of each row is sorted by length, cut into groups
-whose padding is small and whose gathered keys and values stay in the processor's cache. A row with
-more new tokens (extend) is a group of its own, in chunks of queries, so that a long prompt neither
-needs a [T, T] mask nor computes the half above the diagonal.
+Rows with one new token (decode) are batched. On a CPU the tokens of rows with a few new ones (text
+that a constraint forces) are batched with them, each as if it were a row: a call costs more there
+than reading a context again, and long contexts are shared like any. Blocks that neighbours have in
+common are read once for all of them (`shared_prefix`); what is left of each row is sorted by
+length, cut into groups whose padding is small and whose gathered keys and values stay in the
+processor's cache. A row with more new tokens (extend) is a group of its own, in chunks of queries,
+so that a long prompt neither needs a [T, T] mask nor computes the half above the diagonal.
 
 Padding repeats a slot of the row itself: a slot nobody has written is never read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,6 +29,9 @@ PADDING = 1.25
 """Gathered slots of a decode group per slot really needed, at most."""
 SMALL_GROUP = 1024
 """Slots below which a group may be padded freely: there the cost is that of the calls."""
+
+SHORT_EXTEND = 8
+"""On a CPU a row with no more new tokens, if it is not alone, counts as so many decode rows."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,12 @@ def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
     """Plan one step for layers with this sliding window (None: full attention)."""
     row_start = batch.row_start.astype(np.int64)
     lengths = np.diff(row_start)
+    if batch.device.type == "cpu" and len(lengths) > 1:
+        short = (lengths > 1) & (lengths <= SHORT_EXTEND)
+        if short.any():
+            batch = _one_row_per_token(batch, lengths, short)
+            row_start = batch.row_start
+            lengths = np.diff(row_start)
     context = batch.context_len.astype(np.int64)
     # The first position any new token of the row may see; later: that the row sees by itself.
     first = np.zeros_like(context)
@@ -122,6 +133,23 @@ def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
     restore = np.empty_like(order)
     restore[order] = np.arange(len(order))
     return AttentionPlan(_upload(order, batch), _upload(restore, batch), decode, extend, shared)
+
+
+def _one_row_per_token(
+    batch: AttentionBatch, lengths: np.ndarray, rows: np.ndarray
+) -> AttentionBatch:
+    """The same tokens, where each of those of `rows` (bool [R]) is a row of its own."""
+    parts = np.where(rows, lengths, 1)
+    row = np.repeat(np.arange(len(parts)), parts)
+    behind = np.cumsum(parts)[row] - 1 - np.arange(len(row))
+    starts = np.zeros(len(row) + 1, np.int64)
+    np.cumsum(np.where(rows, 1, lengths)[row], out=starts[1:])
+    return replace(
+        batch,
+        row_start=starts,
+        context_len=batch.context_len[row] - behind,
+        block_tables=batch.block_tables[row],
+    )
 
 
 def _shared_group(batch: AttentionBatch, run: SharedRun) -> SharedGroup:
