@@ -186,13 +186,12 @@ class LazyDfa:
             if self._expanded[state]:
                 return
             row = np.full(256, DEAD, np.int32)
-            items = self._sets[state]
-            if len(items) == 1:
-                for low, high, targets in self._nfa.edges(items[0]):
+            ways = [edges for item in self._sets[state] if (edges := self._nfa.edges(item))]
+            if len(ways) == 1:  # the edges of one item do not overlap
+                for low, high, targets in ways[0]:
                     row[low : high + 1] = self._number(targets)
-            else:
-                edges = [edge for item in items for edge in self._nfa.edges(item)]
-                self._overlay(edges, row)
+            elif ways:
+                self._overlay([edge for edges in ways for edge in edges], row)
             if state >= len(self._table):
                 capacity = max(2 * len(self._table), state + 1)
                 table = np.full((min(capacity, self._max_states), 256), DEAD, np.int32)
