@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rootlace.cli.failure import check_runtime, fail
+from rootlace.cli.failure import check_backend, check_runtime, fail
 from rootlace.cli.model import model_folder
 from rootlace.errors import RootlaceError
 
@@ -127,6 +127,7 @@ def serve(
         api_key = _read_key(api_key_file)
     folder = model_folder(model or model_option)
     check_runtime()
+    check_backend(constraint_backend.value)
     from rootlace.runtime.config import (
         CacheConfig,
         ConstraintConfig,
