@@ -120,9 +120,7 @@ class GrammarBuilder:
 
         def schema_of(tag: Tag) -> dict[str, Any]:
             try:
-                prepared = prepare_value(
-                    tag.schema, whitespace=constraint.whitespace, documents=self._documents
-                )
+                prepared = prepare_value(tag.schema, documents=self._documents)
             except InvalidConstraint as error:
                 raise InvalidConstraint(f"structural_tag: {tag.place}: {error}") from None
             if prepared.residuals:
@@ -136,9 +134,7 @@ class GrammarBuilder:
         return self._llguidance(lark_of_tags(tags, schema_of))
 
     def _schema(self, constraint: Constraint) -> Grammar:
-        prepared = prepare(
-            constraint.source, whitespace=constraint.whitespace, documents=self._documents
-        )
+        prepared = prepare(constraint.source, documents=self._documents)
         # Decimals that floats divide differently are checked, also where an automaton holds them.
         floats = any(note.keyword == "multipleOf" for note in prepared.residuals)
         if self._config.backend != "llguidance" and not floats:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jsonschema_specifications
+from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
@@ -16,7 +17,7 @@ from rootlace.runtime.constrained.schema.dialect import (
     IN_PLACE,
     Dialect,
     dialect_of,
-    escaped,
+    pointer_part,
     subschemas,
 )
 
@@ -65,15 +66,15 @@ class CheckedSchema:
         self._dialects: dict[int, Dialect] = {}
         self._closures: dict[bool, list[Located]] = {}
         self._targets: dict[tuple[str, str], Located] = {}
+        self._name_all(schema, "#")
+        _check_shape(schema, self.dialect)
         self.registry: Registry[Any] = _registry(documents)
         resource = self.dialect.specification.create_resource(schema)
         self._id = resource.id() or ""
         self.registry = self.registry.with_resource(self._id, resource)
-        self._name_all(schema, "#")
         for uri, document in documents.items():
             self._name_all(document, f"{uri}#")
         self.root = Located(schema, self.registry.resolver(self._id), self.dialect, "#")
-        _check_shape(schema, self.dialect)
         self._check_references()
 
     def child(self, parent: Located, path: str, schema: Any) -> Located:
@@ -240,7 +241,7 @@ class CheckedSchema:
                 raise invalid(pointer[:200], f"nested more than {MAX_DEPTH} deep")
             if isinstance(value, dict):
                 self._names.setdefault(id(value), pointer)
-                queue += [(v, f"{pointer}/{escaped(k)}", depth + 1) for k, v in value.items()]
+                queue += [(v, f"{pointer}/{pointer_part(k)}", depth + 1) for k, v in value.items()]
             elif isinstance(value, list):
                 queue += [(v, f"{pointer}/{i}", depth + 1) for i, v in enumerate(value)]
 
@@ -303,6 +304,8 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
             continue
         if not isinstance(node, dict):
             raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
+        if not isinstance(node.get("$schema", ""), str):
+            raise invalid(f"{pointer}/$schema", "it must be a string")
         dialect = dialect_of(node, dialect)
         for key in _NUMBERS | {"multipleOf"}:
             if key in node and not _is_finite(node[key]):
@@ -376,5 +379,8 @@ def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
         iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None
     )
     if error is not None:
-        path = "".join(f"/{escaped(str(part))}" for part in error.absolute_path)
+        # What is wrong with the likeliest alternative says more than that none of them fits.
+        error = best_match([error]) or error
+        error = error.context[0] if error.context else error
+        path = "".join(f"/{pointer_part(str(part))}" for part in error.absolute_path)
         raise invalid(pointer + path, error.message[:300])

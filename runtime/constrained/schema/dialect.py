@@ -146,13 +146,13 @@ def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
             found += [(f"/{key}/{index}", item) for index, item in enumerate(value)]
         elif key in MAP and isinstance(value, dict):
             found += [
-                (f"/{key}/{escaped(name)}", item)
+                (f"/{key}/{pointer_part(name)}", item)
                 for name, item in value.items()
                 if isinstance(item, dict | bool)
             ]
     return found
 
 
-def escaped(name: str) -> str:
+def pointer_part(name: str) -> str:
     """A name as a part of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")

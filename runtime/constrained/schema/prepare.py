@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
@@ -34,21 +34,17 @@ class PreparedSchema:
 def prepare(
     source: str,
     *,
-    whitespace: Literal["compact", "flexible"] = "compact",
     strict: bool = False,
     documents: Mapping[str, Any] | None = None,
 ) -> PreparedSchema:
     """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers to
     what is not there, is found to be unsatisfiable or (`strict`) has a residual keyword."""
-    return prepare_value(
-        parsed_schema(source), whitespace=whitespace, strict=strict, documents=documents
-    )
+    return prepare_value(parsed_schema(source), strict=strict, documents=documents)
 
 
 def prepare_value(
     schema: dict[str, Any] | bool,
     *,
-    whitespace: Literal["compact", "flexible"] = "compact",
     strict: bool = False,
     documents: Mapping[str, Any] | None = None,
 ) -> PreparedSchema:

@@ -84,11 +84,11 @@ def step(state: Scan, byte: int, offset: int) -> tuple[Scan, tuple[tuple[Event, 
         return state, ()
     expect, frame = state.expect, state.frame
     if expect is Expect.FIRST_ITEM and byte == ord("]"):
-        return _close(frame, offset)
+        return _close(frame)
     if expect is Expect.VALUE or expect is Expect.FIRST_ITEM:
         return _begin(frame, byte, offset)
     if expect is Expect.FIRST_KEY and byte == ord("}"):
-        return _close(frame, offset)
+        return _close(frame)
     if (expect is Expect.KEY or expect is Expect.FIRST_KEY) and byte == ord('"'):
         return Scan(expect, frame, Kind.KEY, offset), ()
     if expect is Expect.COLON and byte == ord(":"):
@@ -98,7 +98,7 @@ def step(state: Scan, byte: int, offset: int) -> tuple[Scan, tuple[tuple[Event, 
             following = Expect.VALUE if frame.kind is Kind.ARRAY else Expect.KEY
             return Scan(following, frame), ()
         if byte == (ord("]") if frame.kind is Kind.ARRAY else ord("}")):
-            return _close(frame, offset)
+            return _close(frame)
     raise ValueError(f"byte {byte:#04x} at {offset} is not JSON here")
 
 
@@ -135,7 +135,7 @@ def _begin(
     raise ValueError(f"byte {byte:#04x} at {offset} begins no JSON value")
 
 
-def _close(frame: Frame | None, offset: int) -> tuple[Scan, tuple[tuple[Event, Kind, int], ...]]:
+def _close(frame: Frame | None) -> tuple[Scan, tuple[tuple[Event, Kind, int], ...]]:
     assert frame is not None
     after = EXPECTED_AFTER[frame.parent.kind if frame.parent else None]
     return Scan(after, frame.parent), ((Event.END, frame.kind, frame.start),)

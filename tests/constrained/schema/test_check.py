@@ -34,6 +34,8 @@ from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
             },
             "#/$defs/a: the schema refers to itself",
         ),
+        ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean', "),
+        ({"type": ["string", "x"]}, "#/type/1: 'x' is not one of ['array', 'boolean', "),
         ({"patternProperties": {"(a)\\1": True}}, "#/patternProperties: '(a)\\\\1': "),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "#/$schema: "),
     ],
