@@ -73,7 +73,7 @@ def serve(config: EngineProcessConfig) -> None:
         cache,
         runner.context_length,
         vocab_size=runner.vocab_size,
-        masks=StepMasks(runner.vocab_size, filler),
+        masks=StepMasks(runner.vocab_size, filler, runner.new_masks),
     )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)

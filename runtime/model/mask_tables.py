@@ -38,6 +38,13 @@ class MaskTables:
     def nbytes(self) -> int:
         return self._masks.nbytes
 
+    def new_masks(self, rows: int, words: int) -> np.ndarray:
+        """int32 [rows, words], uninitialised, for the masks of a step: a GPU reads it by itself."""
+        if self._device.type != "cuda":
+            return np.empty((rows, words), np.int32)
+        array: np.ndarray = torch.empty((rows, words), dtype=torch.int32, pin_memory=True).numpy()
+        return array
+
     def place(self, masks: Sequence[np.ndarray | MaskRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """(table, rows): table int32 [N, ceil(vocab_size / 32)] on the device, of which row
         `rows[i]` (int64 [len(masks)]) is mask i; good until the next call.
@@ -100,14 +107,25 @@ class MaskTables:
             for slot, words in fresh:
                 _write(host[slot], words)
             return
-        staged = torch.empty(
-            (len(fresh), self._words), dtype=torch.int32, pin_memory=self._device.type == "cuda"
-        )
-        rows = staged.numpy()
-        for row, (_, words) in zip(rows, fresh, strict=True):
-            _write(row, words)
+        staged = torch.from_numpy(self._staged([words for _, words in fresh]))
         slots = torch.tensor([slot for slot, _ in fresh], device=self._device)
         self._masks.index_copy_(0, slots, staged.to(self._device, non_blocking=True))
+
+    def _staged(self, masks: list[np.ndarray]) -> np.ndarray:
+        """The masks as one array, for one upload: the array whose rows they are, or a copy."""
+        whole = masks[0].base
+        if (
+            isinstance(whole, np.ndarray)
+            and whole.shape == (len(masks), self._words)
+            and all(
+                mask.ctypes.data == row.ctypes.data for mask, row in zip(masks, whole, strict=True)
+            )
+        ):
+            return whole
+        staged = self.new_masks(len(masks), self._words)
+        for row, words in zip(staged, masks, strict=True):
+            _write(row, words)
+        return staged
 
 
 def allows(mask: np.ndarray | MaskRow, token: int) -> bool:

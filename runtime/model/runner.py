@@ -136,6 +136,10 @@ class ModelRunner:
         """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; for tests and tools."""
         return self._cache
 
+    def new_masks(self, rows: int, words: int) -> np.ndarray:
+        """int32 [rows, words], uninitialised: where the masks of a step are best filled."""
+        return self._masks.new_masks(rows, words)
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step; see `StepPlan` for the order of effects."""

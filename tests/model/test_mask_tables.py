@@ -102,6 +102,21 @@ def test_a_row_that_is_not_filled_is_refused() -> None:
     assert device.nbytes == 4 * 4 * WORDS
 
 
+def test_the_masks_of_a_step_are_uploaded_from_where_they_were_filled() -> None:
+    """What a GPU reads (private, since there may be none): the array itself if it is the rows of
+    one in order, else a copy."""
+    device = MaskTables(VOCAB, "cpu")
+    array = device.new_masks(3, WORDS)
+    array[:] = np.arange(3 * WORDS).reshape(3, WORDS)
+    first, second, third = array
+    assert device._staged([first, second, third]) is array
+    short = np.ones(1, np.int32)
+    for masks in ([third, second, first], [first, second], [first, first, first], [first, short]):
+        staged = device._staged(masks)
+        assert staged is not array
+        np.testing.assert_array_equal(staged, [as_words(mask) for mask in masks])
+
+
 @pytest.mark.parametrize("masked", [(0, 1, 2, 3), (1, 3), (2,), ()])
 def test_masks_of_both_kinds_in_one_batch(masked: tuple[int, ...]) -> None:
     table = Table(2)
