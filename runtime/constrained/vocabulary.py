@@ -9,6 +9,7 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.byte_trie import ByteTrie
 from rootlace.runtime.constrained.token_order import TokenOrder
 
@@ -22,12 +23,19 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer_json: str, size: int, eos_token_ids: list[int]) -> None:
+        """Raises InvalidConstraint where the tokenizer does not say what bytes its tokens are, or
+        the numbers do not agree with it."""
         self.size = size
         self.tokenizer_json = tokenizer_json
         self.eos_token_ids = tuple(eos_token_ids)
         added = json.loads(tokenizer_json).get("added_tokens", [])
         special = [token for token in added if token["special"] and token["id"] < size]
-        self._own = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
+        try:
+            self._own = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise InvalidConstraint(
+                f"no constraint can be enforced with this tokenizer: {error}"
+            ) from None
         self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
         self.token_bytes: list[bytes] = [self._bytes(i) for i in range(size)]
         # llguidance's tokenizer makes special tokens of text that is spelled like one.
@@ -40,8 +48,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids).
 
-        Raises TypeError for anything else, ValueError where it names no end of the sequence or
-        does not say what bytes its tokens stand for.
+        Raises TypeError for anything else, ValueError where it names no end of the sequence.
         """
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not (hasattr(backend, "to_str") and hasattr(backend, "get_vocab")):

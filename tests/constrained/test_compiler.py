@@ -210,6 +210,10 @@ def test_what_is_no_fast_tokenizer_is_refused(tokenizer) -> None:
             GrammarCompiler(wrong)
     with pytest.raises(ValueError, match="give eos_token_ids"):
         GrammarCompiler(tokenizer)
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    for wrong, eos in ((words, 0), (tokenizer, 10**6)):  # no bytes; no such token
+        with pytest.raises(InvalidConstraint, match="with this tokenizer"):
+            GrammarCompiler(wrong, eos_token_ids=[eos])
 
 
 def test_a_constraint_is_given_once(compiler) -> None:
