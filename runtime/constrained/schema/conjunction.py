@@ -25,6 +25,9 @@ MAX_ONE_OF = 12
 """Up to so many options of a `oneOf`, the others are negated in each."""
 MAX_COMPARED = 64
 """Up to so many, it is found out which exclude each other."""
+MAX_INTEGER = 2**53
+"""Integers from here on are not shown to llguidance 1.9: it reads them as floats, and on some near
+the ends of 64 bits it ends the process."""
 EXCLUDED = "!excluded"
 """Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
 
@@ -201,7 +204,13 @@ class Cases:
         if not found:
             keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
             raise _Dead(f"{pointer}/{keyword}")
-        cases.append(Case(values=tuple(found)))
+        held = [value for value in found if _is_held(value)]
+        if held:
+            cases.append(Case(values=tuple(held)))
+        for name in sorted({_type_of(value) for value in found if not _is_held(value)}):
+            keyword = "const" if len(smallest or ()) == 1 else "enum"
+            note = Residual(f"{pointer}/{keyword}", keyword)
+            cases.append(Case(types=frozenset((name,)), notes=frozenset((note,))))
 
     def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
         """Note what a schema says; the choices it leaves."""
@@ -413,6 +422,19 @@ class Cases:
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
         """A schema of our own, as if it stood below another."""
         return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
+
+
+def _is_held(value: Any) -> bool:
+    """Whether a mask can hold a value."""
+    if isinstance(value, list):
+        return all(map(_is_held, value))
+    if isinstance(value, dict):
+        return all(map(_is_held, value.values()))
+    return not isinstance(value, int) or abs(value) < MAX_INTEGER
+
+
+def _type_of(value: Any) -> str:
+    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def _without_values(located: Located, values: list[Any]) -> Located:

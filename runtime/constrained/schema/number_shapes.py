@@ -6,7 +6,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, Case
+from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, MAX_INTEGER, Case
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 
 MAX_EXCLUDED = 8
@@ -60,9 +60,12 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
             missed = [v for bound in (low, high) for v in _missed(bound) if low <= v <= high]
             if missed and not multiples:
                 shapes.append({"enum": missed})
-        if any(abs(b) < math.inf and float(b) != b for b in (low, high)):  # it is read as a float
+        if any(_is_far(bound, case.integer) for bound in (low, high)):
             for keyword in _BOUNDS:
                 notes.update(notes_of(case.leaves, keyword))
+            if case.integer:
+                low = low if abs(low) < MAX_INTEGER else -math.inf
+                high = high if abs(high) < MAX_INTEGER else math.inf
         shape = dict(base)
         if low > -math.inf:
             shape["exclusiveMinimum" if low_open else "minimum"] = low
@@ -74,6 +77,12 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
             shape["allOf"] = [{"multipleOf": multiple} for multiple in multiples[1:]]
         shapes.append(shape)
     return shapes
+
+
+def _is_far(bound: float, integer: bool) -> bool:
+    """Whether a mask does not hold a bound: llguidance reads it as a float, or 64 bits."""
+    far = integer and abs(bound) >= MAX_INTEGER
+    return abs(bound) < math.inf and (far or float(bound) != bound)
 
 
 def _nudged(bound: float, sign: int) -> float:

@@ -97,3 +97,32 @@ def test_a_dynamic_reference_to_itself_is_refused() -> None:
     loop = {"$dynamicRef": "#/$defs/d", "$defs": {"d": {"$dynamicRef": "#/$defs/d"}}}
     with pytest.raises(InvalidConstraint, match=r"#/\$defs/d: the schema refers to itself"):
         COMPILER.compile(json_schema=json.dumps(loop))
+
+
+@pytest.mark.parametrize("number", [-(2**63), -(2**63) + 7, 2**63 - 1, 2**63 + 1, 10**17, 10**20])
+def test_integers_beyond_what_llguidance_reads(number: int) -> None:
+    """Some of them would end the process; others would be rounded."""
+    schemas: list[dict[str, Any]] = [
+        {"const": number},
+        {"enum": [number, [number]]},
+        {"type": "integer", "minimum": number},
+        {"type": "integer", "exclusiveMaximum": number, "minimum": number - 10},
+        {"type": "integer", "not": {"const": number}},
+    ]
+    for schema in schemas:
+        grammar = compiled(schema)
+        validator = jsonschema.Draft202012Validator(schema)
+        for other in (number - 1, number, number + 1):
+            taken = accepts(grammar, VOCABULARY, str(other).encode())
+            assert taken == validator.is_valid(other), (schema, other)
+
+
+@pytest.mark.parametrize(
+    "keyword, value", [("$schema", 3), ("$schema", ["a"]), ("$id", {}), ("$id", 1)]
+)
+def test_identifiers_that_are_no_strings(keyword: str, value: Any) -> None:
+    source = json.dumps({"properties": {"a": {keyword: value}}})
+    with pytest.raises(InvalidConstraint, match=rf"#/properties/a/\{keyword}: "):
+        COMPILER.compile(json_schema=source)
+    with pytest.raises(InvalidConstraint, match=rf"#/\{keyword}: "):
+        COMPILER.compile(json_schema=json.dumps({keyword: value}))
