@@ -47,8 +47,9 @@ class PreTokenizer:
         """Raises ValueError for pre-tokenizers whose cuts cannot be foreseen."""
         spec = json.loads(tokenizer.to_str())["pre_tokenizer"]
         self._tokenizer = tokenizer
-        self.exists = spec is not None
         parts = flat_parts(spec)
+        # Metaspace that does not split leaves a text whole.
+        self.exists = any(part["type"] != "Metaspace" or part.get("split", True) for part in parts)
         for part in parts:
             if part["type"] not in PRE_TOKENIZERS:
                 raise ValueError(f"pre-tokenizer {part['type']}")
