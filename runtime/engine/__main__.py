@@ -33,6 +33,10 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 0.0005
+"""How long a compiling thread keeps the interpreter once the loop wants it. The loop lets go of it
+many times a step; with Python's 5 ms, a step beside a compilation took several times as long."""
+
 
 def main() -> int:
     """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
@@ -59,6 +63,7 @@ def serve(config: EngineProcessConfig) -> None:
     # Only here: importing torch takes seconds, and a bad configuration should fail before.
     from rootlace.runtime.model.runner import ModelRunner
 
+    sys.setswitchinterval(SWITCH_SECONDS)
     engine = config.engine
     runner = ModelRunner.load(
         engine.executor,
