@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from rootlace.runtime.constrained.automaton.char_sets import ALL, intersection
@@ -119,6 +120,7 @@ def escaped(content: Regex) -> Regex:
             raise ValueError("a look at the text around cannot be spelled in a JSON string")
 
 
+@lru_cache(maxsize=256)  # the same few classes come again and again
 def _escaped_character(ranges: Ranges) -> Regex:
     def holds(character: str) -> bool:
         return any(low <= ord(character) <= high for low, high in ranges)
