@@ -251,12 +251,9 @@ class Canonicalizer:
     def _open_text_tokens(self, text: str, following: Following) -> Tokens:
         """As `_same`, for a text without added tokens that begins at a sure cut."""
         best: Tokens | None = None
-        tried: set[Ends] = set()
         whole = (self._pre_tokenizer.ends(text),) if following.may_end else ()
-        for ends in chain(whole, self._pre_tokenizer.outcomes(text, following.allows)):
-            if ends in tried:
-                continue
-            tried.add(ends)
+        known = set(whole)
+        for ends in chain(whole, self._pre_tokenizer.outcomes(text, following.allows, known)):
             tokens = self._cut_tokens(text, ends, following)
             best = tokens if best is None else best[: _common(best, tokens)]
             if not best:

@@ -14,7 +14,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -38,6 +37,9 @@ Ends = tuple[int, ...]
 """Where pieces of a text end, ascending; the last is the text's end if a cut stands there."""
 Continuation = tuple[frozenset[str] | None, ...]
 """Sets of characters that follow one another; None: any character."""
+
+NO_CUT: tuple[tuple[str, Continuation], ...] = (("", (None,)),)
+MAX_MEMOS = 1 << 16
 
 
 class PreTokenizer:
@@ -66,7 +68,7 @@ class PreTokenizer:
         self._named = frozenset(c for c in named if len(c) == 1)
         self._ascii = self._ascii_classes()
         self._sure: dict[tuple[str, str], bool] = {}
-        self._ends = lru_cache(1 << 15)(self._ends_before)
+        self._ends: dict[tuple[str, str], Ends] = {}
 
     def know_frequent_cuts(self) -> None:
         """Find out now, not at some request's first tokens, what is sure between ASCII characters:
@@ -119,21 +121,30 @@ class PreTokenizer:
             classes.setdefault(self._class_of(character), set()).add(character)
         return [frozenset(characters) for characters in classes.values()]
 
-    def outcomes(self, text: str, allows: Callable[[Continuation], bool]) -> Iterator[Ends]:
+    def outcomes(
+        self, text: str, allows: Callable[[Continuation], bool], known: set[Ends]
+    ) -> Iterator[Ends]:
         """The ways in which `text` (not empty) can be cut when something follows it that `allows`
-        allows; some may come twice. Where the text's own end is not among the cuts, its last piece
-        goes on."""
-        if not self.exists:
-            if allows((None,)):
-                yield ()
-            return
-        for sample, continuation in self._continuations(text):
-            if allows(continuation):
-                yield self._ends(text, sample)
+        allows, but for those in `known`, where they are put. Where the text's own end is not among
+        the cuts, its last piece goes on."""
+        for sample, continuation in self._continuations(text) if self.exists else NO_CUT:
+            # Whichever is less work comes first.
+            ends = self._ends.get((text, sample))
+            if ends in known or not allows(continuation):
+                continue
+            if ends is None:
+                ends = self._ends_before(text, sample)
+            if ends not in known:
+                known.add(ends)
+                yield ends
 
     def _ends_before(self, text: str, sample: str) -> Ends:
         """Where pieces of `text` end if `sample` follows it."""
-        return tuple(end for end in self.ends(text + sample) if end <= len(text))
+        found = self.ends(text + sample) if self.exists else ()
+        if len(self._ends) >= MAX_MEMOS:
+            self._ends.clear()
+        ends = self._ends[text, sample] = tuple(end for end in found if end <= len(text))
+        return ends
 
     def _continuations(self, text: str) -> Iterator[tuple[str, Continuation]]:
         """Samples of what may follow, each with the characters it stands for."""
