@@ -151,7 +151,6 @@ def serving_table(found: dict[str, Any]) -> Table:
         "forced",
         "ratio",
     )
-    base = found["modes"]["unconstrained"]["requests_per_second"]
     for mode in MODES:
         row = found["modes"][mode]
         table.add_row(
@@ -161,7 +160,7 @@ def serving_table(found: dict[str, Any]) -> Table:
             f"{row['latency_p50_ms']:.0f}",
             f"{row['latency_p99_ms']:.0f}",
             f"{row['forced_share']:.0%}",
-            f"{row['requests_per_second'] / base:.2f}x",
+            f"{found['ratios'].get(f'{mode} / unconstrained', 1.0):.2f}x",
         )
     return table
 
