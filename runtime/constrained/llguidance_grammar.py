@@ -70,8 +70,8 @@ class LLGuidanceGrammar:
         first = self._first_tokens(prototype)
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
-        self._check_beginning(prototype)
         accepting = prototype.is_accepting()
+        self._check_beginning(prototype)
         if not first and not accepting:
             raise InvalidConstraint("no text satisfies it")
         self.empty_only = not first and accepting
@@ -108,10 +108,15 @@ class LLGuidanceGrammar:
         """Raises InvalidConstraint where a bound is met right behind what every text begins with,
         as behind the brace of a large object: better now than in the middle of requests."""
         trial = prototype.deep_copy()
-        tokens = [self.vocabulary.byte_tokens[byte] for byte in trial.compute_ff_bytes()]
+        beginning = trial.compute_ff_bytes()
+        if trial.is_error() or len(beginning) > REPLAYED:
+            # A long text may fill one lexer, and is served by several in turn.
+            self.discard(prototype)
+            return
+        tokens = [self.vocabulary.byte_tokens[byte] for byte in beginning]
         if not tokens or -1 in tokens:
             return
-        words = np.zeros((self.vocabulary.size + 31) // 32, np.int32)
+        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
         trial.try_consume_tokens(tokens)
         trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if trial.is_error():
