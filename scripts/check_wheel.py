@@ -45,11 +45,16 @@ from rootlace.runtime.assets import demo_model
 def pick(s):
     s += "Two and two make " + rl.select("answer", ["four", "nine"])
     s += rl.gen("more", max_tokens=4, temperature=0)
+    s += rl.gen("code", regex="[0-9]{2}(?!0)[0-9]")
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 2}
+    s += rl.gen("unique", json_schema=unique)
 
 with rl.Runtime(model=demo_model()) as runtime:
     state = pick.run(backend=runtime)
     assert state["answer"] in ("four", "nine"), state["answer"]
     assert state["more"], state.text()
+    assert len(state["code"]) == 3 and state["code"][2] != "0", state["code"]
+    assert state["unique"] in ("[1,2]", "[2,1]"), state["unique"]
     print(state.text())
 """
 
