@@ -25,6 +25,7 @@ from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.automaton_grammar import AutomatonGrammar
 from rootlace.runtime.constrained.canonical import Canonicalizer
 from rootlace.runtime.constrained.checked import CheckedGrammar
+from rootlace.runtime.constrained.embedded_schemas import with_exact_schemas
 from rootlace.runtime.constrained.interface import Grammar
 from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
 from rootlace.runtime.constrained.outlines_grammar import OutlinesGrammar
@@ -109,10 +110,29 @@ class GrammarBuilder:
         if not isinstance(grammar, str):
             return self._regular("ebnf", grammar)
         self._refuse_if_not_regular("ebnf")
+        grammar = with_exact_schemas(grammar, self._schema_in_grammar)
         try:
             return self._on_llguidance(grammar)
         except InvalidConstraint as error:
             raise ebnf.lark_error(error) from None
+
+    def _schema_in_grammar(self, line: int, schema: dict[str, Any]) -> dict[str, Any]:
+        """With the options that the grammar gives to llguidance."""
+        try:
+            prepared = prepare_value(schema, documents=self._documents)
+        except InvalidConstraint as error:
+            raise InvalidConstraint(f"ebnf: line {line}: {error}") from None
+        if prepared.residuals:
+            first = prepared.residuals[0]
+            raise InvalidConstraint(
+                f"ebnf: line {line}: {first.pointer}: no mask can hold {first.keyword!r}, and "
+                "inside a grammar it cannot be checked"
+            )
+        mask = prepared.mask_schema
+        given = schema.get("x-guidance", {})
+        if not isinstance(given, dict):
+            raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
+        return {**mask, "x-guidance": {**given, **mask.get("x-guidance", {})}}
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:
         self._refuse_if_not_regular("structural_tag")
