@@ -173,7 +173,8 @@ def _manners(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error)) from None
+        reason, _, place = str(error).partition(" - at `$.")
+        raise InvalidRequest(f"{place.rstrip('`')}: {reason}") from None
     return given
 
 

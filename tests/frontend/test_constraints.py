@@ -360,3 +360,11 @@ def test_a_trace_shows_the_type() -> None:
     trace = typed.trace(City)
     assert "City" in str(trace)
     assert not trace.stopped
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("whitespace", "loose"), ("strict", "yes"), ("jump_forward", "maybe")]
+)
+def test_a_wrong_manner_is_named(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name}: "):
+        rl.gen("x", regex="a", **{name: value})
