@@ -24,6 +24,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(arguments.tokenizer)
     compiler = GrammarCompiler(tokenizer)
+    decode = partial(tokenizer.decode, skip_special_tokens=True)  # the end of the sequence
     texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
     closing = np.array([bool(re.fullmatch(r'["}\]0-9,:]{1,2}', text)) for text in texts])
     count: Counter[str] = Counter()
@@ -145,7 +147,7 @@ def main() -> None:
             if accepted and not valid:
                 wrong.append({"name": name, "accepted": instance})
         for seed in range(arguments.generate):
-            text = generate(grammar, tokenizer.decode, closing, zlib.crc32(name.encode()) + seed)
+            text = generate(grammar, decode, closing, zlib.crc32(name.encode()) + seed)
             count["texts" if text is not None else "texts not ended"] += 1
             if text is not None and verdict(schema, json.loads(text)) is False:
                 count["texts invalid"] += 1
