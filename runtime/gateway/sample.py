@@ -46,9 +46,10 @@ class Sample:
         """Take new tokens. `finish` is set once nothing of later updates counts."""
         stopped_by_token = update.finish == "stop" and update.matched is not None
         last = len(update.token_ids) - 1
+        forced = frozenset(update.forced)
         for i, token_id in enumerate(update.token_ids):
             self.token_ids.append(token_id)
-            self.forced_tokens += i in update.forced
+            self.forced_tokens += i in forced
             if i < len(update.scores):
                 self.logprobs.append(token_logprob(self._tokenizer, update.scores[i]))
             if stopped_by_token and i == last and not self._params.no_stop_trim:

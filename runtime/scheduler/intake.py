@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rootlace.errors import ConstraintNotMet, InternalError
 from rootlace.runtime.scheduler.plan import TokenScores
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,9 @@ class TokenIntake:
 
     def begin(self, sequence: Sequence) -> Verdict:
         """Append what is forced before anything was sampled."""
-        return self._jump(sequence) if sequence.ending is None else sequence.ending
+        if sequence.ending is not None:
+            return sequence.ending
+        return _guarded(sequence, partial(self._jump, sequence))
 
     def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         """Append `token`, whose log-probabilities are `scores`, and what is forced behind it.
@@ -51,6 +58,11 @@ class TokenIntake:
         """
         if token < 0:
             return _nothing(sequence)
+        if sequence.request.matcher is None:
+            return self._after(sequence, token, scores)
+        return _guarded(sequence, partial(self._after, sequence, token, scores))
+
+    def _after(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         length = sequence.length
         verdict = self._take(sequence, token)
         if scores is not None and sequence.length > length:
@@ -120,6 +132,15 @@ class TokenIntake:
             if verdict is not None:
                 return verdict, True
         return None, False
+
+
+def _guarded(sequence: Sequence, take: Callable[[], Verdict]) -> Verdict:
+    """What `take` says. What a matcher raises ends its request, and disturbs no other."""
+    try:
+        return take()
+    except BaseException as error:  # a panic in a compiled library is no Exception
+        log.exception("the constraint of %r failed", sequence)
+        return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 
 
 def _nothing(sequence: Sequence) -> Ending:

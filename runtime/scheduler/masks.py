@@ -31,7 +31,7 @@ class MaskJob:
             else:
                 self.matcher.prepare_mask()
                 self.out[:] = self.shared.table.rows[self.shared.row]
-        except Exception:
+        except BaseException:  # a panic in a compiled library is no Exception
             log.exception("a mask could not be filled")
             self.out[:] = 0
 

@@ -302,6 +302,40 @@ def test_retreats_end_honestly() -> None:
     world.expect_empty()
 
 
+class Panic(BaseException):
+    """What a panic of a compiled library looks like."""
+
+
+@pytest.mark.parametrize("error", [ValueError, Panic])
+@pytest.mark.parametrize("method", ["advance", "forced_tokens", "is_finished", "fill_bitmask"])
+def test_a_matcher_that_raises_fails_alone(method, error) -> None:
+    world = World(vocab_size=VOCAB)
+    script = Script(3, 14, VOCAB, 6)
+    healthy = 1 if method == "fill_bitmask" else 4
+    calls = 0
+
+    def broken(*given: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > healthy:
+            raise error("a fault")
+        return getattr(Script, method)(script, *given)
+
+    setattr(script, method, broken)
+    other = world.submit([1, 2, 3], 20, constrain=partial(Script, 4, 9, VOCAB, 6), jump=True)
+    try:
+        rid = world.submit([1, 2, 3], 20, constrain=lambda: script, jump=True, logprobs=True)
+    except InternalError:
+        pass  # it failed at what is forced from the start
+    else:
+        world.drain()
+        assert world.jobs[rid].finish == "error"
+    assert calls == healthy + 1
+    world.drain()
+    assert world.jobs[other].finish in ("stop", "length")
+    world.expect_cold(world.jobs[other])
+
+
 def test_an_interrupted_request_goes_on_elsewhere() -> None:
     """From any point that its client has seen; the rest is the same, scores included."""
     prompt, cases = [1, 2, 3], 0
