@@ -6,6 +6,8 @@ import json
 import os
 import signal
 
+import psutil
+
 from rootlace.protocol import (
     Append,
     Chunk,
@@ -102,4 +104,27 @@ def test_constrained_requests_go_on_where_the_engine_was_killed(start_server) ->
             for output in after.outputs:
                 if output.finish_reason == "stop":
                     json.loads(output.text)
+    client.close()
+
+
+def test_an_engine_that_dies_or_stops_while_it_compiles(start_server) -> None:
+    """Killed: the next one compiles again. Stopped: nothing waits for the compilation."""
+    server = start_server()
+    client = RawClient(server.address)
+    slow = {
+        "type": "object",
+        "properties": {
+            f"property_{i}": {"enum": [f"value {i} {j}" for j in range(10)]} for i in range(2000)
+        },
+    }
+    op = ask(client, 1, Constraint("json_schema", json.dumps(slow)))
+    eventually(lambda: client.status().get("compiling") == 2)  # n is 2
+    os.kill(server.engine().pid, signal.SIGKILL)
+    generated = client.wait(op)
+    assert isinstance(generated, Generated), generated
+    ask(client, 2, Constraint("json_schema", json.dumps({**slow, "title": "another"})))
+    eventually(lambda: client.status().get("compiling") == 2)
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    assert server.stop() == 0
+    eventually(lambda: not any(process.is_running() for process in processes))
     client.close()
