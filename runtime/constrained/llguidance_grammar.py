@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -28,6 +29,9 @@ the states it may have, or a single mask (or much text without one) has cost too
 REPLAYED = 32
 """So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
 mask to the next."""
+REMEMBERED = 1024
+"""So many places with forced text are remembered per grammar."""
+_Place = tuple[bytes, bytes, bool, bytes]
 _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
 
 
@@ -63,6 +67,7 @@ class LLGuidanceGrammar:
         self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
         self._limits = parser_limits(config)
         self._lock = threading.Lock()
+        self._forced: dict[_Place, tuple[tuple[tuple[bytes, bool], ...], list[int]]] = {}
         prototype = self._built()
         self._prototype: LLMatcher | None = prototype
         if prototype.is_error():
@@ -81,6 +86,20 @@ class LLGuidanceGrammar:
         with self._lock:
             prototype = self._current()
         return LLGuidanceMatcher(self, prototype)
+
+    def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
+        """The canonicalizer's tokens. They depend on what it was told alone, so where all it asked
+        has the same answers again, they are the same."""
+        key = (tail, text, following.may_end, following.digest())
+        known = self._forced.get(key)
+        if known is not None and all(following(asked) == was for asked, was in known[0]):
+            return known[1]
+        following.answers.clear()
+        tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
+        if len(self._forced) >= REMEMBERED:
+            self._forced.clear()
+        self._forced[key] = (tuple(following.answers.items()), tokens)
+        return tokens
 
     def renewed(self, worn: LLMatcher) -> LLMatcher:
         """A prototype to copy instead of `worn`. Copies share one lexer, with all states that any
@@ -131,6 +150,38 @@ class LLGuidanceGrammar:
         return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
+class _Following:
+    """What can follow where a matcher stands (which is not to move meanwhile).
+
+    Most texts that are asked for are tokens, and one mask has the answers for all of these. What
+    was answered otherwise is in `answers`.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._bits = words.view(np.uint8).tobytes()
+        self.may_end: bool = matcher.is_accepting()
+        self.answers: dict[bytes, bool] = {}
+
+    def digest(self) -> bytes:
+        """Of the mask."""
+        return hashlib.blake2b(self._bits, digest_size=16).digest()
+
+    def __call__(self, text: bytes) -> bool:
+        token = self._vocabulary.token_of.get(text)
+        if token is not None:
+            return bool(self._bits[token >> 3] >> (token & 7) & 1)
+        found = self.answers.get(text)
+        if found is None:
+            path = self._vocabulary.bytewise(text)
+            found = path is None or self._matcher.validate_tokens(path) == len(path)
+            self.answers[text] = found
+        return found
+
+
 class LLGuidanceMatcher:
     """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
     them in at some complete texts only, and an error would be the end of its matcher."""
@@ -143,6 +194,8 @@ class LLGuidanceMatcher:
         self._tokens: list[int] = []  # taken in, without the end of the sequence
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
+        self._settled = -1
+        """How many tokens there are at the end of the last forced run: nothing is forced there."""
 
     def allowed_mask(self) -> np.ndarray:
         words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
@@ -227,12 +280,11 @@ class LLGuidanceMatcher:
         return self._matcher.compute_ff_bytes()
 
     def forced_tokens(self) -> list[int]:
-        text = self.forced_text()
-        if not text:
+        if len(self._tokens) == self._settled or not (text := self.forced_text()):
             return []
         canonicalizer = self._grammar.canonicalizer
         tail = canonicalizer.tail(self._tokens)
-        path = self._bytewise(text)
+        path = self._vocabulary.bytewise(text)
         if tail is None or path is None:
             return []
         # Tried out behind the forced text, and taken back.
@@ -240,25 +292,21 @@ class LLGuidanceMatcher:
         try:
             if taken < len(path):
                 return []
-            may_end = self._matcher.is_accepting()
-            return canonicalizer.tokens_after(tail, text, self._can_follow, may_end)
+            following = _Following(self._matcher, self._vocabulary)
+            if self._matcher.is_error():
+                return []
+            tokens = self._grammar.forced_after(tail, text, following)
         finally:
             if taken:
                 self._matcher.rollback(taken)
-
-    def _can_follow(self, text: bytes) -> bool:
-        path = self._bytewise(text)
-        return path is None or self._matcher.validate_tokens(path) == len(path)
-
-    def _bytewise(self, text: bytes) -> list[int] | None:
-        """The text in tokens of one byte each; None where the vocabulary lacks one."""
-        tokens = [self._vocabulary.byte_tokens[byte] for byte in text]
-        return None if -1 in tokens else tokens
+        self._settled = len(self._tokens) + len(tokens)
+        return tokens
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens) + self._ended:
             raise ValueError(f"cannot undo {count} of {len(self._tokens) + self._ended} tokens")
         self._error = ""
+        self._settled = -1
         inner = max(count - self._ended, 0)
         if count:
             self._ended = 0

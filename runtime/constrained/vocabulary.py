@@ -81,7 +81,7 @@ class Vocabulary:
     @cached_property
     def llguidance(self) -> LLTokenizer:
         """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
-        _ = self.byte_tokens  # matchers ask for them on the engine's thread
+        _ = self.byte_tokens, self.token_of  # matchers ask for them on the engine's thread
         return LLTokenizer(
             TokenizerWrapper(_Callable(self)),
             n_vocab=self.size,
@@ -106,6 +106,18 @@ class Vocabulary:
             if len(data) == 1:
                 tokens[data[0]] = token
         return tokens
+
+    def bytewise(self, text: bytes) -> list[int] | None:
+        """The text in tokens of one byte each; None where the vocabulary lacks one."""
+        tokens = [self.byte_tokens[byte] for byte in text]
+        return None if -1 in tokens else tokens
+
+    @cached_property
+    def token_of(self) -> dict[bytes, int]:
+        """A token for each text that is one."""
+        found = {data: token for token, data in enumerate(self.token_bytes)}
+        found.pop(b"", None)
+        return found
 
     def _bytes(self, token_id: int) -> bytes:
         if token_id in self.special_token_ids:
