@@ -677,7 +677,7 @@ CONFIGURATION = (
                 ),
             }
         ),
-        ({"level": "info", "outputs": [{"kind": "console"}, {"kind": "file", "path": "/tmp/x"}]},),
+        ({"level": "info", "outputs": [{"kind": "console"}, {"kind": "file", "path": "app.log"}]},),
         ({"level": "info", "outputs": [{"kind": "file"}]}, {"level": "trace", "outputs": []}),
     ),
     NamedSchema(

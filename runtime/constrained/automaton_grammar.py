@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
-from rootlace.runtime.constrained.interface import Grammar, Matcher
+from rootlace.runtime.constrained.interface import ForcedTokenizer, Grammar, Matcher
 from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.scheduler.plan import MaskRow
@@ -23,20 +22,6 @@ _ENDED = -2
 _MAX_STEPS = 1 << 17
 _MAX_FORCED = 1 << 12
 """Memos are emptied when they have so many entries."""
-
-
-class ForcedTokenizer(Protocol):
-    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
-
-    def tail(self, context: list[int]) -> bytes | None: ...
-
-    def tokens_after(
-        self,
-        tail: bytes | None,
-        forced: bytes,
-        can_follow: Callable[[bytes], bool],
-        may_end: bool,
-    ) -> list[int]: ...
 
 
 class AutomatonGrammar:

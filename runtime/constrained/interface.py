@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -89,3 +90,17 @@ class Grammar(Protocol):
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of the text."""
+
+
+class ForcedTokenizer(Protocol):
+    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
+
+    def tail(self, context: list[int]) -> bytes | None: ...
+
+    def tokens_after(
+        self,
+        tail: bytes | None,
+        forced: bytes,
+        can_follow: Callable[[bytes], bool],
+        may_end: bool,
+    ) -> list[int]: ...

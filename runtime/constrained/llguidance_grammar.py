@@ -6,8 +6,6 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -15,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import bitmask
+from rootlace.runtime.constrained.interface import ForcedTokenizer
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.scheduler.plan import MaskRow
 
@@ -33,20 +32,6 @@ REMEMBERED = 1024
 """So many places with forced text are remembered per grammar."""
 _Place = tuple[bytes, bytes, bool, bytes]
 _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
-
-
-class ForcedTokenizer(Protocol):
-    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
-
-    def tail(self, context: list[int]) -> bytes | None: ...
-
-    def tokens_after(
-        self,
-        tail: bytes | None,
-        forced: bytes,
-        can_follow: Callable[[bytes], bool],
-        may_end: bool,
-    ) -> list[int]: ...
 
 
 class LLGuidanceGrammar:
