@@ -34,22 +34,50 @@ class AttentionBatch:
     device: torch.device
 
 
-class PlanAttention(Protocol):
-    """Host work of a step's attention that does not depend on the layer.
+class HostPlan(Protocol):
+    """Host work of one step's attention, the same for every layer with its window.
 
-    `window`: a token sees itself and the `window - 1` tokens before it; None: all before it.
-    What is returned is passed to every `paged_attention` of the step with that window.
+    `arrays` (int32) are what the kernels read of it: the executor puts them on the device, with
+    everything else of the step in one transfer, and `bind` makes of them what `paged_attention`
+    takes. A set that uploads by itself has no arrays.
     """
 
-    def __call__(self, batch: AttentionBatch, window: int | None) -> Any: ...
+    @property
+    def arrays(self) -> list[np.ndarray]: ...
+
+    def bind(self, tensors: list[torch.Tensor]) -> Any: ...
+
+
+class PlanAttention(Protocol):
+    """`window`: a token sees itself and the `window - 1` tokens before it; None: all before it.
+
+    With `rows`, only decode rows are planned (one new token each), and the plan is one of a family
+    whose launches are all alike: `arrays` differ in contents and in the length of the last one
+    only, never in meaning, so that a captured graph can be replayed on them. Rows from
+    `len(context_len)` up to `rows` are empty.
+    """
+
+    def __call__(
+        self, batch: AttentionBatch, window: int | None, rows: int | None = None
+    ) -> HostPlan: ...
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """What stored keys and values of one layer are multiplied by: float32 [Nk] each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 class PagedAttention(Protocol):
     """Causal attention of the step's tokens over their rows' cached keys and values.
 
     q [T, Nq, D]; k_cache, v_cache [B, S, Nk, D] of one layer, with this step's tokens already
-    written. Returns the output [T, Nq, D] and, with `want_lse`, the natural log-sum-exp of the
-    scaled scores, float32 [T, Nq] (to merge attention over parts of a context).
+    written, in q's dtype or in float8_e4m3fn with `scales`. Scores are `scale` (default 1/sqrt(D))
+    times q . k, then, with `soft_cap` c > 0, c * tanh(score / c). Returns the output [T, Nq, D]
+    and, with `want_lse`, the natural log-sum-exp of those scores, float32 [T, Nq] (to merge
+    attention over parts of a context).
     """
 
     def __call__(
@@ -59,6 +87,9 @@ class PagedAttention(Protocol):
         v_cache: torch.Tensor,
         plan: Any,
         *,
+        scale: float | None = None,
+        soft_cap: float = 0.0,
+        scales: KVScales | None = None,
         want_lse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
@@ -77,37 +108,95 @@ class AddRmsNorm(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-class Rope(Protocol):
+class RopeAndWrite(Protocol):
+    """Norm and rotate queries and keys, write keys and values to the cache, in one pass.
+
+    qkv [T, Nq + 2 Nk, D]; cos, sin [T, D/2]; norm weights [D] are applied per head first where
+    given. k_cache, v_cache [B, S, Nk, D] of one layer, of qkv's dtype, or float8_e4m3fn with
+    `scales` (stored: value / scale, rounded to nearest, saturated at 448). Write i goes to slot
+    `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token i (M = T). With `tokens`, its
+    first T entries are 0..T-1. Returns the rotated queries [T, Nq, D].
+    """
+
     def __call__(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
+        qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        slots: torch.Tensor,
+        tokens: torch.Tensor | None = None,
+        *,
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-class WriteKV(Protocol):
-    def __call__(
-        self,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        slots: torch.Tensor,
-        tokens: torch.Tensor | None = None,
-    ) -> None: ...
+        scales: KVScales | None = None,
+    ) -> torch.Tensor: ...
 
 
 class CopySlots(Protocol):
     def __call__(self, cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
 
-class SiluMul(Protocol):
+class GatedActivation(Protocol):
+    """act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
+
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class LogitEdits:
+    """What is done to logits [R, V] before sampling, in this order:
+
+    bias, bans, mask, repetition penalty, frequency and presence penalty (formulas:
+    `runtime/model/logit_edits.py`). Lists are in compressed rows: row r owns the entries
+    `start[r] : start[r + 1]`, sorted by token, no token twice. None: nothing of that kind.
+    """
+
+    bias_start: torch.Tensor | None = None  # [R+1] int32
+    bias_token: torch.Tensor | None = None  # [B] int32
+    bias: torch.Tensor | None = None  # [B] float32, -inf: banned
+    mask_table: torch.Tensor | None = None  # [N, W] int32
+    mask_row: torch.Tensor | None = None  # [R] int32, -1: everything is allowed
+    seen_start: torch.Tensor | None = None  # [R+1] int32
+    seen_token: torch.Tensor | None = None  # [P] int32, tokens of the prompt or the output
+    seen_count: torch.Tensor | None = None  # [P] int32, how often in the output
+    repetition: torch.Tensor | None = None  # [R] float32
+    frequency: torch.Tensor | None = None  # [R] float32
+    presence: torch.Tensor | None = None  # [R] float32
+
+
+class EditLogits(Protocol):
+    """One pass over logits float32 or bfloat16 [R, V] -> float32 [R, V], new."""
+
+    def __call__(self, logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor: ...
+
+
+class PickTokens(Protocol):
+    """One token per row of edited logits float32 [R, V] -> int32 [R], -1: no distribution.
+
+    The rule is `runtime/model/sampler.py`'s: greedy at temperature 0 (smallest id among equals),
+    else top-k, top-p, min-p (neutral: V, 1, 0), then the inverse of the cumulative distribution in
+    order of ids at the uniform number of (seed, position). Every row alone decides about itself.
+    """
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,  # [R] float32
+        top_k: torch.Tensor,  # [R] int32
+        top_p: torch.Tensor,  # [R] float64
+        min_p: torch.Tensor,  # [R] float64
+        uniform: torch.Tensor,  # [R] float64 in [0, 1)
+    ) -> torch.Tensor: ...
+
+
+class TokenLogprobs(Protocol):
+    """log_softmax(logits)[r, tokens[r]], logits float32 or bfloat16 [R, V], tokens int [R] ->
+    float32 [R]; NaN where the token is -1."""
+
+    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor: ...
 
 
 class ApplyBitmask(Protocol):
@@ -136,12 +225,12 @@ class KernelSet:
     embedding: Embedding
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
-    rope: Rope
-    write_kv: WriteKV
+    rope_and_write: RopeAndWrite
     copy_slots: CopySlots
     plan_attention: PlanAttention
     paged_attention: PagedAttention
-    silu_mul: SiluMul
+    silu_mul: GatedActivation
+    gelu_mul: GatedActivation
     apply_bitmask: ApplyBitmask
     apply_mask_rows: ApplyMaskRows
     advance_states: AdvanceStates

@@ -45,6 +45,9 @@ class ExecutorConfig:
     threads: int | None = None
     context_length: int | None = None
     kv_memory_bytes: int | None = None
+    kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
+    cuda_graphs: bool = True
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
+    overlap: bool | None = None
+    """Plan a step while the one before it runs. None: where the executor runs beside the host."""
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,24 @@ class AttentionPlan:
     extend: list[ExtendRow]
     shared: list[SharedGroup]
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """None: everything is where it is needed."""
+        return []
 
-def plan_attention(batch: AttentionBatch, window: int | None) -> AttentionPlan:
-    """Plan one step for layers with this sliding window (None: full attention)."""
+    def bind(self, tensors: list[torch.Tensor]) -> AttentionPlan:
+        return self
+
+
+def plan_attention(
+    batch: AttentionBatch, window: int | None, rows: int | None = None
+) -> AttentionPlan:
+    """Plan one step for layers with this sliding window (None: full attention).
+
+    Raises ValueError for `rows`: what is launched here depends on the step.
+    """
+    if rows is not None:
+        raise ValueError("the reference attention cannot be captured")
     row_start = batch.row_start.astype(np.int64)
     lengths = np.diff(row_start)
     if batch.device.type == "cpu" and len(lengths) > 1:

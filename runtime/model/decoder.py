@@ -74,14 +74,20 @@ class Decoder:
     ) -> torch.Tensor:
         """Write this layer's keys and values, then attend. x [T, H] -> [T, Nq * D]."""
         kernels, config = self._kernels, self._config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        q, k = kernels.rope(
-            q, k, step.cos, step.sin, layer.q_norm, layer.k_norm, config.rms_norm_eps
-        )
         k_cache, v_cache = cache[index, 0], cache[index, 1]
-        kernels.write_kv(k_cache, v_cache, k, v, step.write_slots, step.write_tokens)
+        q = kernels.rope_and_write(
+            qkv,
+            step.cos,
+            step.sin,
+            k_cache,
+            v_cache,
+            step.write_slots,
+            step.write_tokens,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=config.rms_norm_eps,
+        )
         plan = step.attention[config.windows[index]]
         out, _ = kernels.paged_attention(q, k_cache, v_cache, plan)
-        return out.reshape(len(x), heads * config.head_dim)
+        return out.reshape(len(x), config.num_heads * config.head_dim)

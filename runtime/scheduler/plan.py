@@ -40,6 +40,26 @@ class MaskRow:
     row: int
 
 
+@dataclass(frozen=True, eq=False)
+class SteppedAutomaton:
+    """A whole automaton over tokens, for a device that steps it by itself. `key` is unique in the
+    process. Tokens of one class do the same to every state; -1 is forbidden. The end of the
+    sequence is no step: after it the state is -1.
+    """
+
+    key: int
+    token_class: np.ndarray  # int32 [vocab_size]
+    next_state: np.ndarray  # int32 [states, classes]
+    mask_of: np.ndarray  # int32 [states], the row of `masks` that holds a state's mask
+    masks: np.ndarray  # int32 [distinct masks, words]
+
+
+@dataclass(frozen=True, slots=True)
+class AutomatonState:
+    automaton: SteppedAutomaton
+    state: int
+
+
 @dataclass(frozen=True)
 class SampleRow:
     """A row whose last new token gets a next token sampled.
@@ -51,6 +71,12 @@ class SampleRow:
     allowed), a row of a table of such masks, or None where everything is allowed; it may be read
     only after `StepPlan.wait_for_masks`. `banned` are token ids that must not be sampled
     now (the stop tokens, before `min_tokens`).
+
+    With `source` >= 0 the row's last token is not known yet: it is what sample number `source` of
+    the plan launched before finds, and stands behind `token_ids`. `automaton` is where the
+    constraint stands before the unknown token (before the token to be sampled, if all are known);
+    the device steps it. A row that needs the host for its mask or its penalties is `late`: what it
+    says here is not final (see `StepPlan.late`).
     """
 
     row: int
@@ -59,6 +85,14 @@ class SampleRow:
     prompt_len: int
     mask: np.ndarray | MaskRow | None = None
     banned: tuple[int, ...] = ()
+    source: int = -1
+    automaton: AutomatonState | None = None
+    late: bool = False
+
+    @property
+    def position(self) -> int:
+        """The number in its sequence of the token to be sampled."""
+        return len(self.token_ids) + (self.source >= 0)
 
 
 @dataclass(frozen=True)
@@ -100,6 +134,15 @@ class StepPlan:
     wait_for_masks: Callable[[], None] | None = None
     """Set where masks are being filled on another thread: returns when they are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
+    feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """[F, 2] int32: flat token feeds[i, 0] is what sample feeds[i, 1] of the plan launched before
+    finds; what `token_ids` has there means nothing."""
+
+    @property
+    def late(self) -> bool:
+        """Whether rows are to be sampled only once the step before is committed: the executor then
+        waits for `Executor.sample`."""
+        return any(sample.late for sample in self.samples)
 
     @property
     def num_tokens(self) -> int:
@@ -150,7 +193,12 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Runs plans. Implementations: the model runner, and the simulated executor."""
+    """Runs plans, in the order they are launched. Implementations: the model runner, and the
+    simulated executor.
+
+    At most two plans are launched and not collected. A step's effects on the KV memory come after
+    those of every plan launched before it, whenever they are collected.
+    """
 
     @property
     def num_blocks(self) -> int: ...
@@ -162,3 +210,31 @@ class Executor(Protocol):
     def vocab_size(self) -> int: ...
 
     def run(self, plan: StepPlan) -> StepResult: ...
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether `launch` returns while the step runs: only then planning ahead pays."""
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step. With `plan.late`, nothing is sampled before `sample` is called."""
+
+    def sample(self, launched: Launched, samples: list[SampleRow]) -> None:
+        """Let a late plan's step end: its `samples`, none of them late any more."""
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for a step's result. Raises what running it raised."""
+
+
+class Launched(Protocol):
+    """A step under way, as its executor knows it."""
+
+    @property
+    def plan(self) -> StepPlan: ...
+
+
+def run(executor: Executor, plan: StepPlan) -> StepResult:
+    """One step from beginning to end, with none under way."""
+    launched = executor.launch(plan)
+    if plan.late:
+        raise ValueError("a late plan follows another")
+    return executor.collect(launched)

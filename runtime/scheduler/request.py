@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow
 
 
 class Matcher(Protocol):
@@ -20,6 +20,8 @@ class Matcher(Protocol):
     def mask_row(self) -> MaskRow | None: ...
 
     def prepare_mask(self) -> None: ...
+
+    def automaton(self) -> AutomatonState | None: ...
 
     def advance(self, token_id: int) -> bool: ...
 

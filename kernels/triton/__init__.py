@@ -1,0 +1,1 @@
+"""Triton kernels: one operation per file, each tested against its reference."""
