@@ -96,10 +96,15 @@ _PATTERNS = {
 FORMATS = frozenset(_PATTERNS)
 
 
+def pattern_of_format(name: str) -> str:
+    """The values of a format in FORMATS, as a `pattern` of a schema."""
+    return f"^(?:{_PATTERNS[name]})$"
+
+
 @cache
 def regex_of_format(name: str) -> Regex:
     """The values of a format in FORMATS."""
-    return regex_of_pattern(f"^(?:{_PATTERNS[name]})$")
+    return regex_of_pattern(pattern_of_format(name))
 
 
 @cache

@@ -21,6 +21,7 @@ from rootlace.runtime.constrained.schema.conjunction import (
 )
 from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
+from rootlace.runtime.constrained.schema.formats import pattern_of_format
 from rootlace.runtime.constrained.schema.keys import FALSE, Keys, listed_keys
 from rootlace.runtime.constrained.schema.number_shapes import is_number, numbers
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
@@ -29,6 +30,8 @@ FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )
 """The formats that a mask holds; others say nothing, as the specification has it."""
+CALENDAR_FORMATS = frozenset(["date-time", "date"])
+"""Of these llguidance takes 29 February in any year; our pattern knows the leap years."""
 MAX_SPLIT = 16
 """Of so many optional properties the cases are told apart, where their number is bounded."""
 
@@ -127,6 +130,10 @@ class Shapes:
             if leaf.get("format") in FORMATS:
                 if "format" not in shape:
                     shape["format"] = leaf["format"]
+                    if leaf["format"] in CALENDAR_FORMATS:
+                        more.append(
+                            {"type": "string", "pattern": pattern_of_format(leaf["format"])}
+                        )
                 elif shape["format"] != leaf["format"]:
                     more.append({"type": "string", "format": leaf["format"]})
         if more:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import random
 from typing import Any
@@ -10,6 +11,7 @@ import jsonschema
 import pytest
 
 from rootlace.errors import InvalidConstraint
+from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
@@ -162,3 +164,20 @@ def test_hostile_schemas_end_soon_and_cleanly() -> None:
 
 def _two(index: int, count: int) -> list[dict[str, str]]:
     return [{"$ref": f"#/$defs/d{(index + 1) % count}"}, {"$ref": f"#/$defs/d{index * 3 % count}"}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "backend"),
+    [
+        ({"type": "string", "format": "date"}, "automaton"),
+        ({"format": "date"}, "llguidance"),  # any other value as well: no finite automaton
+        ({"type": ["array", "string"], "items": {"$ref": "#"}, "format": "date"}, "llguidance"),
+    ],
+)
+def test_leap_days_whoever_holds_the_mask(schema: Any, backend: str) -> None:
+    vocabulary = byte_vocabulary()
+    grammar = GrammarCompiler(vocabulary).compile(Constraint("json_schema", json.dumps(schema)))
+    assert grammar.backend == backend
+    for year in (1900, 2000, 2021, 2023, 2024, 2100, 2400):
+        text = json.dumps(f"{year}-02-29").encode()
+        assert accepts(grammar, vocabulary, text) == calendar.isleap(year), year
