@@ -39,6 +39,10 @@ class Decoder:
         self._weights = weights
         self._kernels = kernels
 
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
         kernels, config, weights = self._kernels, self._config, self._weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,27 +15,17 @@ from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.plain_steps import LOGITS_BYTES, PlainStep, PlainSteps
 from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.sampler import sample
-from rootlace.runtime.model.scores import concatenate, score_tokens
 from rootlace.runtime.model.step_input import StepInputBuilder
-from rootlace.runtime.scheduler.plan import (
-    PromptScoreRow,
-    SampleRow,
-    StepPlan,
-    StepResult,
-    TokenScores,
-)
-
-LOGITS_BYTES = 64 << 20
-"""Logits of scored prompt tokens held at once; a long prompt is scored in parts of this size."""
+from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult
 
 
 class ModelRunner:
     """Runs step plans on a decoder (`rootlace.runtime.scheduler.plan.Executor`).
 
-    Between steps nothing is kept but the KV memory and the masks that requests share. `run` is not
-    thread-safe.
+    Between steps nothing is kept but the KV memory, the tokens found last and the masks that
+    requests share. Not thread-safe.
     """
 
     def __init__(
@@ -51,11 +41,10 @@ class ModelRunner:
         self.device = cache.device
         self.dtype = cache.dtype
         self._decoder = decoder
-        self._kernels = kernels
-        self._inputs = inputs
         self._cache = cache
         self._context_length = context_length
         self._masks = MaskTables(config.vocab_size, cache.device)
+        self._steps = PlainSteps(decoder, kernels, inputs, cache, self._masks)
 
     @classmethod
     def load(
@@ -140,62 +129,30 @@ class ModelRunner:
         """int32 [rows, words], uninitialised: where the masks of a step are best filled."""
         return self._masks.new_masks(rows, words)
 
-    @torch.inference_mode()
+    # ------------------------------------------------------------ steps
+
+    @property
+    def overlaps(self) -> bool:
+        return self._steps.overlaps
+
+    def launch(self, plan: StepPlan) -> PlainStep:
+        """Begin a step; see `StepPlan` for the order of effects."""
+        return self._steps.launch(plan)
+
+    def sample(self, launched: PlainStep, samples: Sequence[SampleRow]) -> None:
+        """Let a late plan's step end."""
+        self._steps.sample(launched, samples)
+
+    def collect(self, launched: PlainStep) -> StepResult:
+        """Wait for a step's result. Raises what running it raised."""
+        return self._steps.collect(launched)
+
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute one step; see `StepPlan` for the order of effects."""
-        if len(plan.copies):
-            source, target = self._inputs.copies(plan)
-            cache = self._cache.view(-1, *self._cache.shape[2:])
-            self._kernels.copy_slots(cache, source, target)
-        if not plan.num_tokens:
-            return StepResult(np.empty(0, dtype=np.int32), [], [])
-        hidden = self._decoder.forward(self._inputs.build(plan), self._cache)
-        if plan.wait_for_masks is not None:
-            plan.wait_for_masks()
-        token_ids, scores = self._sample(hidden[: len(plan.samples)], plan.samples)
-        prompt_scores = []
-        start = len(plan.samples)
-        for row in plan.prompt_scores:
-            stop = start + len(row.targets)
-            prompt_scores.append(self._score_prompt(hidden[start:stop], row))
-            start = stop
-        return StepResult(token_ids, scores, prompt_scores)
-
-    def _sample(
-        self, hidden: torch.Tensor, rows: list[SampleRow]
-    ) -> tuple[np.ndarray, list[TokenScores | None]]:
-        if not rows:
-            return np.empty(0, dtype=np.int32), []
-        logits = self._decoder.logits(hidden)
-        token_ids = sample(logits, rows, self._kernels, self._masks)
-        scores: list[TokenScores | None] = [None] * len(rows)
-        asked = [i for i, row in enumerate(rows) if row.params.logprobs]
-        if asked:
-            most = max(rows[i].params.top_logprobs for i in asked)
-            if len(asked) < len(rows):
-                logits = logits.index_select(0, torch.tensor(asked, device=logits.device))
-            found = score_tokens(logits, token_ids[asked], most)
-            for j, i in enumerate(asked):
-                top = rows[i].params.top_logprobs
-                scores[i] = TokenScores(
-                    found.logprobs[j : j + 1],
-                    found.top_ids[j : j + 1, :top],
-                    found.top_logprobs[j : j + 1, :top],
-                )
-        return token_ids, scores
-
-    def _score_prompt(self, hidden: torch.Tensor, row: PromptScoreRow) -> TokenScores:
-        """In parts, so that memory does not grow with the prompt."""
-        size = max(LOGITS_BYTES // (4 * self.config.vocab_size), 1)
-        parts = [
-            score_tokens(
-                self._decoder.logits(hidden[start : start + size]),
-                row.targets[start : start + size],
-                row.top_logprobs,
-            )
-            for start in range(0, len(row.targets), size)
-        ]
-        return concatenate(parts, row.top_logprobs)
+        """A step from beginning to end. Raises ValueError for a late plan, which follows
+        another."""
+        if plan.late:
+            raise ValueError("a late plan cannot be run alone")
+        return self.collect(self.launch(plan))
 
 
 def _device(name: str) -> torch.device:

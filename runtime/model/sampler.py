@@ -127,9 +127,7 @@ def _select(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:
 
 
 def _draw(rows: Sequence[SampleRow], chosen: list[int]) -> np.ndarray:
-    return uniforms(
-        [rows[i].params.seed or 0 for i in chosen], [len(rows[i].token_ids) for i in chosen]
-    )
+    return uniforms([rows[i].params.seed or 0 for i in chosen], [rows[i].position for i in chosen])
 
 
 def _weights(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -164,7 +164,7 @@ def test_queries_beyond_one_chunk(
 ) -> None:
     """Long prompts are attended in chunks of queries, and scored in parts."""
     monkeypatch.setattr("rootlace.kernels.reference.attention_plan.QUERY_CHUNK", 16)
-    monkeypatch.setattr("rootlace.runtime.model.runner.LOGITS_BYTES", 4 * VOCAB * 10)
+    monkeypatch.setattr("rootlace.runtime.model.plain_steps.LOGITS_BYTES", 4 * VOCAB * 10)
     model = Model(tmp_path, save(configs()[name], tmp_path))
     runner = model.runner()
     row = Row(Blocks(runner.num_blocks, 4), tokens(101))
