@@ -113,8 +113,6 @@ class _Writer:
         least, most = _range(found, "minLength", "maxLength")
         patterns = set(_strings(found, "pattern"))
         names = set(_strings(found, "format"))
-        # A mask schema spells some formats out for llguidance; they say no more by it.
-        patterns -= {formats.pattern_of_format(name) for name in names & formats.FORMATS}
         if len(patterns) + len(names) > 1:
             raise NotFinite("several patterns or formats for one string")
         if most is not None and least > most:

@@ -1,9 +1,14 @@
 """The formats of strings that are regular: what we write for them, and the check of a given value.
 
 Sources: RFC 3339 (date, time, date-time, duration), RFC 9562 (uuid), RFC 2673 and RFC 4291 (ipv4,
-ipv6), RFC 5321 without quoted local parts (email), RFC 3986 without IP literals (uri). Each is a
-subset of what its RFC allows; leap seconds and the year 0 are left out because they are valid only
-sometimes or not to everybody.
+ipv6), RFC 5321 without quoted local parts (email; RFC 6531 with: idn-email), RFC 3986 without IP
+literals (uri, uri-reference; RFC 3987: iri, iri-reference), RFC 1123 (hostname), RFC 5890 to 5892
+(idn-hostname), RFC 6901 (json-pointer), relative-json-pointer as its draft has it, RFC 6570
+(uri-template), ECMA-262 (regex).
+
+Each is a subset of what its source allows. Left out is what is valid only sometimes or not to
+everybody (leap seconds, the year 0) and what is not regular: names in Punycode, letters whose place
+among others matters (idn-hostname), groups of a regular expression.
 """
 
 from __future__ import annotations
@@ -66,19 +71,86 @@ def _email() -> str:
     return rf"{atom}(?:\.{atom})*@{label}(?:\.{label})+"
 
 
-def _uri() -> str:
-    unreserved, delimiters = "A-Za-z0-9._~-", "!$&'()*+,;="
-    encoded = "%[0-9A-Fa-f]{2}"
+_LETTERS = "à-öø-ÿά-ώа-џぁ-ゖァ-ヺ一-龥가-힣"
+"""Letters that a name may have anywhere, beside any other (class PVALID of RFC 5892, read from left
+to right, equal to their own NFC)."""
+_BEYOND_ASCII = "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef"
 
-    def some(extra: str) -> str:
-        return f"(?:[{delimiters}{extra}{unreserved}]|{encoded})"
 
-    segment = some(":@")
-    authority = f"(?:{some(':')}*@)?{some('')}*(?::[0-9]*)?"
+def _hostname() -> str:
+    """At most 63 characters a label and 253 in all: many labels are shorter ones. No hyphens side
+    by side: where labels have them, they may be Punycode."""
+
+    def labels(most: int, label: str) -> str:
+        return rf"{label}(?:\.{label}){{0,{most - 1}}}"
+
+    plain = "[A-Za-z0-9]"
+
+    def hyphened(pairs: int) -> str:
+        return f"{plain}(?:-?{plain}){{0,{pairs}}}"
+
+    longest = f"(?:{plain}{{1,63}}|{hyphened(31)})"
+    return f"(?:{labels(3, longest)}|{labels(8, hyphened(14))}|{labels(16, hyphened(6))})"
+
+
+def _idn_hostname() -> str:
+    """Twelve characters are at most 47 in Punycode."""
+    label = f"(?:[{_LETTERS}a-z0-9]{{1,12}}|[a-z0-9](?:-?[a-z0-9]){{0,20}})"
+    return rf"{label}(?:\.{label}){{0,3}}"
+
+
+def _idn_email() -> str:
+    atom = f"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_LETTERS}-]+"
+    return rf"{atom}(?:\.{atom})*@{_idn_hostname()}"
+
+
+def _uri(beyond: str = "") -> str:
+    return rf"[A-Za-z][A-Za-z0-9+.-]*:{_hierarchy(beyond, colons=True)}{_query(beyond)}"
+
+
+def _uri_reference(beyond: str = "") -> str:
+    """Absolute, or relative: then its first segment has no colon."""
+    return f"(?:{_uri(beyond)}|{_hierarchy(beyond, colons=False)}{_query(beyond)})"
+
+
+def _some(extra: str) -> str:
+    """A character of a component that allows `extra` as well."""
+    return rf"(?:[!$&'()*+,;={extra}A-Za-z0-9._~-]|%[0-9A-Fa-f]{{2}})"
+
+
+def _hierarchy(beyond: str, *, colons: bool) -> str:
+    segment = _some(f":@{beyond}")
+    first = segment if colons else _some(f"@{beyond}")
+    authority = f"(?:{_some(f':{beyond}')}*@)?{_some(beyond)}*(?::[0-9]*)?"
     rooted = f"/(?:{segment}+(?:/{segment}*)*)?"
-    hierarchy = f"(?://{authority}(?:/{segment}*)*|{rooted}|{segment}+(?:/{segment}*)*)?"
-    rest = some(":@/?")
-    return rf"[A-Za-z][A-Za-z0-9+.-]*:{hierarchy}(?:\?{rest}*)?(?:#{rest}*)?"
+    return f"(?://{authority}(?:/{segment}*)*|{rooted}|{first}+(?:/{segment}*)*)?"
+
+
+def _query(beyond: str) -> str:
+    rest = _some(f":@/?{beyond}")
+    return rf"(?:\?{rest}*)?(?:#{rest}*)?"
+
+
+def _uri_template() -> str:
+    literal = r"(?:[!#$&()*+,./:;=?@\[\]A-Za-z0-9_~-]|%[0-9A-Fa-f]{2})"
+    name = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})+"
+    variable = rf"{name}(?:\.{name})*(?::[1-9][0-9]{{0,3}}|\*)?"
+    return rf"(?:{literal}|\{{[+#./;?&]?{variable}(?:,{variable})*\}})*"
+
+
+def _json_pointer() -> str:
+    return "(?:/(?:[^/~]|~[01])*)*"
+
+
+def _regex() -> str:
+    plain = r"[A-Za-z0-9 _,:;=@%&!#<>'\"/~-]"
+    escape = r"\\[dDwWsSnrt.*+?()\[\]{}|^$\\/]"
+    inside = r"[A-Za-z0-9 _,:;=@%&!#<>.*+?()]"
+    group = rf"\[\^?(?:{inside}|a-z|A-Z|0-9|\\[dDwWsS])+\]"
+    atom = f"(?:{plain}|{escape}|\\.|{group})"
+    quantity = r"(?:[*+?]\??|\{[0-9]{1,3}\})?"
+    branch = f"\\^?(?:{atom}{quantity})*\\$?"
+    return f"{branch}(?:\\|{branch})*"
 
 
 _PATTERNS = {
@@ -90,7 +162,17 @@ _PATTERNS = {
     "ipv4": _ipv4(),
     "ipv6": _ipv6(),
     "email": _email(),
+    "idn-email": _idn_email(),
+    "hostname": _hostname(),
+    "idn-hostname": _idn_hostname(),
     "uri": _uri(),
+    "uri-reference": _uri_reference(),
+    "uri-template": _uri_template(),
+    "iri": _uri(_BEYOND_ASCII),
+    "iri-reference": _uri_reference(_BEYOND_ASCII),
+    "json-pointer": _json_pointer(),
+    "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_json_pointer()})",
+    "regex": _regex(),
 }
 
 FORMATS = frozenset(_PATTERNS)

@@ -21,17 +21,14 @@ from rootlace.runtime.constrained.schema.conjunction import (
 )
 from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
-from rootlace.runtime.constrained.schema.formats import pattern_of_format
+from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.keys import FALSE, Keys, listed_keys
 from rootlace.runtime.constrained.schema.number_shapes import is_number, numbers
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 
-FORMATS = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)
-"""The formats that a mask holds; others say nothing, as the specification has it."""
-CALENDAR_FORMATS = frozenset(["date-time", "date"])
-"""Of these llguidance takes 29 February in any year; our pattern knows the leap years."""
+LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])
+"""Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
+it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
 """Of so many optional properties the cases are told apart, where their number is bounded."""
 
@@ -120,22 +117,20 @@ class Shapes:
             shape["maxLength"] = int(most)
         more: list[Shape] = []
         for located, leaf in leaves:
+            wanted: list[tuple[str, str]] = []
             if "pattern" in leaf:
-                if not self.takes(leaf["pattern"]):
+                if self.takes(leaf["pattern"]):
+                    wanted.append(("pattern", leaf["pattern"]))
+                else:
                     notes.add(Residual(f"{located.pointer}/pattern", "pattern"))
-                elif "pattern" not in shape:
-                    shape["pattern"] = leaf["pattern"]
-                elif shape["pattern"] != leaf["pattern"]:
-                    more.append({"type": "string", "pattern": leaf["pattern"]})
-            if leaf.get("format") in FORMATS:
-                if "format" not in shape:
-                    shape["format"] = leaf["format"]
-                    if leaf["format"] in CALENDAR_FORMATS:
-                        more.append(
-                            {"type": "string", "pattern": pattern_of_format(leaf["format"])}
-                        )
-                elif shape["format"] != leaf["format"]:
-                    more.append({"type": "string", "format": leaf["format"]})
+            name = leaf.get("format")
+            if name in LLGUIDANCE_FORMATS:
+                wanted.append(("format", name))
+            elif name in FORMATS:
+                wanted.append(("pattern", pattern_of_format(name)))
+            for keyword, value in wanted:
+                if shape.setdefault(keyword, value) != value:
+                    more.append({"type": "string", keyword: value})
         if more:
             shape["allOf"] = more
         return [shape]

@@ -242,7 +242,7 @@ OPEN: list[Any] = [
     {"$defs": {"t": closed({"next": {"$ref": "#/$defs/t"}})}, "$ref": "#/$defs/t"},
     {"$ref": "https://example.com/schema.json"},
     {"$ref": "#/$defs/missing"},
-    {"type": "string", "format": "hostname"},
+    {"type": "string", "format": "unheard-of"},
     {"type": "string", "format": "no-such-format"},
     {"type": "string", "maxLength": 100_000},
     {"type": "string", "pattern": r"^(a)\1$"},
