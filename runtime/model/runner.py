@@ -18,7 +18,11 @@ from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.plain_steps import LOGITS_BYTES, PlainStep, PlainSteps
 from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.weights import ModelWeights
 from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult
+
+Progress = Callable[[str, float], None]
+LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
 
 
 class ModelRunner:
@@ -53,13 +57,15 @@ class ModelRunner:
         cache: CacheConfig,
         max_step_tokens: int,
         max_running: int,
-        progress: Callable[[str, float], None] | None = None,
+        progress: Progress | None = None,
+        weights_of: LoadWeights = load_weights,
     ) -> ModelRunner:
         """Read the model folder and allocate the KV pool.
 
-        `progress(what, fraction)` is called while weights are read. Raises `UnsupportedModel` for
-        the folder's faults, `InvalidRequest` for a configuration that does not fit the model or the
-        machine.
+        `progress(what, fraction)` is called while weights are read. `weights_of` gets the weights;
+        whoever measures a shape may make them up, then the folder holds `config.json` alone. Raises
+        `UnsupportedModel` for the folder's faults, `InvalidRequest` for a configuration that does
+        not fit the model or the machine.
         """
         if executor.threads is not None:
             torch.set_num_threads(executor.threads)
@@ -80,7 +86,7 @@ class ModelRunner:
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
             kernels = kernels_for(device)
-            weights = load_weights(config, dtype, device, progress)
+            weights = weights_of(config, dtype, device, progress)
             num_blocks = kv_pool.choose_num_blocks(
                 config,
                 cache,
