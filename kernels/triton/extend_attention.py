@@ -1,18 +1,328 @@
-"""Attention of rows with several new tokens over a paged cache (prefill, in Triton)."""
+"""Attention of rows with several new tokens over a paged cache (flash attention; Dao 2023,
+arXiv:2307.08691).
+
+A program takes one item of `extend_plan` and one KV head: `block_m` pairs (new token, query head of
+the KV head's group) against the keys of all the positions the item names, `block_n` at a time, with
+the running softmax in base 2. The heads of a group share every load; keys of the context and of the
+chunk itself are read from the cache alike, in one loop. Where all keys of a tile are visible to all
+queries of it, nothing is masked: only tiles on the diagonal and on the window's edge are.
+
+Work: 4 D flops per (query, visible key, head). A tile of keys is 4 D block_n bytes in 16 bits and
+serves block_m * block_n * 4 D flops, so a program does `block_m` flops per byte that it reads, of
+which all but the first reader's come from the L2 cache. At block_m = 128 the matrix units are the
+bound (on an H100, 990 Tflop/s of them want 7.7 TB/s from the L2), behind them the exponentials:
+block_n * block_m of them per tile at 16 per cycle and multiprocessor are half as many cycles as the
+products of a head of 128. A row with few tokens is bound by the bytes of its context.
+"""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 from rootlace.kernels.interface import KVScales
-from rootlace.kernels.triton.extend_plan import ExtendPlan, TileShape
+from rootlace.kernels.triton.extend_plan import FIELDS, MERGE_FIELDS, ExtendPlan, TileShape
+from rootlace.kernels.triton.numerics import (
+    TYPE_NAMES,
+    architecture,
+    as_bits,
+    dot,
+    from_e4m3,
+    native_e4m3,
+    padded,
+    tanh,
+)
+from rootlace.kernels.triton.variants import Variant
+
+LOG2_E = 1.4426950408889634
+LN_2 = tl.constexpr(0.6931471805599453)
+ITEM = tl.constexpr(FIELDS)
+MERGE = tl.constexpr(MERGE_FIELDS)
+LOWEST = tl.constexpr(-1e30)
+"""The maximum over no keys: finite, so that differences of maxima are numbers."""
+
+MERGE_HEADS = 8
+"""Heads per program of the merge: 8 of 128 columns are 8 float32 per thread."""
+
+CONSTANTS = (
+    "KV_HEADS", "GROUP", "DIM", "BLOCK_SIZE", "WINDOW", "CAPPED",
+    "FP8", "NATIVE", "LSE", "BLOCK_M", "BLOCK_N", "BLOCK_D",
+)  # fmt: skip
+DIVISIBLE = (
+    "q", "k_cache", "v_cache", "out", "lse", "part_out", "part_lse",
+    "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
+)  # fmt: skip
+"""What is a multiple of 16 wherever the head size is."""
+
+# (large, small) per head size, padded. Hopper's matrix units take 64 rows from each group of four
+# warps; keys and values are buffered once ahead.
+HOPPER_TILES = {
+    64: (TileShape(128, 128, 8, 3), TileShape(64, 64, 4, 3)),
+    128: (TileShape(128, 128, 8, 2), TileShape(64, 64, 4, 3)),
+    256: (TileShape(128, 64, 8, 2), TileShape(64, 32, 4, 2)),
+}
+AMPERE_TILES = {
+    64: (TileShape(128, 64, 4, 3), TileShape(64, 64, 4, 3)),
+    128: (TileShape(128, 32, 8, 3), TileShape(64, 32, 4, 3)),
+    256: (TileShape(64, 32, 8, 2), TileShape(64, 32, 8, 2)),
+}
+# float32 is multiplied exactly, without the matrix units.
+FLOAT32_TILES = {
+    width: (TileShape(32, 32, 8, 1), TileShape(16, 32, 4, 1)) for width in (16, 32, 64, 128, 256)
+}
+
+
+@triton.jit
+def _attend(
+    acc,
+    total,
+    peak,
+    q,
+    position,
+    low,
+    high,
+    end,
+    table,
+    k_head,
+    v_head,
+    score_scale,
+    soft_cap,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Add the keys of the positions low:high, of which none from `end` on exist, to the running
+    (weighted sum of values, sum of weights, maximum) of a tile of queries."""
+    column = tl.arange(0, BLOCK_D)
+    for start in range(low, high, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        place = start + tl.arange(0, BLOCK_N)
+        if MASKED:
+            block = tl.load(table + place // BLOCK_SIZE, mask=place < end, other=0)
+        else:
+            block = tl.load(table + place // BLOCK_SIZE)
+        slot = block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
+        offset = slot[:, None] * SLOT_STRIDE + column[None, :]
+        if MASKED and BLOCK_D != DIM:
+            exists = (place < end)[:, None] & (column < DIM)[None, :]
+            k = tl.load(k_head + offset, mask=exists, other=0)
+            v = tl.load(v_head + offset, mask=exists, other=0)
+        elif MASKED:
+            k = tl.load(k_head + offset, mask=(place < end)[:, None], other=0)
+            v = tl.load(v_head + offset, mask=(place < end)[:, None], other=0)
+        elif BLOCK_D != DIM:
+            k = tl.load(k_head + offset, mask=(column < DIM)[None, :], other=0)
+            v = tl.load(v_head + offset, mask=(column < DIM)[None, :], other=0)
+        else:
+            k = tl.load(k_head + offset)
+            v = tl.load(v_head + offset)
+        if FP8:
+            k = from_e4m3(k, q.dtype, NATIVE)
+            v = from_e4m3(v, q.dtype, NATIVE)
+        score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
+        if CAPPED:
+            # soft_cap is in base 2 already, and so is what comes out.
+            score = soft_cap * tanh(score * score_scale)
+        if MASKED:
+            visible = place[None, :] <= position[:, None]
+            if WINDOW:
+                visible &= place[None, :] > position[:, None] - WINDOW
+            score = tl.where(visible, score, float("-inf"))
+        if CAPPED:
+            new_peak = tl.maximum(peak, tl.max(score, 1))
+            weight = tl.exp2(score - new_peak[:, None])
+        else:
+            new_peak = tl.maximum(peak, tl.max(score, 1) * score_scale)
+            weight = tl.exp2(score * score_scale - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = dot(weight.to(q.dtype), v, acc * shrink[:, None])
+        peak = new_peak
+    return acc, total, peak
+
+
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "items"],
+)
+def _extend_kernel(
+    q,  # [T, Nq, D]
+    k_cache,  # [B * S, Nk, D]
+    v_cache,
+    k_scales,  # [Nk] float32, or nothing
+    v_scales,
+    block_tables,  # [R, W]
+    items,  # [I, 8]
+    out,  # [T, Nq, D]
+    lse,  # [T, Nq] float32, or nothing
+    part_out,  # [P, Nq, D] float32
+    part_lse,  # [P, Nq] float32
+    score_scale,  # base 2; with a soft cap, natural and divided by the cap
+    soft_cap,  # base 2
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Program: item `pid // KV_HEADS`, KV head `pid % KV_HEADS`."""
+    item = items + (tl.program_id(0) // KV_HEADS) * ITEM
+    head = tl.program_id(0) % KV_HEADS
+    row = tl.load(item)
+    first_token = tl.load(item + 1)
+    count = tl.load(item + 2)
+    first_position = tl.load(item + 3)
+    begin = tl.multiple_of(tl.load(item + 4), BLOCK_N)
+    end = tl.load(item + 5)
+    part = tl.load(item + 6)
+
+    pair = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, BLOCK_D)
+    token = pair // GROUP
+    query_head = head * GROUP + pair % GROUP
+    # With a group that does not divide block_m, the last pairs belong to a token of another tile.
+    exists = token < count
+    stored = exists[:, None] & (column < DIM)[None, :]
+    flat = (first_token + token).to(tl.int64)
+    query = tl.load(
+        q + flat[:, None] * q_token_stride + query_head[:, None] * q_head_stride + column[None, :],
+        mask=stored,
+        other=0,
+    )
+    position = first_position + tl.minimum(token, count - 1)
+
+    table = block_tables + row.to(tl.int64) * table_stride
+    k_head = k_cache + head * DIM
+    v_head = v_cache + head * DIM
+    if FP8:
+        score_scale *= tl.load(k_scales + head)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    peak = tl.full([BLOCK_M], LOWEST, tl.float32)
+    # Tiles from `full` to `diagonal` are visible as a whole to every query.
+    diagonal = tl.maximum((tl.minimum(first_position + 1, end) // BLOCK_N) * BLOCK_N, begin)
+    full = begin
+    if WINDOW:
+        last_low = tl.maximum(first_position + count - WINDOW, 0)  # what the last query sees first
+        full = tl.minimum(tl.cdiv(last_low, BLOCK_N) * BLOCK_N, diagonal)
+        full = tl.maximum(full, begin)
+        acc, total, peak = _attend(
+            acc, total, peak, query, position, begin, full, end, table, k_head, v_head,
+            score_scale, soft_cap, True, WINDOW, CAPPED, FP8, NATIVE,
+            KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+    acc, total, peak = _attend(
+        acc, total, peak, query, position, full, diagonal, end, table, k_head, v_head,
+        score_scale, soft_cap, False, WINDOW, CAPPED, FP8, NATIVE,
+        KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, total, peak = _attend(
+        acc, total, peak, query, position, diagonal, end, end, table, k_head, v_head,
+        score_scale, soft_cap, True, WINDOW, CAPPED, FP8, NATIVE,
+        KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    # A part of a context may hold nothing that a query sees: 0, with a log-sum-exp of -inf.
+    factor = 1.0 / tl.where(total == 0.0, 1.0, total)
+    if FP8:
+        factor *= tl.load(v_scales + head)
+    acc = acc * factor[:, None]
+    log_sum = (tl.log2(total) + peak) * LN_2
+    if part >= 0:
+        place = (part + token).to(tl.int64) * (KV_HEADS * GROUP) + query_head
+        tl.store(part_out + place[:, None] * DIM + column[None, :], acc, mask=stored)
+        tl.store(part_lse + place, log_sum, mask=exists)
+    else:
+        offset = flat[:, None] * out_token_stride + query_head[:, None] * out_head_stride
+        tl.store(out + offset + column[None, :], acc.to(out.dtype.element_ty), mask=stored)
+        if LSE:
+            tl.store(lse + flat * (KV_HEADS * GROUP) + query_head, log_sum, mask=exists)
+
+
+@triton.jit(do_not_specialize_on_alignment=["merges"])
+def _merge_kernel(
+    part_out,  # [P, Nq, D] float32
+    part_lse,  # [P, Nq] float32
+    merges,  # [M, 4]
+    out,  # [T, Nq, D]
+    lse,  # [T, Nq] float32, or nothing
+    out_token_stride,
+    out_head_stride,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    LSE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Program: one token of `merges`, `BLOCK_H` heads of it; parts in their order."""
+    merge = merges + tl.program_id(0) * MERGE
+    token = tl.load(merge).to(tl.int64)
+    first = tl.load(merge + 1).to(tl.int64)
+    parts = tl.load(merge + 2)
+    stride = tl.load(merge + 3)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    column = tl.arange(0, BLOCK_D)
+    exists = head < HEADS
+    stored = exists[:, None] & (column < DIM)[None, :]
+    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    peak = tl.full([BLOCK_H], LOWEST, tl.float32)
+    for part in range(parts):
+        place = (first + part * stride) * HEADS + head
+        log_sum = tl.load(part_lse + place, mask=exists, other=0.0)
+        value = tl.load(part_out + place[:, None] * DIM + column[None, :], mask=stored, other=0.0)
+        new_peak = tl.maximum(peak, log_sum)
+        shrink = tl.exp(peak - new_peak)
+        weight = tl.exp(log_sum - new_peak)
+        acc = acc * shrink[:, None] + value * weight[:, None]
+        total = total * shrink + weight
+        peak = new_peak
+    offset = token * out_token_stride + head * out_head_stride
+    value = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + offset[:, None] + column[None, :], value, mask=stored)
+    if LSE:
+        tl.store(lse + token * HEADS + head, peak + tl.log(total), mask=exists)
 
 
 def tile_shapes(
     arch: int, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> tuple[TileShape, TileShape]:
-    """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`."""
-    raise NotImplementedError
+    """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`.
+
+    Raises ValueError for a group of more query heads than a tile has rows.
+    """
+    width = padded(head_dim, 16)
+    if arch == 0:
+        large, small = TileShape(32, 32, 4, 1), TileShape(16, 16, 4, 1)
+    elif dtype == torch.float32:
+        large, small = FLOAT32_TILES[min(width, 256)]
+    else:
+        tiles = HOPPER_TILES if arch >= 90 else AMPERE_TILES
+        large, small = tiles[min(max(width, 64), 256)]
+    if group > large.block_m:
+        raise ValueError(f"{group} query heads per KV head; at most {large.block_m} are supported")
+    return large, small if group <= small.block_m else large
 
 
 def extend_attention(
@@ -36,4 +346,187 @@ def extend_attention(
     (rows contiguous); `arrays` are `plan.arrays` on the device (int32, contiguous; any shape); lse
     float32 [T, Nq] contiguous or None. See `interface.PagedAttention`.
     """
-    raise NotImplementedError
+    heads, dim = q.shape[1:]
+    kv_heads = k_cache.shape[2]
+    scale = dim**-0.5 if scale is None else scale
+    if scale <= 0.0:
+        raise ValueError(f"scale {scale} is not positive")
+    if (k_cache.dtype == torch.float8_e4m3fn) != (scales is not None):
+        raise ValueError("an fp8 cache has scales, and only such a cache")
+    capped = soft_cap > 0.0
+    parts = max(plan.num_parts, 1)
+    part_out = torch.empty(parts, heads, dim, dtype=torch.float32, device=q.device)
+    part_lse = torch.empty(parts, heads, dtype=torch.float32, device=q.device)
+    for launch, items in zip(plan.launches, arrays[:-1], strict=True):
+        if not len(launch.items):
+            continue
+        _extend_kernel[(len(launch.items) * kv_heads,)](
+            q,
+            as_bits(k_cache),
+            as_bits(v_cache),
+            None if scales is None else scales.k,
+            None if scales is None else scales.v,
+            block_tables,
+            items,
+            out,
+            lse,
+            part_out,
+            part_lse,
+            scale / soft_cap if capped else scale * LOG2_E,
+            soft_cap * LOG2_E,
+            q.stride(0),
+            q.stride(1),
+            out.stride(0),
+            out.stride(1),
+            block_tables.stride(0),
+            KV_HEADS=kv_heads,
+            GROUP=heads // kv_heads,
+            DIM=dim,
+            BLOCK_SIZE=plan.block_size,
+            WINDOW=plan.window or 0,
+            CAPPED=capped,
+            FP8=scales is not None,
+            NATIVE=native_e4m3(architecture(q.device)),
+            LSE=lse is not None,
+            BLOCK_M=launch.shape.block_m,
+            BLOCK_N=launch.shape.block_n,
+            BLOCK_D=padded(dim, 16),
+            num_warps=launch.shape.num_warps,
+            num_stages=launch.shape.num_stages,
+        )
+    if len(plan.merges):
+        _merge_kernel[(len(plan.merges), triton.cdiv(heads, MERGE_HEADS))](
+            part_out,
+            part_lse,
+            arrays[-1],
+            out,
+            lse,
+            out.stride(0),
+            out.stride(1),
+            HEADS=heads,
+            DIM=dim,
+            LSE=lse is not None,
+            BLOCK_H=MERGE_HEADS,
+            BLOCK_D=padded(dim, 16),
+        )
+
+
+def variants(arch: int) -> list[Variant]:
+    """What is compiled ahead of time: head sizes, groups, caches and options as models have them."""
+    bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.uint8
+    cases: list[tuple[torch.dtype, torch.dtype, int, int, int, bool]] = [
+        # dtype, cache, head size, group, window, soft cap
+        (bf16, bf16, 64, 4, 0, False),
+        (bf16, bf16, 128, 1, 0, False),
+        (bf16, bf16, 128, 4, 0, False),
+        (bf16, bf16, 128, 7, 4096, False),
+        (bf16, bf16, 128, 4, 4096, True),
+        (bf16, bf16, 80, 8, 0, False),
+        (bf16, bf16, 256, 2, 4096, True),
+        (fp16, fp16, 128, 4, 0, False),
+        (fp32, fp32, 32, 3, 0, False),
+        (fp32, fp32, 128, 4, 0, False),
+        (bf16, fp8, 64, 4, 0, False),
+        (bf16, fp8, 128, 4, 0, False),
+        (bf16, fp8, 128, 4, 4096, True),
+        (bf16, fp8, 256, 2, 4096, True),
+    ]
+    found = []
+    for dtype, cache, dim, group, window, capped in cases:
+        for size, shape in zip(
+            ("large", "small"), tile_shapes(arch, dim, group, dtype, cache), strict=True
+        ):
+            found.append(_variant(arch, dtype, cache, dim, group, window, capped, size, shape))
+    found.append(_merge_variant(bf16, 32, 128))
+    found.append(_merge_variant(fp32, 6, 32))
+    return found
+
+
+def _variant(
+    arch: int,
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    dim: int,
+    group: int,
+    window: int,
+    capped: bool,
+    size: str,
+    shape: TileShape,
+) -> Variant:
+    fp8 = cache == torch.uint8
+    kind, cache_kind = TYPE_NAMES[dtype], TYPE_NAMES[cache]
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": group,
+        "DIM": dim,
+        "BLOCK_SIZE": 16,
+        "WINDOW": window,
+        "CAPPED": capped,
+        "FP8": fp8,
+        "NATIVE": native_e4m3(arch),
+        "LSE": True,
+        "BLOCK_M": shape.block_m,
+        "BLOCK_N": shape.block_n,
+        "BLOCK_D": padded(dim, 16),
+    }
+    if not fp8:
+        constants |= {"k_scales": None, "v_scales": None}
+    scale = "*fp32" if fp8 else "constexpr"
+    name = f"extend_attention {kind} cache {cache_kind} D{dim} G{group} W{window}"
+    return Variant(
+        name=f"{name}{' capped' if capped else ''} {size}",
+        kernel=_extend_kernel,
+        signature={
+            "q": f"*{kind}",
+            "k_cache": f"*{cache_kind}",
+            "v_cache": f"*{cache_kind}",
+            "k_scales": scale,
+            "v_scales": scale,
+            "block_tables": "*i32",
+            "items": "*i32",
+            "out": f"*{kind}",
+            "lse": "*fp32",
+            "part_out": "*fp32",
+            "part_lse": "*fp32",
+            "score_scale": "fp32",
+            "soft_cap": "fp32",
+            "q_token_stride": "i32",
+            "q_head_stride": "i32",
+            "out_token_stride": "i32",
+            "out_head_stride": "i32",
+            "table_stride": "i32",
+        }
+        | dict.fromkeys(CONSTANTS, "constexpr"),
+        constants=constants,
+        divisible=DIVISIBLE,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        matrix_units=dtype != torch.float32,
+    )
+
+
+def _merge_variant(dtype: torch.dtype, heads: int, dim: int) -> Variant:
+    kind = TYPE_NAMES[dtype]
+    constants = {
+        "HEADS": heads,
+        "DIM": dim,
+        "LSE": True,
+        "BLOCK_H": MERGE_HEADS,
+        "BLOCK_D": padded(dim, 16),
+    }
+    return Variant(
+        name=f"extend_attention merge {kind} D{dim}",
+        kernel=_merge_kernel,
+        signature={
+            "part_out": "*fp32",
+            "part_lse": "*fp32",
+            "merges": "*i32",
+            "out": f"*{kind}",
+            "lse": "*fp32",
+            "out_token_stride": "i32",
+            "out_head_stride": "i32",
+        }
+        | dict.fromkeys(constants, "constexpr"),
+        constants=constants,
+        divisible=("part_out", "part_lse", "out", "lse", "out_token_stride", "out_head_stride"),
+    )

@@ -76,6 +76,12 @@ def to_e4m3(x):
     return (code | ((pattern >> 24) & 0x80)).to(tl.uint8)
 
 
+@triton.jit
+def tanh(x):
+    """float32, to about 1e-7 absolutely; -1 and 1 far out."""
+    return 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0)
+
+
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
     """What a kernel is given of a KV cache: the tensor itself, or the bytes of an fp8 one."""
     return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
