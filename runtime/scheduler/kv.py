@@ -126,12 +126,14 @@ class KVStore:
             builder.share_rows(int(node.blocks[-1]), int(blocks[0]), inside)
 
     def store(self, sequence: Sequence, builder: PlanBuilder | None = None) -> None:
-        """Put the computed tokens into the tree and move the handle there.
+        """Put the computed tokens into the tree and move the handle there; a token that is not
+        known yet stays outside.
 
         Blocks of tokens that were in the tree already are given up for the tree's; while a plan is
         made only at its end, since the step under way writes to them.
         """
-        node, end, size = sequence.node, sequence.computed, self.block_size
+        node, size = sequence.node, self.block_size
+        end = min(sequence.computed, sequence.length)
         if node is None or end == sequence.tree_len:
             return
         old, new = sequence.tree_len // size, end // size
@@ -155,6 +157,16 @@ class KVStore:
         blocks = self.pool.allocate(len(sequences))
         for index, sequence in enumerate(sequences):
             sequence.extend_table(blocks[index : index + 1])
+
+    def rewind(self, sequence: Sequence, computed: int) -> None:
+        """Forget the KV behind the first `computed` tokens, none of which is in the tree."""
+        if sequence.computed <= computed:
+            return
+        assert sequence.tree_len <= computed
+        sequence.computed = computed
+        needed = self.blocks_for(computed)
+        self.pool.drop(sequence.table[needed : sequence.table_len], pinned=True)
+        sequence.table_len = needed
 
     def release(self, sequence: Sequence) -> None:
         """The sequence ends or is retracted: what it computed stays in the tree, unlocked."""
@@ -210,7 +222,11 @@ class KVStore:
         check_cache(self.tree, handles, [self._held(sequence) for sequence in sequences])
         for sequence in sequences:
             node = sequence.node
-            assert sequence.tree_len <= sequence.computed <= sequence.length, sequence
+            assert sequence.tree_len <= min(sequence.computed, sequence.length), sequence
+            if sequence.decoding and sequence.ending is None:
+                assert sequence.computed + 1 == sequence.length + sequence.pending, sequence
+            else:
+                assert sequence.computed <= sequence.length, sequence
             assert (node is None) == sequence.detached, sequence
             end = 0 if node is None else node.end
             assert sequence.tree_len == end, f"{sequence}: handle at {end}"

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool
-from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.plan import MaskRow, PromptScoreRow, SampleRow, StepPlan
+from rootlace.runtime.scheduler.flight import Flight
+from rootlace.runtime.scheduler.plan import PromptScoreRow, StepPlan
+from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _NONE = np.empty(0, np.int64)
+_NO_FEEDS = np.empty((0, 2), np.int32)
 
 
 @dataclass(slots=True)
@@ -48,9 +50,7 @@ class PlanBuilder:
     def __init__(self, step: int, pool: BlockPool) -> None:
         self.step = step
         self.rows: list[_Row] = []
-        self.sampled: list[Sequence] = []
-        self.scored: list[tuple[Sequence, int]] = []
-        """Sequences with scored tokens, and where those end."""
+        self._complete: list[Sequence] = []
         self._pool = pool
         self._block_size = pool.block_size
         self._flat = 0
@@ -64,19 +64,23 @@ class PlanBuilder:
     # ------------------------------------------------------------ collecting
 
     def add_decode(self, sequence: Sequence) -> None:
-        """The next token of a decoding sequence; its slot is in its table already."""
+        """The next token of a decoding sequence, known or pending; its slot is in its table."""
         row = _Row(sequence, sequence.computed, 1, self._flat, sequence.table, True, 0, 0)
         self.rows.append(row)
         self._flat += 1
 
     def add_chunk(
-        self, sequence: Sequence, count: int, *, sample: bool, scores: tuple[int, int]
+        self, sequence: Sequence, count: int, *, complete: bool, scores: tuple[int, int]
     ) -> None:
         """`count` tokens from `sequence.computed` on, whose blocks are in its table.
 
-        `scores`: the tokens from scores[0] up to scores[1] get log-probabilities.
+        `complete`: these are the last before a sample, or before the sequence's end. `scores`: the
+        tokens from scores[0] up to scores[1] get log-probabilities.
         """
         start, size = sequence.computed, self._block_size
+        sample = complete and sequence.ending is None
+        if complete and not sample:
+            self._complete.append(sequence)
         end = start + count
         # A copy: storing the chunk may put the tree's blocks in place of those it writes to.
         table = sequence.table[: -(-end // size)].copy()
@@ -116,20 +120,14 @@ class PlanBuilder:
 
     # ------------------------------------------------------------ layout
 
-    def build(self, order: list[Sequence], masks: StepMasks) -> StepPlan:
+    def build(self, order: list[Sequence], sample_rows: SampleRows) -> Flight:
         """Lay the rows out in the order of `order`, which names every row's sequence."""
         row_of = {row.sequence: row for row in self.rows}
         rows = [row_of[sequence] for sequence in order if sequence in row_of]
-        constrained = {
-            row.sequence: row.sequence.request.matcher
-            for row in rows
-            if row.sample and row.sequence.request.matcher is not None
-        }
-        mask_of: dict[Sequence, np.ndarray | MaskRow] = {}
-        wait_for_masks = None
-        if constrained:
-            filled, wait_for_masks = masks.start(list(constrained.values()))
-            mask_of = dict(zip(constrained, filled, strict=True))
+        sampled = [(index, row.sequence) for index, row in enumerate(rows) if row.sample]
+        samples, wait_for_masks = sample_rows.start(sampled)
+        feeds: list[tuple[int, int]] = []
+        scored: list[tuple[Sequence, int, int]] = []
         size = self._block_size
         total, width = self._flat, 0
         if rows:
@@ -141,7 +139,6 @@ class PlanBuilder:
         context_len = np.empty(len(rows), np.int32)
         tables = np.zeros((len(rows), width), np.int32)
         remap = np.empty(total, np.int64) if self._duplicates else _NONE
-        samples: list[SampleRow] = []
         scores: list[PromptScoreRow] = []
         at = 0
         for index, row in enumerate(rows):
@@ -156,7 +153,11 @@ class PlanBuilder:
             context_len[index] = end
             row_start[index + 1] = stop
             if row.count == 1:
-                token_ids[at] = sequence.tokens[start]
+                if start < sequence.length:
+                    token_ids[at] = sequence.tokens[start]
+                else:
+                    token_ids[at] = 0
+                    feeds.append((at, sequence.sampled_at))
                 positions[at] = start
                 slots[at] = int(row.table[start // size]) * size + start % size
             else:
@@ -166,15 +167,12 @@ class PlanBuilder:
                 slots[at:stop] = row.table[where // size].astype(np.int64) * size + where % size
             if len(remap):
                 remap[row.flat : row.flat + row.count] = np.arange(at, stop)
-            if row.sample:
-                samples.append(_sample_row(index, sequence, mask_of.get(sequence)))
-                self.sampled.append(sequence)
             if row.score_start < row.score_stop:
                 targets = sequence.tokens[row.score_start : row.score_stop]
                 top = sequence.request.params.top_logprobs
                 flat = at + row.score_start - 1 - start
                 scores.append(PromptScoreRow(index, flat, targets, top))
-                self.scored.append((sequence, row.score_stop))
+                scored.append((sequence, row.score_start, row.score_stop))
             at = stop
         duplicate_tokens, duplicate_slots = _NONE.astype(np.int32), _NONE
         if self._duplicates:
@@ -182,7 +180,7 @@ class PlanBuilder:
             duplicate_tokens = remap[np.concatenate(flats)].astype(np.int32)
             duplicate_slots = np.concatenate(targets)
         self.close()
-        return StepPlan(
+        plan = StepPlan(
             step=self.step,
             token_ids=token_ids,
             positions=positions,
@@ -196,6 +194,17 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
+            feeds=np.array(feeds, np.int32).reshape(-1, 2) if feeds else _NO_FEEDS,
+        )
+        for at, (_, sequence) in enumerate(sampled):
+            sequence.pending += 1
+            sequence.sampled_at = at
+        return Flight(
+            plan=plan,
+            rows=[row.sequence for row in rows],
+            sampled=[(sequence, sequence.epoch) for _, sequence in sampled],
+            scored=scored,
+            complete=self._complete,
         )
 
     def close(self) -> None:
@@ -203,15 +212,3 @@ class PlanBuilder:
         for blocks in self._guards:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
-
-
-def _sample_row(index: int, sequence: Sequence, mask: np.ndarray | MaskRow | None) -> SampleRow:
-    params = sequence.request.params
-    return SampleRow(
-        row=index,
-        params=params,
-        token_ids=sequence.tokens[: sequence.length],
-        prompt_len=sequence.prompt_len,
-        mask=mask,
-        banned=params.stop_token_ids if sequence.outputs < params.min_tokens else (),
-    )

@@ -31,8 +31,10 @@ class RunningSet:
     oldest.
     """
 
-    def __init__(self, kv: KVStore) -> None:
+    def __init__(self, kv: KVStore, max_length: int) -> None:
+        """`max_length`: a sequence that is this long ends."""
         self._kv = kv
+        self._max_length = max_length
         self.sequences: list[Sequence] = []
         self.retracted: list[Sequence] = []
         self.retractions = 0
@@ -53,8 +55,15 @@ class RunningSet:
         insort(self.sequences, sequence, key=by_order)
         self._ordered = None
 
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` ends, running or retracted; what it computed stays cached."""
+        if sequence in self.retracted:
+            self.retracted.remove(sequence)
+        else:
+            self.leave(sequence)
+
     def leave(self, sequence: Sequence) -> None:
-        """`sequence` ends; what it computed stays cached."""
+        """`sequence` runs no more; what it computed stays cached."""
         self.sequences.remove(sequence)
         self._kv.release(sequence)
         self._ordered = None
@@ -77,9 +86,13 @@ class RunningSet:
 
         What it computed is in the tree then, so that little is computed again.
         """
-        self.leave(sequence)
+        self.remove(sequence)
         sequence.shorten(length)
         insort(self.retracted, sequence, key=by_order)
+
+    def forget(self, sequence: Sequence) -> None:
+        """`sequence` ends, all KV being lost."""
+        (self.retracted if sequence in self.retracted else self.sequences).remove(sequence)
 
     def restart(self) -> None:
         """All KV is lost: every sequence computes again what it had."""
@@ -102,20 +115,26 @@ class RunningSet:
 
     # ------------------------------------------------------------ blocks
 
-    def secure(self) -> None:
-        """Give every decoding sequence a slot for its next token; retract where there is none.
+    def secure(self, *, may_retract: bool = True) -> list[Sequence] | None:
+        """Give every sequence that decodes in the next step a slot for its next token; returns
+        these. Retracts where there is none; None if that would be needed and is not allowed.
 
         If the oldest sequence is still in prefill, one more block is left for it.
         """
         size = self._kv.block_size
-        while self.sequences:
-            growing = [s for s in self.sequences if s.decoding and s.computed == s.table_len * size]
+        while True:
+            ready = [s for s in self.sequences if s.decoding and not self._ends(s)]
+            if not self.sequences:
+                return ready
+            growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
             stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
             if self._kv.make_room(len(growing) + stuck):
                 if growing:
                     self._kv.extend(growing)
-                return
+                return ready
+            if not may_retract:
+                return None
             victim = self._victim()
             if victim is not None:
                 self.retract(victim)
@@ -124,6 +143,16 @@ class RunningSet:
                 self._ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
+
+    def _ends(self, sequence: Sequence) -> bool:
+        """Whether a decoding sequence ends with the step under way, whatever that finds."""
+        pending = sequence.pending
+        if not pending:
+            return sequence.ending is not None
+        return (
+            sequence.outputs + pending >= sequence.max_tokens
+            or sequence.length + pending >= self._max_length
+        )
 
     def _victim(self) -> Sequence | None:
         others = self.sequences[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,26 +16,18 @@ from rootlace.errors import (
 )
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
+from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.running import RunningSet, by_order
+from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
 from rootlace.runtime.scheduler.waiting import WaitingQueue
-
-
-@dataclass
-class _Flight:
-    """The step that was planned and not yet committed."""
-
-    plan: StepPlan
-    rows: list[Sequence]
-    sampled: list[Sequence]
-    scored: list[tuple[Sequence, int]]
 
 
 @dataclass
@@ -52,12 +45,17 @@ class _Counters:
     )
 
 
-class Scheduler:
-    """Decides what is computed when. See "Scheduler" in docs/architecture.md.
+MAX_FLIGHTS = 2
+"""Steps that are planned and not committed: one that runs, and the one behind it."""
 
-    The caller alternates `plan` and `commit` (or `fail`); `add` and `abort` may come at any time
-    between. Updates that come about without a step are in `take_updates`, and in what the next
-    `commit` or `fail` returns.
+
+class Scheduler:
+    """Decides what is computed when. See "Scheduler" and "Overlap" in docs/architecture.md.
+
+    The caller alternates `plan` and `commit` (or `fail`), or plans the next step before it commits
+    the last one: then the new plan feeds on tokens that the last one is to find. `add` and `abort`
+    may come at any time between. Updates that come about without a step are in `take_updates`, and
+    in what the next `commit` or `fail` returns.
 
     A step costs O(rows) Python work and memory copies for the block tables; nothing in a decode
     step grows with the context otherwise.
@@ -77,10 +75,12 @@ class Scheduler:
         *,
         vocab_size: int = 0,
         masks: StepMasks | None = None,
+        automata: bool = False,
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
-        `masks` makes their masks; without it they are filled while a step is planned.
+        `masks` makes their masks; without it they are filled while a step is planned. `automata`:
+        rows name the state of their automaton instead, where there is one.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -95,12 +95,12 @@ class Scheduler:
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
-        self._running = RunningSet(self.kv)
-        self._masks = masks or StepMasks(vocab_size)
+        self._running = RunningSet(self.kv, self._max_length)
+        self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._intake = TokenIntake(self._max_length)
         self._by_rid: dict[int, Sequence] = {}
         self._updates: list[Update] = []
-        self._flight: _Flight | None = None
+        self._flights: deque[Flight] = deque()
         self._arrivals = 0
         self._count = _Counters()
 
@@ -134,17 +134,16 @@ class Scheduler:
             return None
         if sequence.order < 0:
             self._waiting.remove(sequence)
-        elif sequence in self._running.retracted:
-            self._running.retracted.remove(sequence)
         else:
-            self._running.leave(sequence)
+            self._running.remove(sequence)
         update = self._end(sequence, Update(rid, finish="abort"))
         self._check_if_asked()
         return update
 
     @property
     def has_work(self) -> bool:
-        return bool(self._by_rid or self._updates)
+        """Whether there is a request, an update or a step under way."""
+        return bool(self._by_rid or self._updates or self._flights)
 
     def take_updates(self) -> list[Update]:
         """Updates that no `commit` has returned yet."""
@@ -154,65 +153,94 @@ class Scheduler:
     # ------------------------------------------------------------ the step
 
     def plan(self) -> StepPlan | None:
-        """The next step; None if there is nothing to compute."""
-        if self._flight is not None:
-            raise RuntimeError("the last plan was neither committed nor failed")
+        """The next step; None if there is nothing to compute, or nothing before the step under way
+        is committed."""
+        if len(self._flights) == MAX_FLIGHTS:
+            raise RuntimeError("two plans are under way that were neither committed nor failed")
         # An attempt without rows took something from the cache or took blocks from somebody; the
         # bound is there so that a mistake shows as an error and not as a hang.
         for _ in range(3 * len(self._by_rid) + 3):
             builder = PlanBuilder(self._count.steps, self.kv.pool)
-            self._plan_decode(builder)
-            self._plan_prefill(builder)
-            if builder.rows:
-                return self._launch(builder)
-            if not self._running.sequences:
+            if self._plan_decode(builder):
+                self._plan_prefill(builder)
+                if builder.rows:
+                    return self._launch(builder)
+            if self._flights or not self._running.sequences:
                 self._check_if_asked()
                 return None
         raise RuntimeError(f"no progress with {len(self._running.sequences)} running sequences")
 
+    def late_samples(self, plan: StepPlan) -> list[SampleRow]:
+        """The samples of a late plan, the step before being committed: none is late any more.
+
+        Returns once their masks are filled. What nobody wants any more is sampled anyhow.
+        """
+        for flight in self._flights:
+            if flight.plan is plan:
+                live = {at: s for at, s in flight.wanted() if plan.samples[at].late}
+                return self._sample_rows.final(plan.samples, live)
+        return [dead_row(sample) for sample in plan.samples]
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Take in what the step found."""
         flight = self._land(plan)
-        for (sequence, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
+        for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
             sequence.take_scores(scores, stop)
         updates = self.take_updates()
-        for sequence in flight.rows:
-            if sequence.ending is not None and sequence.decoding and not sequence.finished:
+        for sequence in flight.complete:
+            if not sequence.finished:
+                assert sequence.ending is not None
                 updates.append(self._finish(sequence, sequence.ending))
         tokens = result.token_ids.tolist()
-        for sequence, token, scored in zip(flight.sampled, tokens, result.scores, strict=True):
-            if sequence.finished:
-                continue
-            self._count.output_tokens += 1
-            verdict = self._intake.sampled(sequence, token, scored)
-            if isinstance(verdict, Retreat):
-                self._running.retreat(sequence, verdict.length)
-                continue
-            if isinstance(verdict, Ending) and (
-                verdict.finish == "error" or not sequence.scores_missing
-            ):
-                updates.append(self._finish(sequence, verdict))
-                continue
-            sequence.ending = verdict
-            if sequence.length > sequence.computed + 1:
-                self._running.jumped(sequence)
-            update = outcome.news(sequence)
-            if update is not None:
-                updates.append(update)
+        for (sequence, epoch), token, scored in zip(
+            flight.sampled, tokens, result.scores, strict=True
+        ):
+            if sequence.epoch == epoch and not sequence.finished:
+                update = self._take(sequence, token, scored)
+                if update is not None:
+                    updates.append(update)
         self._check_if_asked()
         return updates
+
+    def _take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Update | None:
+        """Give `sequence` its next token."""
+        self._count.output_tokens += 1
+        sequence.pending -= 1
+        start = sequence.length
+        verdict = self._intake.sampled(sequence, token, scores)
+        if verdict is not None or sequence.length > start + 1:
+            # A step planned ahead went on from this token alone: what it samples is not next. The
+            # KV of the token counts, unless its logits are still wanted, or nobody goes on here.
+            sequence.drop_pending()
+            if verdict is not None or sequence.scores_missing:
+                self.kv.rewind(sequence, start)
+        if isinstance(verdict, Retreat):
+            self._running.retreat(sequence, verdict.length)
+            return None
+        if isinstance(verdict, Ending) and (
+            verdict.finish == "error" or not sequence.scores_missing
+        ):
+            return self._finish(sequence, verdict)
+        sequence.ending = verdict
+        if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
+            self._running.jumped(sequence)
+        return outcome.news(sequence)
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
         """The executor raised: end the requests of this step, forget all KV, keep the others.
 
-        Masks of this step may still be under way; their matchers go with the requests.
+        A step planned behind it is dropped; those requests of it that were not in this one are
+        computed again. Masks of this step may still be under way; their matchers go with the
+        requests.
         """
         flight = self._land(plan)
+        while self._flights:
+            self._flights.popleft().drop()
         updates = self.take_updates()
         self.kv.tree.reset()
         for sequence in flight.rows:
             if not sequence.finished:
-                self._running.sequences.remove(sequence)
+                self._running.forget(sequence)
                 ending = Ending("error", code=error.code, error=str(error))
                 updates.append(self._end(sequence, outcome.last(sequence, ending)))
         self._running.restart()
@@ -271,16 +299,22 @@ class Scheduler:
         for sequence in (*retracted, *self._waiting):
             assert not sequence.table_len and sequence.node is None, f"{sequence} has KV"
         assert len(running) <= self._max_rows
+        pending = Counter(s.rid for flight in self._flights for _, s in flight.wanted())
+        for sequence in everyone:
+            assert sequence.pending == pending[sequence.rid], f"{sequence}: {sequence.pending}"
         assert self.kv.enabled or not self.kv.tree.roots, "the tree is in use"
 
     # ------------------------------------------------------------ planning
 
-    def _plan_decode(self, builder: PlanBuilder) -> None:
-        self._running.secure()
-        for sequence in self._running.sequences:
-            if sequence.decoding:
-                builder.add_decode(sequence)
-                sequence.computed += 1
+    def _plan_decode(self, builder: PlanBuilder) -> bool:
+        """False if blocks must be taken from somebody, and the step under way may give some."""
+        ready = self._running.secure(may_retract=not self._flights)
+        if ready is None:
+            return False
+        for sequence in ready:
+            builder.add_decode(sequence)
+            sequence.computed += 1
+        return True
 
     def _plan_prefill(self, builder: PlanBuilder) -> None:
         """Chunks within what decode left of the budget.
@@ -300,6 +334,8 @@ class Scheduler:
         while budget and len(running.sequences) < self._max_rows:
             following = retracted[0] if retracted else self._waiting.peek()
             if following is None or not running.fits(following, promises):
+                return
+            if following.pending:  # its next token is on its way
                 return
             if following.order < 0:
                 self._waiting.take(following)
@@ -330,8 +366,7 @@ class Scheduler:
             max(sequence.score_next, sequence.computed + 1),
             min(end + 1, sequence.score_stop),
         )
-        sample = complete and sequence.ending is None
-        builder.add_chunk(sequence, count, sample=sample, scores=scores)
+        builder.add_chunk(sequence, count, complete=complete, scores=scores)
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete
@@ -342,20 +377,18 @@ class Scheduler:
         return count if complete else budget
 
     def _launch(self, builder: PlanBuilder) -> StepPlan:
-        plan = builder.build(self._running.depth_first(), self._masks)
-        rows = [row.sequence for row in builder.rows]
-        self._flight = _Flight(plan, rows, builder.sampled, builder.scored)
+        flight = builder.build(self._running.depth_first(), self._sample_rows)
+        self._flights.append(flight)
         self._running.relax()
         self._count.steps += 1
-        self._count.copies += len(plan.copies)
+        self._count.copies += len(flight.plan.copies)
         self._check_if_asked()
-        return plan
+        return flight.plan
 
-    def _land(self, plan: StepPlan) -> _Flight:
-        flight, self._flight = self._flight, None
-        if flight is None or flight.plan is not plan:
-            raise RuntimeError("this plan is not the one under way")
-        return flight
+    def _land(self, plan: StepPlan) -> Flight:
+        if not self._flights or self._flights[0].plan is not plan:
+            raise RuntimeError("this plan is not the oldest one under way")
+        return self._flights.popleft()
 
     # ------------------------------------------------------------ inside
 
@@ -370,8 +403,8 @@ class Scheduler:
             sequence.ending = verdict
 
     def _finish(self, sequence: Sequence, ending: Ending) -> Update:
-        """End a running sequence."""
-        self._running.leave(sequence)
+        """End a sequence that was admitted."""
+        self._running.remove(sequence)
         return self._end(sequence, outcome.last(sequence, ending))
 
     def _end(self, sequence: Sequence, update: Update) -> Update:

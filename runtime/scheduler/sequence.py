@@ -24,11 +24,16 @@ class Ending:
 class Sequence:
     """State of one request, from `add` to its last update.
 
-    `tokens[:length]` are prompt and output; the KV of the first `computed` of them is in memory
-    once the step under way is done. `table[:table_len]` are its blocks. The handle `node` ends at
+    `tokens[:length]` are prompt and output; the KV of the first `computed` tokens is in memory
+    once the steps under way are done. `table[:table_len]` are its blocks. The handle `node` ends at
     `tree_len <= computed`: the table up to `tree_len // block_size` is that of the tree path, and
     the sequence itself refers to the blocks behind. A *detached* sequence has no handle and refers
     to all its blocks.
+
+    `pending` tokens behind `length` are being sampled by steps under way, the last of them as
+    sample `sampled_at` of the step planned last. With one of them a step may compute the next token
+    already: then `computed` is beyond `length`. A sample counts if `epoch` is still what it was
+    when it was planned.
     """
 
     __slots__ = (
@@ -40,6 +45,7 @@ class Sequence:
         "decoding",
         "detached",
         "ending",
+        "epoch",
         "finished",
         "forced",
         "held",
@@ -49,15 +55,19 @@ class Sequence:
         "order",
         "output_scores",
         "outputs",
+        "penalised",
+        "pending",
         "program",
         "prompt_len",
         "prompt_scores",
         "queued",
         "request",
         "rid",
+        "sampled_at",
         "score_from",
         "score_next",
         "score_stop",
+        "stepped",
         "stops",
         "table",
         "table_len",
@@ -113,6 +123,16 @@ class Sequence:
         self.cached_tokens = 0
         self.announced = False
         self.finished = False
+        self.pending = 0
+        self.sampled_at = -1
+        self.epoch = 0
+        self.stepped = False
+        """Whether the row planned last says where an automaton stands, so that the device can step
+        it."""
+        self.penalised = bool(
+            params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+        )
+        """Whether sampling has to know all tokens before."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
@@ -130,6 +150,11 @@ class Sequence:
         limit = self.request.params.max_tokens
         assert limit is not None
         return limit
+
+    def drop_pending(self) -> None:
+        """What is being sampled now is not what follows."""
+        self.epoch += 1
+        self.pending = 0
 
     def append(self, token: int) -> None:
         """Amortised O(1)."""

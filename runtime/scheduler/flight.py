@@ -1,0 +1,44 @@
+"""A step between its plan and its commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rootlace.runtime.scheduler.plan import StepPlan
+from rootlace.runtime.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Flight:
+    """Whom a plan under way is for.
+
+    `sampled` are the sequences of the plan's samples, with the epochs for which these count;
+    `scored` those of its prompt scores, with the first token and the end of what is scored;
+    `complete` those that end with this step without a sample.
+    """
+
+    plan: StepPlan
+    rows: list[Sequence]
+    sampled: list[tuple[Sequence, int]]
+    scored: list[tuple[Sequence, int, int]]
+    complete: list[Sequence]
+
+    def wanted(self) -> list[tuple[int, Sequence]]:
+        """The samples that count, as (index, sequence)."""
+        return [
+            (at, sequence)
+            for at, (sequence, epoch) in enumerate(self.sampled)
+            if sequence.epoch == epoch and not sequence.finished
+        ]
+
+    def drop(self) -> None:
+        """Nothing will come of it: what it was to find is to be found again.
+
+        Waits for the masks being filled, since their matchers go on.
+        """
+        if self.plan.wait_for_masks is not None:
+            self.plan.wait_for_masks()
+        for _, sequence in self.wanted():
+            sequence.drop_pending()
+        for sequence, start, _ in self.scored:
+            sequence.score_next = min(sequence.score_next, start)

@@ -1,0 +1,129 @@
+"""What the rows of a step sample with: tokens, bans, masks, and where automata stand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SampleRow
+from rootlace.runtime.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+Constraint = np.ndarray | MaskRow | AutomatonState
+
+_PLAIN = SamplingParams(temperature=0.0, seed=0)
+
+
+class SampleRows:
+    """Makes the sample rows of each step.
+
+    Where the last token of a row is not known yet, the device can do without the host if all the
+    row needs of that token is the next state of an automaton. A row that needs a mask of its own,
+    or all tokens for its penalties, is late: `final` makes it when the token is known.
+
+    A matcher is left alone while its mask may be filled on another thread, from `start` to the
+    commit of the step: so whether a row was given its automaton's state is kept (`stepped`), and
+    asked again only if it was.
+    """
+
+    def __init__(self, masks: StepMasks, automata: bool) -> None:
+        """`automata`: the executor steps those that matchers offer."""
+        self._masks = masks
+        self._automata = automata
+
+    def start(
+        self, rows: list[tuple[int, Sequence]]
+    ) -> tuple[list[SampleRow], Callable[[], None] | None]:
+        """The samples of a step's `rows` (row and sequence), and what to wait for (see
+        `StepPlan.wait_for_masks`)."""
+        constraints, wait = self._constraints(rows)
+        if not constraints:
+            return [_row(index, sequence, sequence.pending) for index, sequence in rows], wait
+        return [
+            _row(index, sequence, sequence.pending, constraints.get(sequence))
+            for index, sequence in rows
+        ], wait
+
+    def final(self, samples: list[SampleRow], live: dict[int, Sequence]) -> list[SampleRow]:
+        """`samples` without a late one, now that the step before is committed. `live`: the
+        sequences of the late ones that are still wanted. Waits for their masks."""
+        rows = [(samples[at].row, sequence) for at, sequence in live.items()]
+        # Their tokens are known: what is pending is what they are to sample.
+        constraints, wait = self._constraints(rows, known=True)
+        if wait is not None:
+            wait()
+        done = [dead_row(sample) if sample.late else sample for sample in samples]
+        for (index, sequence), at in zip(rows, live, strict=True):
+            done[at] = _row(index, sequence, 0, constraints.get(sequence))
+        return done
+
+    def _constraints(
+        self, rows: list[tuple[int, Sequence]], *, known: bool = False
+    ) -> tuple[dict[Sequence, Constraint], Callable[[], None] | None]:
+        """Per sequence that has one and is not late."""
+        found: dict[Sequence, Constraint] = {}
+        masked: list[Sequence] = []
+        for _, sequence in rows:
+            matcher = sequence.request.matcher
+            if matcher is None:
+                continue
+            state = None
+            ahead = sequence.pending and not known
+            if self._automata and (sequence.stepped or not ahead):
+                state = _automaton(sequence)
+            sequence.stepped = state is not None
+            if state is not None:
+                found[sequence] = state
+            elif not ahead:
+                masked.append(sequence)
+        if not masked:
+            return found, None
+        matchers = [s.request.matcher for s in masked if s.request.matcher is not None]
+        masks, wait = self._masks.start(matchers)
+        found.update(zip(masked, masks, strict=True))
+        return found, wait
+
+
+def dead_row(sample: SampleRow) -> SampleRow:
+    """A late row whose sample nobody wants any more."""
+    return replace(sample, late=False, params=_PLAIN, mask=None, automaton=None, banned=())
+
+
+def _row(
+    index: int, sequence: Sequence, pending: int, constraint: Constraint | None = None
+) -> SampleRow:
+    """`pending`: how many tokens (0 or 1) come before the one to be sampled and are not known."""
+    request = sequence.request
+    params = request.params
+    banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
+    tokens = sequence.tokens[: sequence.length]
+    if not pending and not isinstance(constraint, AutomatonState):
+        return SampleRow(index, params, tokens, sequence.prompt_len, constraint, banned)
+    stepped = isinstance(constraint, AutomatonState)
+    return SampleRow(
+        row=index,
+        params=params,
+        token_ids=tokens,
+        prompt_len=sequence.prompt_len,
+        banned=banned,
+        source=sequence.sampled_at if pending else -1,
+        automaton=constraint if isinstance(constraint, AutomatonState) else None,
+        late=bool(pending)
+        and (sequence.penalised or (request.matcher is not None and not stepped)),
+    )
+
+
+def _automaton(sequence: Sequence) -> AutomatonState | None:
+    matcher = sequence.request.matcher
+    assert matcher is not None
+    try:
+        return matcher.automaton()
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("%r: its constraint does not say where its automaton stands", sequence)
+        return None
