@@ -412,7 +412,7 @@ def extend_attention(
 
 
 def variants(arch: int) -> list[Variant]:
-    """What is compiled ahead of time: head sizes, groups, caches and options as models have them."""
+    """What is compiled ahead of time: head sizes, groups, caches and options of models."""
     bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.uint8
     cases: list[tuple[torch.dtype, torch.dtype, int, int, int, bool]] = [
         # dtype, cache, head size, group, window, soft cap
