@@ -28,7 +28,7 @@ class StepInput:
     write_slots: torch.Tensor  # [M] int64
     write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
     attention: dict[int | None, Any]  # per window: what plan_attention returned
-    wanted: torch.Tensor  # [N] int64, flat tokens whose hidden state is needed
+    wanted: torch.Tensor | None  # [N] int64, flat tokens whose hidden state is needed; None: all
 
 
 class Decoder:
@@ -43,6 +43,10 @@ class Decoder:
     def vocab_size(self) -> int:
         return self._config.vocab_size
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weights.head.dtype
+
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
         kernels, config, weights = self._kernels, self._config, self._weights
@@ -52,7 +56,7 @@ class Decoder:
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             attended = self._attention(index, layer, x, step, cache)
-            if index == last:
+            if index == last and step.wanted is not None:
                 # Past its keys and values the last layer only matters where logits are wanted.
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
@@ -67,6 +71,10 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V]."""
         return linear(hidden, self._weights.head).float()
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """hidden [N, H] -> out [N, V], in the model's dtype."""
+        torch.mm(hidden, self._weights.head.t(), out=out)
 
     def _attention(
         self,

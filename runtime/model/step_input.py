@@ -26,11 +26,11 @@ class StepInputBuilder:
     ) -> None:
         self._config = config
         self._kernels = kernels
-        self._rotary = rotary
-        self._block_size = block_size
+        self.rotary = rotary
+        self.block_size = block_size
         self._dtype = dtype
         self._device = device
-        self._windows = sorted(set(config.windows), key=lambda window: window or 0)
+        self.windows = sorted(set(config.windows), key=lambda window: window or 0)
 
     def build(self, plan: StepPlan) -> StepInput:
         """Upload (in one transfer) and plan attention for each distinct sliding window."""
@@ -48,21 +48,9 @@ class StepInputBuilder:
             ],
             self._device,
         )
-        cos, sin = self._rotary(positions)
-        batch = AttentionBatch(
-            row_start=plan.row_start,
-            context_len=plan.context_len,
-            block_tables=plan.block_tables,
-            block_size=self._block_size,
-            num_heads=self._config.num_heads,
-            num_kv_heads=self._config.num_kv_heads,
-            head_dim=self._config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        attention = {
-            window: self._kernels.plan_attention(batch, window) for window in self._windows
-        }
+        cos, sin = self.rotary(positions)
+        batch = self.attention_batch(plan)
+        attention = {window: self._kernels.plan_attention(batch, window) for window in self.windows}
         return StepInput(
             token_ids=ids,
             cos=cos,
@@ -73,17 +61,33 @@ class StepInputBuilder:
             wanted=wanted,
         )
 
+    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        return AttentionBatch(
+            row_start=plan.row_start,
+            context_len=plan.context_len,
+            block_tables=plan.block_tables,
+            block_size=self.block_size,
+            num_heads=self._config.num_heads,
+            num_kv_heads=self._config.num_kv_heads,
+            head_dim=self._config.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
     def copies(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """The plan's block copies as (source, target) slots, int64 each."""
-        source, target, rows = plan.copies.astype(np.int64).T
-        # Row i of copy c, for all c and all i < rows[c], flattened.
-        which = np.repeat(np.arange(len(rows)), rows)
-        offset = np.arange(len(which)) - np.repeat(np.cumsum(rows) - rows, rows)
-        size = self._block_size
-        first, second = upload(
-            [[source[which] * size + offset], [target[which] * size + offset]], self._device
-        )
+        source, target = copied_slots(plan, self.block_size)
+        first, second = upload([[source], [target]], self._device)
         return first, second
+
+
+def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(source, target) slots of the plan's block copies, int64 each."""
+    source, target, rows = plan.copies.astype(np.int64).T
+    # Row i of copy c, for all c and all i < rows[c], flattened.
+    which = np.repeat(np.arange(len(rows)), rows)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(rows) - rows, rows)
+    return source[which] * block_size + offset, target[which] * block_size + offset
 
 
 def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:

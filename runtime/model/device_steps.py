@@ -1,0 +1,416 @@
+"""Steps on a device that runs beside the host: launched ahead, sampled there, collected later.
+
+Everything is given to one stream, in order; nothing here waits for the device but `collect`. What a
+step finds stays on the device for the next one: tokens are gathered from it (`StepPlan.feeds`), and
+rows are sampled on from it (`SampleRow.source`).
+
+A step of decode rows only goes through graphs (`graphs`), as one of the forward pass and sampling
+together, or as two where the host has something to say in between: masks that were filled during
+the forward pass, or rows that are late. All other steps are launched kernel by kernel; they have
+more tokens, and the device takes longer for them than the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.model.decode_staging import DecodeStaging, StagedDecode
+from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.device import Device
+from rootlace.runtime.model.device_scores import score_on_device, token_scores
+from rootlace.runtime.model.graphs import Graphs
+from rootlace.runtime.model.mixed_staging import MixedStaging
+from rootlace.runtime.model.plain_steps import LOGITS_BYTES
+from rootlace.runtime.model.results import Fetched, Results
+from rootlace.runtime.model.staging import HostBuffers
+from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.step_sampler import SamplingPlan, StepSampler
+from rootlace.runtime.scheduler.plan import (
+    PromptScoreRow,
+    SampleRow,
+    StepPlan,
+    StepResult,
+    TokenScores,
+)
+
+FIRST_HOST_BYTES = 1 << 20
+
+Tensors = list[torch.Tensor]
+
+
+class GraphKey(NamedTuple):
+    """What a graph does: for so many rows, the forward pass, or sampling of a kind, or both."""
+
+    rows: int
+    forward: bool
+    sampling: object
+
+
+@dataclass(slots=True, eq=False)
+class DeviceStep:
+    """A step under way."""
+
+    plan: StepPlan
+    rows: int = 0
+    """Rows its logits are padded to; 0: as many as it has samples."""
+    sampled: bool = False
+    hidden: torch.Tensor | None = None
+    """Of prompt tokens to be scored."""
+    targets: torch.Tensor | None = None
+    samples: Sequence[SampleRow] = ()
+    fetched: Fetched | None = None
+    parts: list[str] = field(default_factory=list)
+    """What each of the fetched tensors is."""
+    error: Exception | None = None
+
+
+class DeviceSteps:
+    """See `Executor`. Not thread-safe."""
+
+    overlaps = True
+
+    def __init__(
+        self,
+        device: Device,
+        decoder: Decoder,
+        kernels: KernelSet,
+        inputs: StepInputBuilder,
+        cache: torch.Tensor,
+        sampler: StepSampler,
+        graphs: Graphs,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        scratch_block: int,
+        fixed: bool = True,
+    ) -> None:
+        """`cache` has a block that no plan names: `scratch_block`. `max_blocks` is the longest
+        block table. `fixed`: the kernels can plan attention for captured graphs."""
+        self._device = device
+        self._decoder = decoder
+        self._kernels = kernels
+        self._cache = cache
+        self._sampler = sampler
+        self.graphs = graphs
+        self.eager_steps = 0
+        where = device.device
+        with torch.inference_mode(), device.work():
+            self._tokens = torch.full((max_rows,), -1, dtype=torch.int32, device=where)
+            self._logprobs = torch.zeros(max_rows, dtype=torch.float32, device=where)
+            self._logits = torch.zeros(
+                max_rows, decoder.vocab_size, dtype=decoder.dtype, device=where
+            )
+            buffers = HostBuffers(device, FIRST_HOST_BYTES)
+            self._mixed = MixedStaging(inputs, kernels, buffers, where)
+            self._decode: DecodeStaging | None = None
+            if fixed:
+                self._decode = DecodeStaging(
+                    inputs,
+                    kernels,
+                    buffers,
+                    where,
+                    max_rows,
+                    max_blocks,
+                    scratch_block * inputs.block_size,
+                )
+        self._results = Results(device)
+        self._last: DeviceStep | None = None
+
+    # ------------------------------------------------------------ the executor
+
+    def launch(self, plan: StepPlan) -> DeviceStep:
+        """Give the step to the device; a late plan's up to sampling. What that raises, `collect`
+        raises."""
+        step = DeviceStep(plan)
+        last, self._last = self._last, step
+        try:
+            _check_order(last, plan)
+            with torch.inference_mode(), self._device.work():
+                self._begin(step)
+                if not plan.late:
+                    self._end(step, plan.samples)
+        except Exception as error:
+            step.error = error
+        return step
+
+    def sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """End the step of a late plan. What that raises, `collect` raises."""
+        if step.error is not None:
+            return
+        try:
+            with torch.inference_mode(), self._device.work():
+                self._end(step, samples)
+        except Exception as error:
+            step.error = error
+
+    def collect(self, step: DeviceStep) -> StepResult:
+        """Wait for the step's results, not for what was launched after it."""
+        if step.error is not None:
+            raise step.error
+        if step.fetched is None:
+            raise RuntimeError("a late plan is to be sampled before its result is collected")
+        found = dict(zip(step.parts, step.fetched.wait(), strict=True))
+        return StepResult(
+            found.get("tokens", np.empty(0, np.int32)),
+            _sample_scores(step.samples, found),
+            _prompt_scores(step.plan.prompt_scores, found),
+        )
+
+    def capture_one(self) -> bool:
+        """Capture the next graph that the busiest moments may need; False: there is none. For
+        when nothing else is to be done."""
+        if self._decode is None or not self.graphs.enabled:
+            return False
+        for rows in self._decode.buckets:
+            sampling = self._sampler.plan([], rows)
+            if sampling.kind is None:
+                return False
+            key = GraphKey(rows, True, sampling.kind)
+            if not self.graphs.missing([key]):
+                continue
+            with torch.inference_mode(), self._device.work():
+                staged = self._decode.stage(_empty_plan(), rows, sampling.arrays)
+                if staged is None or staged.sampling is None:
+                    return False
+                # Once kernel by kernel: what is compiled at first use cannot be captured.
+                self._forward(staged)
+                self._draw(staged, sampling)
+                self.graphs.capture(key, lambda: self._whole(staged, sampling))
+            # What the step launched last has found is gone.
+            self._last = None
+            return True
+        return False
+
+    # ------------------------------------------------------------ parts of a step
+
+    def _begin(self, step: DeviceStep) -> None:
+        """Copies, and the forward pass up to logits; sampling too, if nothing stands against it."""
+        plan = step.plan
+        at_once = not plan.late and plan.wait_for_masks is None
+        rows = None if self._decode is None else self._decode.rows_for(plan)
+        if rows is None or not self._decode_step(step, rows, at_once):
+            self._mixed_step(step, at_once)
+
+    def _decode_step(self, step: DeviceStep, rows: int, at_once: bool) -> bool:
+        """False: this step has no fixed form."""
+        assert self._decode is not None
+        plan = step.plan
+        in_order = [sample.row for sample in plan.samples] == list(range(len(plan.samples)))
+        sampling = None
+        if at_once and in_order and plan.samples:
+            sampling = self._sampler.plan(plan.samples, rows)
+        staged = self._decode.stage(plan, rows, {} if sampling is None else sampling.arrays)
+        if staged is None:
+            return False
+        copies = self._mixed.copies(plan)
+        if copies:
+            sent = self._mixed.send(copies)
+            self._copy(sent["copy_source"], sent["copy_target"])
+        if sampling is not None and sampling.kind is not None and staged.sampling is not None:
+            chosen = sampling
+            self._run(GraphKey(rows, True, chosen.kind), lambda: self._whole(staged, chosen))
+            step.sampled = True
+        else:
+            self._run(GraphKey(rows, True, None), lambda: self._forward(staged))
+        if in_order:
+            step.rows = rows
+        else:
+            wanted = np.array([sample.row for sample in plan.samples], np.int64)
+            sent = self._mixed.send({"wanted": wanted})
+            chosen_logits = self._logits.index_select(0, sent["wanted"])
+            self._logits[: len(wanted)].copy_(chosen_logits)
+        return True
+
+    def _mixed_step(self, step: DeviceStep, at_once: bool) -> None:
+        plan = step.plan
+        self.eager_steps += 1
+        if not plan.num_tokens:
+            copies = self._mixed.copies(plan)
+            if copies:
+                sent = self._mixed.send(copies)
+                self._copy(sent["copy_source"], sent["copy_target"])
+            return
+        count = len(plan.samples)
+        sampling = self._sampler.plan(plan.samples, count) if at_once and count else None
+        given, staged = self._mixed.stage(
+            plan, {} if sampling is None else _prefixed(sampling.arrays), self._tokens
+        )
+        if "copy_source" in staged:
+            self._copy(staged["copy_source"], staged["copy_target"])
+        hidden = self._decoder.forward(given, self._cache)
+        if count:
+            self._decoder.write_logits(hidden[:count], self._logits[:count])
+        if plan.prompt_scores:
+            step.hidden, step.targets = hidden[count:], staged["targets"]
+        if sampling is not None:
+            arrays = {name: staged[_PREFIX + name] for name in sampling.arrays}
+            self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
+            step.sampled = True
+
+    def _end(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """Sample, if that is not done, and begin to fetch what was found."""
+        plan = step.plan
+        step.samples = samples
+        if plan.wait_for_masks is not None:
+            plan.wait_for_masks()
+        if samples and not step.sampled:
+            self._sample(samples, step.rows)
+            step.sampled = True
+        parts = self._scored(step)
+        if samples:
+            parts["tokens"] = self._tokens[: len(samples)]
+            parts["logprobs"] = self._logprobs[: len(samples)]
+        step.parts = list(parts)
+        step.fetched = self._results.fetch(list(parts.values()))
+        step.hidden = step.targets = None
+
+    def _sample(self, samples: Sequence[SampleRow], rows: int) -> None:
+        """From logits that are there; with `rows`, by a graph if there is one."""
+        sampling = self._sampler.plan(samples, rows or len(samples))
+        if rows and sampling.kind is not None:
+            assert self._decode is not None
+            places = self._decode.stage_sampling(rows, sampling.arrays)
+            if places is not None:
+                arrays = self._decode.sampling_tensors(places)
+                self._run(
+                    GraphKey(rows, False, sampling.kind),
+                    lambda: self._sampler.run(
+                        sampling, self._logits[:rows], arrays, self._tokens, self._logprobs
+                    ),
+                )
+                return
+        sent = self._mixed.send(sampling.arrays)
+        arrays = {name: sent[name] for name in sampling.arrays}
+        count = rows or len(samples)
+        self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
+
+    def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
+        """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
+        parts: dict[str, torch.Tensor] = {}
+        top = max(
+            (row.params.top_logprobs for row in step.samples if row.params.logprobs), default=0
+        )
+        if top:
+            count = len(step.samples)
+            _, ids, logprobs = score_on_device(self._logits[:count], self._tokens[:count], top)
+            parts["top_ids"], parts["top_logprobs"] = ids, logprobs
+        if step.hidden is not None and step.targets is not None:
+            found = self._score_prompts(step.plan.prompt_scores, step.hidden, step.targets)
+            names = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
+            parts |= zip(names, found, strict=True)
+        return parts
+
+    def _score_prompts(
+        self, rows: Sequence[PromptScoreRow], hidden: torch.Tensor, targets: torch.Tensor
+    ) -> Tensors:
+        """All rows' targets, in parts, so that memory does not grow with the prompts."""
+        top = max(row.top_logprobs for row in rows)
+        size = max(LOGITS_BYTES // (4 * self._decoder.vocab_size), 1)
+        found = [
+            score_on_device(self._decoder.logits(part), targets[start : start + size], top)
+            for start, part in zip(range(0, len(hidden), size), hidden.split(size), strict=True)
+        ]
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+    # ------------------------------------------------------------ what graphs are captured of
+
+    def _run(self, key: GraphKey, work: object) -> None:
+        if not self.graphs.run(key, work):  # type: ignore[arg-type]
+            self.eager_steps += key.forward
+
+    def _whole(self, staged: StagedDecode, sampling: SamplingPlan) -> None:
+        self._forward(staged)
+        self._draw(staged, sampling)
+
+    def _forward(self, staged: StagedDecode) -> None:
+        assert self._decode is not None
+        given = self._decode.step_input(staged, self._tokens)
+        hidden = self._decoder.forward(given, self._cache)
+        self._decoder.write_logits(hidden, self._logits[: staged.bucket.rows])
+
+    def _draw(self, staged: StagedDecode, sampling: SamplingPlan) -> None:
+        assert self._decode is not None and staged.sampling is not None
+        arrays = self._decode.sampling_tensors(staged.sampling)
+        logits = self._logits[: staged.bucket.rows]
+        self._sampler.run(sampling, logits, arrays, self._tokens, self._logprobs)
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        cache = self._cache.view(-1, *self._cache.shape[2:])
+        self._kernels.copy_slots(cache, source, target)
+
+
+_PREFIX = "sampling "
+
+
+def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {_PREFIX + name: array for name, array in arrays.items()}
+
+
+def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
+    """Raises RuntimeError if what `plan` goes on from is not there."""
+    if last is None:
+        return
+    if last.error is None and last.plan.late and not last.sampled:
+        raise RuntimeError("a late plan is to be sampled before the next one is launched")
+    follows = len(plan.feeds) or any(row.source >= 0 for row in plan.samples)
+    if last.error is not None and follows:
+        raise RuntimeError("the step before failed: its tokens are not known")
+
+
+def _sample_scores(
+    samples: Sequence[SampleRow], found: dict[str, np.ndarray]
+) -> list[TokenScores | None]:
+    scores: list[TokenScores | None] = [None] * len(samples)
+    for index, row in enumerate(samples):
+        if not row.params.logprobs:
+            continue
+        logprobs = found["logprobs"]
+        none = np.empty((len(samples), 0), np.int32)
+        top_ids = found.get("top_ids", none)
+        top_logprobs = found.get("top_logprobs", none.astype(np.float32))
+        here = slice(index, index + 1)
+        scores[index] = token_scores(logprobs, top_ids, top_logprobs, here, row.params.top_logprobs)
+    return scores
+
+
+def _prompt_scores(
+    rows: Sequence[PromptScoreRow], found: dict[str, np.ndarray]
+) -> list[TokenScores]:
+    scores = []
+    start = 0
+    for row in rows:
+        here = slice(start, start + len(row.targets))
+        scores.append(
+            token_scores(
+                found["prompt_logprobs"],
+                found["prompt_top_ids"],
+                found["prompt_top_logprobs"],
+                here,
+                row.top_logprobs,
+            )
+        )
+        start = here.stop
+    return scores
+
+
+def _empty_plan() -> StepPlan:
+    """A step of no rows: padded, it does what any step does, and nothing comes of it."""
+    none = np.empty(0, np.int32)
+    return StepPlan(
+        step=0,
+        token_ids=none,
+        positions=none,
+        slots=none.astype(np.int64),
+        row_start=np.zeros(1, np.int32),
+        context_len=none,
+        block_tables=np.zeros((0, 1), np.int32),
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=none,
+        duplicate_slots=none.astype(np.int64),
+    )

@@ -1,0 +1,125 @@
+"""What a step needs, in one piece of memory: laid out on the host, sent to the device in one copy.
+
+A layout gives every array of a step a fixed place. Steps of one layout differ in contents alone, so
+what a captured graph reads lies where it lay when the graph was captured.
+
+Host memory rotates: a step is laid out while the copy of the one before may still be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+ALIGNMENT = 256
+"""Bytes: where an array begins. Kernels are specialised for addresses that are multiples of 16."""
+ROTATION = 3
+"""Host buffers. Two steps are under way at most; a third is laid out beside them."""
+_TORCH = {
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.bool_): torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """Bytes `start : stop` of the buffer, as an array."""
+
+    start: int
+    stop: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class StagingLayout:
+    """Places of named arrays, one behind the other."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._fields: dict[str, Field] = {}
+        self.start = start
+        self.stop = start
+
+    def add(self, name: str, dtype: np.dtype | type, shape: tuple[int, ...]) -> None:
+        """Raises ValueError if there is an array of this name."""
+        if name in self._fields:
+            raise ValueError(f"{name} has a place already")
+        kind = np.dtype(dtype)
+        start = -(-self.stop // ALIGNMENT) * ALIGNMENT
+        self.stop = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._fields[name] = Field(start, self.stop, kind, shape)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def field(self, name: str) -> Field:
+        return self._fields[name]
+
+    def write(self, buffer: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put arrays in their places in `buffer` uint8 [bytes]. An array may be shorter than its
+        place (along its only axis): what is behind it stays as it was."""
+        for name, values in arrays.items():
+            self.host(buffer, name)[: len(values)] = values
+
+    def host(self, buffer: np.ndarray, name: str) -> np.ndarray:
+        """The place of an array in `buffer` uint8 [bytes]."""
+        field = self._fields[name]
+        return buffer[field.start : field.stop].view(field.dtype).reshape(field.shape)
+
+    def device(self, buffer: torch.Tensor, name: str) -> torch.Tensor:
+        """The array in `buffer` uint8 [bytes], a view."""
+        field = self._fields[name]
+        return buffer[field.start : field.stop].view(_TORCH[field.dtype]).view(field.shape)
+
+
+class Event(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None:
+        """Here, behind everything given to the device so far."""
+
+    def synchronize(self) -> None:
+        """Wait until the device is past it (at once if it was never recorded)."""
+
+
+class HostMemory(Protocol):
+    """Memory that the device copies from and to by itself, and how to know when it has."""
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """uint8 [nbytes] of main memory."""
+
+    def event(self) -> Event: ...
+
+
+class HostBuffers:
+    """Host memory in rotation. `take` gives a buffer nobody reads any more; `sent` says that the
+    copies from it are on their way."""
+
+    def __init__(self, memory: HostMemory, nbytes: int, count: int = ROTATION) -> None:
+        self._memory = memory
+        self._buffers = [memory.host_buffer(nbytes) for _ in range(count)]
+        self._events = [memory.event() for _ in range(count)]
+        self._turn = -1
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """uint8 [at least nbytes]; larger ones are kept, so that a size met once is there again."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        self._events[self._turn].synchronize()
+        if len(self._buffers[self._turn]) < nbytes:
+            size = 1 << (nbytes - 1).bit_length()
+            self._buffers[self._turn] = self._memory.host_buffer(size)
+        return self._buffers[self._turn]
+
+    def sent(self) -> None:
+        """To be called when the copies from the buffer taken last were given to the device."""
+        self._events[self._turn].record()

@@ -1,0 +1,49 @@
+"""What the executor of a device asks of a sampler: host work first, then launches that never wait.
+
+The sampled tokens stay on the device: rows may say that the token before theirs is one of them
+(`SampleRow.source`), and the next step's input is gathered from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from rootlace.runtime.scheduler.plan import SampleRow
+
+
+class SamplingPlan(Protocol):
+    """Host work of sampling the rows of one step."""
+
+    @property
+    def kind(self) -> Hashable | None:
+        """Plans of one kind, and for one number of rows, are launched alike on arrays of equal
+        shapes: what was captured for one serves the others. None: not to be captured."""
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What is read on the device, by name."""
+
+
+class StepSampler(Protocol):
+    """Samples one token per row."""
+
+    def plan(self, rows: Sequence[SampleRow], count: int) -> SamplingPlan:
+        """For `count` rows, of which those behind the given ones are empty."""
+
+    def run(
+        self,
+        plan: SamplingPlan,
+        logits: torch.Tensor,
+        arrays: dict[str, torch.Tensor],
+        tokens: torch.Tensor,
+        logprobs: torch.Tensor,
+    ) -> None:
+        """logits [count, V], not changed -> the first `count` of tokens int32 (-1: the row has no
+        distribution) and, where a row asks for it, of logprobs float32.
+
+        Before, `tokens` holds what the step before found: `SampleRow.source` is an index into it.
+        """
