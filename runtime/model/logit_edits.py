@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.mask_tables import MaskTables, allows
+from rootlace.runtime.model.mask_tables import MaskTables, allows, words_of
 from rootlace.runtime.scheduler.plan import SampleRow
 
 
@@ -30,13 +30,30 @@ def has_edits(row: SampleRow) -> bool:
     )
 
 
-def leaves_best(row: SampleRow, token: int) -> bool:
-    """Whether `token`, the best by the model's own logits (-1: there is none), certainly is the
-    best after the edits too. Masks and bans only take others away."""
+def only_takes_away(row: SampleRow) -> bool:
+    """Whether the edits leave a logit as it is, or take its token away."""
     params = row.params
-    if token < 0 or params.logit_bias or token in row.banned or _has_penalties(row):
+    return not (params.logit_bias or _has_penalties(row))
+
+
+def leaves(row: SampleRow, token: int) -> bool:
+    """Whether mask and bans leave `token` (-1: there is none)."""
+    if token < 0 or token in row.banned:
         return False
     return row.mask is None or allows(row.mask, token)
+
+
+def left_ids(row: SampleRow, vocab_size: int) -> np.ndarray:
+    """int64: the ids that mask and bans leave, ascending."""
+    if row.mask is None:
+        kept = np.ones(vocab_size, np.uint8)
+    else:
+        # Words are missing where the mask allows nothing.
+        bits = words_of(row.mask).view(np.uint8)
+        kept = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+    if row.banned:
+        kept[[token for token in row.banned if 0 <= token < len(kept)]] = 0
+    return np.flatnonzero(kept.view(bool))
 
 
 def edit_logits(

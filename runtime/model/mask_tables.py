@@ -70,7 +70,7 @@ class MaskTables:
                 elif key in new:
                     slot = new[key]
                 else:
-                    words = _words(mask)
+                    words = words_of(mask)
                     slot = new[key] = self._take_slot(masks)
                     fresh.append((slot, words))
                 found.append(slot)
@@ -133,13 +133,15 @@ def allows(mask: np.ndarray | MaskRow, token: int) -> bool:
 
     Raises RuntimeError if it is a row of a table and not filled.
     """
-    if isinstance(mask, MaskRow):
-        mask = _words(mask)
+    words = words_of(mask)
     word = token >> 5
-    return word < len(mask) and bool(mask.item(word) >> (token & 31) & 1)
+    return word < len(words) and bool(words.item(word) >> (token & 31) & 1)
 
 
-def _words(mask: MaskRow) -> np.ndarray:
+def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
+    """int32: the mask's words. Raises RuntimeError if it is a row of a table and not filled."""
+    if not isinstance(mask, MaskRow):
+        return mask
     table = mask.table
     if not table.filled(mask.row):
         raise RuntimeError(f"row {mask.row} of mask table {table.key} is not filled")

@@ -18,13 +18,20 @@ Temperature 0 is greedy: the largest logit, the smallest id among equals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.logit_edits import edit_logits, has_edits, leaves_best
+from rootlace.runtime.model.logit_edits import (
+    edit_logits,
+    has_edits,
+    leaves,
+    left_ids,
+    only_takes_away,
+)
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.ranking import best_ids
 from rootlace.runtime.model.uniform import uniforms
@@ -78,16 +85,27 @@ def _best(
         return _greedy(_edited(logits, rows, kernels, tables))
     # Where the best token of all may be taken, nothing else has to be looked at.
     tokens = _greedy(logits)
-    open_rows = [
-        i
-        for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True))
-        if has_edits(row) and not leaves_best(row, token)
-    ]
-    if open_rows:
-        chosen = logits[open_rows]
-        edit_logits(chosen, [rows[i] for i in open_rows], kernels, tables)
-        tokens[open_rows] = _greedy(chosen)
+    values = logits.numpy()
+    edited: list[int] = []
+    for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
+        if not only_takes_away(row):
+            edited.append(i)
+        elif has_edits(row) and not leaves(row, token):
+            tokens[i] = _best_left(values[i], row)
+    if edited:
+        chosen = logits[edited]
+        edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
+        tokens[edited] = _greedy(chosen)
     return tokens
+
+
+def _best_left(values: np.ndarray, row: SampleRow) -> int:
+    """The token of a greedy row whose edits only take tokens away; values float32 [V]."""
+    ids = left_ids(row, len(values))
+    if not len(ids):
+        return NO_TOKEN
+    best = ids.item(values[ids].argmax())
+    return best if math.isfinite(values.item(best)) else NO_TOKEN
 
 
 def _drawn(logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
