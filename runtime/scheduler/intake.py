@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from rootlace.errors import ConstraintNotMet, InternalError
 from rootlace.runtime.scheduler.plan import TokenScores
@@ -48,7 +46,10 @@ class TokenIntake:
         """Append what is forced before anything was sampled."""
         if sequence.ending is not None:
             return sequence.ending
-        return _guarded(sequence, partial(self._jump, sequence))
+        try:
+            return self._jump(sequence)
+        except BaseException as error:  # a panic in a compiled library is no Exception
+            return _failed(sequence, error)
 
     def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         """Append `token`, whose log-probabilities are `scores`, and what is forced behind it.
@@ -60,7 +61,10 @@ class TokenIntake:
             return _nothing(sequence)
         if sequence.request.matcher is None:
             return self._after(sequence, token, scores)
-        return _guarded(sequence, partial(self._after, sequence, token, scores))
+        try:
+            return self._after(sequence, token, scores)
+        except BaseException as error:
+            return _failed(sequence, error)
 
     def _after(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         length = sequence.length
@@ -134,13 +138,10 @@ class TokenIntake:
         return None, False
 
 
-def _guarded(sequence: Sequence, take: Callable[[], Verdict]) -> Verdict:
-    """What `take` says. What a matcher raises ends its request, and disturbs no other."""
-    try:
-        return take()
-    except BaseException as error:  # a panic in a compiled library is no Exception
-        log.exception("the constraint of %r failed", sequence)
-        return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
+def _failed(sequence: Sequence, error: BaseException) -> Ending:
+    """What a matcher raises ends its request, and disturbs no other."""
+    log.exception("the constraint of %r failed", sequence)
+    return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 
 
 def _nothing(sequence: Sequence) -> Ending:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -13,6 +15,12 @@ from rootlace.runtime.scheduler.plan import MaskRow
 from rootlace.runtime.scheduler.request import Matcher
 
 log = logging.getLogger(__name__)
+
+QUICK_SECONDS = 50e-6
+"""A mask that takes less is made on the spot: to hand it to another thread and to wait for it costs
+both threads about as much, the interpreter being one's at a time. Most take a tenth of this."""
+SPOT_SECONDS = 200e-6
+"""So much of a step goes into masks made on the spot; what is left is made beside the step."""
 
 
 @dataclass(slots=True)
@@ -22,9 +30,12 @@ class MaskJob:
     matcher: Matcher
     out: np.ndarray
     shared: MaskRow | None = None
+    seconds: float = 0.0
+    """What it took of its thread's CPU time; waiting for the interpreter does not count."""
 
     def run(self) -> None:
         """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
+        started = time.thread_time()
         try:
             if self.shared is None:
                 self.matcher.fill_bitmask(self.out)
@@ -34,6 +45,7 @@ class MaskJob:
         except BaseException:  # a panic in a compiled library is no Exception
             log.exception("a mask could not be filled")
             self.out[:] = 0
+        self.seconds = time.thread_time() - started
 
 
 class MaskFiller(Protocol):
@@ -62,6 +74,10 @@ class StepMasks:
 
     Requests whose matcher shares a table of masks name a row of it, once that is filled; the other
     masks are rows of one array per step, which `allocate(rows, words)` makes (int32).
+
+    The filler gets what may take long: rows of tables, and the masks of matchers whose last one was
+    not quick. Should one that is made on the spot take long for once, no more is lost than the time
+    in which the executor would have run beside it.
     """
 
     def __init__(
@@ -69,10 +85,15 @@ class StepMasks:
         vocab_size: int,
         filler: MaskFiller | None = None,
         allocate: Callable[[int, int], np.ndarray] = new_masks,
+        spot_seconds: float = SPOT_SECONDS,
     ) -> None:
+        """`spot_seconds`: how much of a step goes into masks made on the spot (0: none is)."""
         self._words = -(-vocab_size // 32)
+        self._spot_seconds = spot_seconds
         self._filler = filler or InlineFiller()
         self._allocate = allocate
+        self._slow: WeakSet[Matcher] = WeakSet()
+        self._handed: list[MaskJob] = []
 
     def start(
         self, matchers: Sequence[Matcher]
@@ -86,9 +107,10 @@ class StepMasks:
         if all(filled):
             return list(rows), None  # type: ignore[arg-type]
         own = iter(self._allocate(filled.count(False), self._words))
+        self._learn()
         masks: list[np.ndarray | MaskRow] = []
-        jobs: list[MaskJob] = []
         preparing: dict[tuple[int, int], np.ndarray] = {}
+        spent = 0.0
         for matcher, row, there in zip(matchers, rows, filled, strict=True):
             if row is not None and there:
                 masks.append(row)
@@ -97,8 +119,28 @@ class StepMasks:
             mask = preparing.get(key) if key is not None else None
             if mask is None:
                 mask = next(own)
-                jobs.append(MaskJob(matcher, mask, row))
+                job = MaskJob(matcher, mask, row)
                 if key is not None:
                     preparing[key] = mask
+                if key is None and spent < self._spot_seconds and matcher not in self._slow:
+                    started = time.perf_counter()
+                    job.run()
+                    took = time.perf_counter() - started
+                    spent += took
+                    if took > QUICK_SECONDS:
+                        self._slow.add(matcher)
+                else:
+                    self._handed.append(job)
             masks.append(mask)
-        return masks, self._filler.start(jobs)
+        return masks, self._filler.start(self._handed) if self._handed else None
+
+    def _learn(self) -> None:
+        """From what the last step's jobs took. (One that never ran is of a request that failed.)"""
+        for job in self._handed:
+            if job.shared is not None:
+                continue
+            if job.seconds > QUICK_SECONDS:
+                self._slow.add(job.matcher)
+            else:
+                self._slow.discard(job.matcher)
+        self._handed = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -126,6 +128,63 @@ def test_masks_of_a_step_are_rows_of_one_array() -> None:
     (array,) = made
     assert wait is None and array.shape == (3, 2) and (array == 1).all()
     assert all(mask.base is array for mask in masks)
+
+
+class Watched(Counting):
+    """Takes so many seconds for its next mask; says who made the masks."""
+
+    seconds = 0.0
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+        super().fill_bitmask(out)
+
+
+def test_masks_that_were_quick_are_made_on_the_spot() -> None:
+    handed: list[list[Watched]] = []
+
+    class Noting(InlineFiller):
+        def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
+            handed.append([job.matcher for job in jobs])
+            return super().start(jobs)
+
+    masks = StepMasks(8, Noting(), spot_seconds=60.0)
+    quick, slow, shared = Watched(), Watched(), Watched(Table())
+    quick.seconds = -1.0
+
+    def step() -> list[Watched]:
+        handed.clear()
+        found, _ = masks.start([quick, slow, shared])
+        assert all(isinstance(mask, MaskRow) or mask.tolist() == [1] for mask in found)
+        return handed[0] if handed else []
+
+    assert step() == [shared]  # rows that others share are never made on the spot
+    slow.seconds = 0.05
+    assert step() == []  # it was quick so far
+    assert step() == [slow]
+    slow.seconds = 0.0
+    assert step() == [slow]
+    assert step() == []
+
+
+def test_only_so_much_of_a_step_goes_into_masks_on_the_spot() -> None:
+    handed: list[int] = []
+
+    class Noting(InlineFiller):
+        def start(self, jobs: list[MaskJob]) -> Callable[[], None] | None:
+            handed.append(len(jobs))
+            return super().start(jobs)
+
+    matchers = [Watched() for _ in range(5)]
+    for matcher in matchers:
+        matcher.seconds = 0.01
+    masks, _ = StepMasks(8, Noting(), spot_seconds=0.015).start(matchers)
+    assert handed in ([3], [4]) and all(mask.tolist() == [1] for mask in masks)
+    handed.clear()
+    StepMasks(8, Noting(), spot_seconds=0.0).start(matchers)
+    assert handed == [5]
 
 
 def test_whoever_waits_helps(filler) -> None:

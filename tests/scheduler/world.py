@@ -98,7 +98,7 @@ class World:
             context_length,
             self.executor.clock,
             vocab_size=vocab_size,
-            masks=StepMasks(vocab_size, filler),
+            masks=StepMasks(vocab_size, filler, spot_seconds=0.0),
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
