@@ -30,6 +30,7 @@ from rootlace.runtime.engine.messages import (
     TokenScore,
     unpack_ids,
 )
+from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.plan import Executor, TokenScores
 from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -49,6 +50,7 @@ class EngineLoop:
     first one), `send` takes what there is to say. `compiler` compiles constraints on threads of its
     own; a request waits for its grammar aside, while others go on. `jump_forward` allows what a
     constraint forces to be appended without sampling, where the constraint allows it, too.
+    `overlap`: see `Steps`.
     """
 
     def __init__(
@@ -59,9 +61,10 @@ class EngineLoop:
         receive: Callable[[int], list[ToEngine]],
         send: Callable[[list[messages.FromEngine]], None],
         jump_forward: bool = True,
+        overlap: bool = False,
     ) -> None:
         self._scheduler = scheduler
-        self._executor = executor
+        self._steps = Steps(scheduler, executor, overlap)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
@@ -71,9 +74,6 @@ class EngineLoop:
         self._first_tokens: dict[int, int] = {}
         """Requests whose prompt is scored from its first token on, which has no log-probability."""
         self._beat = 0.0
-        self._steps = 0
-        self._busy = 0.0
-        self._model = 0.0
         self._stopping = False
 
     def run(self) -> None:
@@ -89,29 +89,12 @@ class EngineLoop:
                 self._handle(message)
             for waiting in self._compiling.take():
                 self._add(waiting.message, waiting.grammar.result, waiting.waited)
-            self._step()
+            self._report(self._steps.step())
             self._say()
+        self._report(self._steps.finish())
+        self._say()
 
-    # ------------------------------------------------------------ one step
-
-    def _step(self) -> None:
-        started = time.perf_counter()
-        plan = self._scheduler.plan()
-        if plan is None:
-            self._report(self._scheduler.take_updates())
-            return
-        try:
-            before = time.perf_counter()
-            result = self._executor.run(plan)
-            self._model += time.perf_counter() - before
-        except Exception as error:
-            log.exception("step %d failed", plan.step)
-            reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
-            self._report(self._scheduler.fail(plan, reason))
-        else:
-            self._report(self._scheduler.commit(plan, result))
-        self._steps += 1
-        self._busy += time.perf_counter() - started
+    # ------------------------------------------------------------ what there is to say
 
     def _report(self, updates: list[Update]) -> None:
         for update in updates:
@@ -123,7 +106,7 @@ class EngineLoop:
         now = time.monotonic()
         if now - self._beat >= HEARTBEAT_SECONDS:
             self._beat = now
-            self._outgoing.append(Heartbeat(self._steps))
+            self._outgoing.append(Heartbeat(self._steps.count))
         if self._outgoing:
             self._send(self._outgoing)
             self._outgoing = []
@@ -217,8 +200,8 @@ class EngineLoop:
             **counters,
             "waiting": counters["waiting"] + len(self._compiling),
             "compiling": len(self._compiling),
-            "engine_busy_seconds": self._busy,
-            "engine_model_seconds": self._model,
+            "engine_busy_seconds": self._steps.busy,
+            "engine_model_seconds": self._steps.waited,
         }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,22 +23,42 @@ _BASE = 0x9E3779B97F4A7C15 | 1
 class CostModel:
     """Seconds of a step, linear in what it does.
 
-    `step + token * (tokens computed) + context * (sum of the rows' context lengths)
-    + copy * (blocks copied)`. The defaults are of the order of a 1B model on a data-centre GPU.
+    On the device: `step + token * (tokens computed) + context * (sum of the rows' context lengths)
+    + copy * (blocks copied)`; the defaults are of the order of a 1B model on a data-centre GPU.
+    On the host, before the device can begin: `host + host_row * rows`; the defaults are of the
+    order of what planning and committing take (0.3 ms with 64 rows).
     """
 
     step: float = 5e-3
     token: float = 2e-5
     context: float = 2e-8
     copy: float = 1e-6
+    host: float = 2e-5
+    host_row: float = 5e-6
 
-    def seconds(self, plan: StepPlan) -> float:
+    def device_seconds(self, plan: StepPlan) -> float:
         return (
             self.step
             + self.token * plan.num_tokens
             + self.context * int(plan.context_len.sum())
             + self.copy * len(plan.copies)
         )
+
+    def host_seconds(self, plan: StepPlan) -> float:
+        return self.host + self.host_row * plan.num_rows
+
+
+@dataclass(eq=False)
+class SimulatedStep:
+    """A step under way. `done`: when the device has done it, as far as that is settled."""
+
+    plan: StepPlan
+    done: float
+    samples: Sequence[SampleRow] | None = None
+    """None until a late plan's final rows are there."""
+    tokens: list[int] = field(default_factory=list)
+    histories: list[int] = field(default_factory=list)
+    """Per sample the hash of the sequence up to the sampled token."""
 
 
 class BadPlan(AssertionError):
@@ -55,7 +77,13 @@ class SimulatedExecutor:
     every row's whole context is looked at as attention would: raises `BadPlan` at the first slot
     that holds anything but its own sequence's KV. That costs O(context) per row.
 
-    Time is virtual: `clock()` gives the seconds simulated so far.
+    A launched step is computed as late as it can be, when its result is collected, so that whatever
+    the host changes too early shows. With `verify`, what a row says of its unknown token is
+    compared with what the step before found for the very same sequence.
+
+    Time is virtual: `clock()` gives the seconds of the host, which takes some to launch a step and
+    waits for the device when it collects. With `overlaps` the device works meanwhile, step by step;
+    without, the host waits for each step when it launches it.
     """
 
     def __init__(
@@ -66,6 +94,7 @@ class SimulatedExecutor:
         vocab_size: int = 32000,
         cost: CostModel | None = None,
         verify: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -73,7 +102,13 @@ class SimulatedExecutor:
         self._vocab_size = vocab_size
         self._cost = cost or CostModel()
         self._verify = verify
-        self._seconds = 0.0
+        self._overlaps = overlaps
+        self._host = 0.0
+        self._device = 0.0
+        self._busy = 0.0
+        self._launched: deque[SimulatedStep] = deque()
+        self._before: SimulatedStep | None = None
+        """The step computed last."""
         slots = num_blocks * block_size
         self._hashes = np.full(slots, 0xDEAD, np.uint64)
         self._tokens = np.full(slots if verify else 0, -1, np.int32)
@@ -92,59 +127,159 @@ class SimulatedExecutor:
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    @property
+    def overlaps(self) -> bool:
+        return self._overlaps
+
     def clock(self) -> float:
         """Virtual seconds since the start."""
-        return self._seconds
+        return self._host
+
+    @property
+    def device_seconds(self) -> float:
+        """How many of them the device worked."""
+        return self._busy
+
+    # ------------------------------------------------------------ steps
 
     def run(self, plan: StepPlan) -> StepResult:
         """Raises BadPlan (only with `verify`)."""
-        self._seconds += self._cost.seconds(plan)
+        return self.collect(self.launch(plan))
+
+    def launch(self, plan: StepPlan) -> SimulatedStep:
+        if len(self._launched) == 2:
+            raise BadPlan("two steps are under way")
+        if any(step.samples is None for step in self._launched):
+            raise BadPlan("the late step before was not sampled")
+        if not self._launched and (len(plan.feeds) or any(s.source >= 0 for s in plan.samples)):
+            raise BadPlan("a plan feeds on a step that is not under way")
+        self._host += self._cost.host_seconds(plan)
+        seconds = self._cost.device_seconds(plan)
+        self._busy += seconds
+        self._device = max(self._device, self._host) + seconds
+        step = SimulatedStep(plan, self._device, None if plan.late else plan.samples)
+        self._launched.append(step)
+        if not self._overlaps:
+            self._host = self._device
+        return step
+
+    def sample(self, launched: SimulatedStep, samples: Sequence[SampleRow]) -> None:
+        """Raises BadPlan."""
+        plan = launched.plan
+        if launched.samples is not None or not plan.late:
+            raise BadPlan("a step is sampled twice")
+        if launched is not self._launched[0]:
+            raise BadPlan("a late step is sampled before the one before it is collected")
+        if [row.row for row in samples] != [row.row for row in plan.samples]:
+            raise BadPlan("the final samples are not those of the plan")
+        if any(row.late for row in samples):
+            raise BadPlan("a final sample is late")
+        launched.samples = samples
+        self._device = launched.done = max(launched.done, self._host)
+
+    def collect(self, launched: SimulatedStep) -> StepResult:
+        """Raises BadPlan (only with `verify`, but for the order of calls)."""
+        if not self._launched or launched is not self._launched[0]:
+            raise BadPlan("steps are collected out of order")
+        self._launched.popleft()
+        if launched.samples is None:
+            raise BadPlan("a late step is collected before it is sampled")
+        self._host = max(self._host, launched.done)
+        result = self._compute(launched, launched.samples)
+        self._before = launched
+        return result
+
+    def _compute(self, step: SimulatedStep, samples: Sequence[SampleRow]) -> StepResult:
+        plan = step.plan
+        token_ids = self._fed(plan)
         if self._verify:
             self._check_shape(plan)
         self._copy(plan)
-        self._write(plan)
+        self._write(plan, token_ids)
         if self._verify:
-            self._attend(plan)
+            self._attend(plan, samples)
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
         ends = plan.row_start[1:] - 1
         hashes = self._hashes[plan.slots[ends]]
-        tokens = np.array(
-            [self.next_token(int(hashes[sample.row]), sample) for sample in plan.samples], np.int32
-        )
-        scores = (
-            [
-                self._scores(hashes[sample.row : sample.row + 1], token, sample.params.top_logprobs)
-                if sample.params.logprobs
-                else None
-                for sample, token in zip(plan.samples, np.split(tokens, len(tokens)), strict=True)
-            ]
-            if len(tokens)
-            else []
-        )
+        step.histories = [int(hashes[sample.row]) for sample in samples]
+        step.tokens = [
+            self.next_token(history, sample, self._token_before(sample))
+            for history, sample in zip(step.histories, samples, strict=True)
+        ]
+        scores = [
+            self._scores(
+                hashes[sample.row : sample.row + 1],
+                np.array([token], np.int32),
+                sample.params.top_logprobs,
+            )
+            if sample.params.logprobs
+            else None
+            for sample, token in zip(samples, step.tokens, strict=True)
+        ]
         prompt_scores = []
         for row in plan.prompt_scores:
             flat = slice(row.flat_start, row.flat_start + len(row.targets))
             seen = self._hashes[plan.slots[flat]]
             prompt_scores.append(self._scores(seen, row.targets, row.top_logprobs))
-        return StepResult(tokens, scores, prompt_scores)
+        return StepResult(np.array(step.tokens, np.int32), scores, prompt_scores)
+
+    def _fed(self, plan: StepPlan) -> np.ndarray:
+        """The plan's tokens, those among them that the step before found."""
+        if not len(plan.feeds):
+            return plan.token_ids
+        assert self._before is not None
+        found = np.array(self._before.tokens, np.int32)
+        token_ids = plan.token_ids.copy()
+        # Where nothing could be sampled (-1) any token does: that request ended.
+        token_ids[plan.feeds[:, 0]] = np.maximum(found[plan.feeds[:, 1]], 0)
+        return token_ids
+
+    def _token_before(self, sample: SampleRow) -> int | None:
+        """What the step before found for the row's last token; None if that was known."""
+        if sample.source < 0:
+            return None
+        assert self._before is not None
+        return self._before.tokens[sample.source]
 
     # ------------------------------------------------------------ made-up model
 
-    def next_token(self, history: int, sample: SampleRow) -> int:
-        """What follows a sequence whose hash (see `history_hash`) is `history`."""
+    def next_token(self, history: int, sample: SampleRow, before: int | None = None) -> int:
+        """What follows a sequence whose hash (see `history_hash`) is `history`. Of the tokens only
+        those that are penalised matter beside. `before`: the last token, if `sample` does not know
+        it."""
         mixed = int(_mix(np.array([history], np.uint64))[0])
-        if sample.mask is None and not sample.banned:
+        params = sample.params
+        penalised = bool(params.frequency_penalty or params.presence_penalty)
+        if sample.mask is None and sample.automaton is None and not (sample.banned or penalised):
             return mixed % self._vocab_size
-        allowed = np.ones(self._vocab_size, bool)
-        mask = sample.mask
-        if mask is not None:
-            words = mask.table.rows[mask.row] if isinstance(mask, MaskRow) else mask
-            bits = np.unpackbits(words.astype("<i4").view(np.uint8), bitorder="little")
-            allowed = bits[: self._vocab_size].astype(bool)
+        allowed = self._allowed(sample, before)
         allowed[list(sample.banned)] = False
         choices = np.flatnonzero(allowed)
+        if penalised and before is None:
+            # As a penalty would: rather not what the output has, if there is anything else.
+            fresh = np.setdiff1d(choices, sample.token_ids[sample.prompt_len :])
+            choices = fresh if len(fresh) else choices
         return int(choices[mixed % len(choices)]) if len(choices) else -1
+
+    def _allowed(self, sample: SampleRow, before: int | None) -> np.ndarray:
+        """bool [vocab_size]"""
+        mask = sample.mask
+        if sample.automaton is not None:
+            automaton, state = sample.automaton.automaton, sample.automaton.state
+            if before is not None:
+                known = state >= 0 and before >= 0
+                state = (
+                    int(automaton.next_state[state, automaton.token_class[before]]) if known else -1
+                )
+            if state < 0:
+                return np.zeros(self._vocab_size, bool)
+            mask = automaton.masks[automaton.mask_of[state]]
+        if mask is None:
+            return np.ones(self._vocab_size, bool)
+        words = mask.table.rows[mask.row] if isinstance(mask, MaskRow) else mask
+        bits = np.unpackbits(words.astype("<i4").view(np.uint8), bitorder="little")
+        return bits[: self._vocab_size].astype(bool)
 
     def _scores(self, history: np.ndarray, targets: np.ndarray, top: int) -> TokenScores:
         """n histories (uint64) and n targets -> scores that depend on both alone."""
@@ -166,7 +301,7 @@ class SimulatedExecutor:
                 if len(memory):
                     memory[b : b + rows] = memory[a : a + rows]
 
-    def _write(self, plan: StepPlan) -> None:
+    def _write(self, plan: StepPlan, token_ids: np.ndarray) -> None:
         """Hash of each new token: that of the token before it plus its own term.
 
         Rows in order of their first position: what a row reads of this very step, a row that
@@ -174,11 +309,11 @@ class SimulatedExecutor:
         """
         size = self._block_size
         self._grow_powers(int(plan.context_len.max(initial=0)))
-        terms = (plan.token_ids.astype(np.uint64) + np.uint64(1)) * self._powers[plan.positions]
+        terms = (token_ids.astype(np.uint64) + np.uint64(1)) * self._powers[plan.positions]
         if self._verify:
-            self._tokens[plan.slots] = plan.token_ids
+            self._tokens[plan.slots] = token_ids
             self._positions[plan.slots] = plan.positions
-            self._tokens[plan.duplicate_slots] = plan.token_ids[plan.duplicate_tokens]
+            self._tokens[plan.duplicate_slots] = token_ids[plan.duplicate_tokens]
             self._positions[plan.duplicate_slots] = plan.positions[plan.duplicate_tokens]
         order = np.argsort(plan.positions[plan.row_start[:-1]], kind="stable")
         row_of_duplicate = np.searchsorted(plan.row_start, plan.duplicate_tokens, "right") - 1
@@ -227,9 +362,10 @@ class SimulatedExecutor:
             if not np.array_equal(slots, plan.slots[flat]):
                 raise BadPlan(f"row {row}: slots are not those of its table")
 
-    def _attend(self, plan: StepPlan) -> None:
+    def _attend(self, plan: StepPlan, samples: Sequence[SampleRow]) -> None:
         size = self._block_size
-        samples = {sample.row: sample for sample in plan.samples}
+        sample_of = {sample.row: sample for sample in samples}
+        fed = set(plan.feeds[:, 0].tolist())
         for row in range(plan.num_rows):
             where = np.arange(int(plan.context_len[row]))
             slots = plan.block_tables[row, where // size].astype(np.int64) * size + where % size
@@ -241,9 +377,37 @@ class SimulatedExecutor:
             wrong = np.flatnonzero(self._hashes[slots] != hashes)
             if len(wrong):
                 raise BadPlan(f"row {row}: slot {slots[wrong[0]]} holds another sequence's KV")
-            sample = samples.get(row)
-            if sample is not None and not np.array_equal(sample.token_ids, tokens):
+            last = int(plan.row_start[row + 1]) - 1
+            sample = sample_of.get(row)
+            if sample is None:
+                if last in fed:
+                    raise BadPlan(f"row {row}: fed, and nothing is sampled")
+                continue
+            known = sample.token_ids
+            if sample.source >= 0:
+                self._check_source(row, sample)
+                if last not in fed:
+                    raise BadPlan(f"row {row}: its last token is not fed")
+                tokens = tokens[:-1]
+            if not np.array_equal(known, tokens):
                 raise BadPlan(f"row {row}: the context is not the request's tokens")
+            if sample.source >= 0 and needs_history(sample):
+                raise BadPlan(f"row {row}: penalties without the last token")
+
+    def _check_source(self, row: int, sample: SampleRow) -> None:
+        """Whether the sample it goes on from is of the very same sequence."""
+        assert self._before is not None
+        if sample.source >= len(self._before.histories):
+            raise BadPlan(f"row {row}: its source is no sample of the step before")
+        if self._before.histories[sample.source] != int(history_hash(sample.token_ids)[-1]):
+            raise BadPlan(f"row {row}: its source is another sequence's sample")
+
+
+def needs_history(sample: SampleRow) -> bool:
+    params = sample.params
+    return bool(
+        params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
+    )
 
 
 def made_up_logprobs(history: np.ndarray, targets: np.ndarray) -> np.ndarray:

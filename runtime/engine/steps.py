@@ -1,0 +1,133 @@
+"""Steps on an executor: one after the other, or each planned while the one before it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rootlace.errors import InternalError, RootlaceError
+from rootlace.runtime.scheduler.plan import Executor, Launched, StepPlan
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.update import Update
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """Takes plans from the scheduler to the executor, and results back.
+
+    With `overlap`, a step is launched while the one before it runs, and only then is that one's
+    result waited for and committed: the executor never waits for the host, as long as planning
+    takes less than a step. What the one before finds is told as soon as it is there.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, overlap: bool) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._overlap = overlap
+        self._running: Launched | None = None
+        self.count = 0
+        """Steps committed or failed."""
+        self.busy = 0.0
+        """Seconds in `step`."""
+        self.waited = 0.0
+        """Those of them spent in the executor: launching, or waiting for results."""
+
+    def step(self) -> list[Update]:
+        """Plan, run, commit what can be; returns the news. Does nothing if there is no work."""
+        started = time.perf_counter()
+        count = self.count
+        updates = self._overlapped() if self._overlap else self._plain()
+        if self._running is not None or self.count > count:
+            self.busy += time.perf_counter() - started
+        return updates
+
+    def finish(self) -> list[Update]:
+        """Wait for the step under way, if there is one."""
+        running, self._running = self._running, None
+        return [] if running is None else self._land(running)[0]
+
+    # ------------------------------------------------------------ the two ways
+
+    def _plain(self) -> list[Update]:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return self._scheduler.take_updates()
+        try:
+            before = time.perf_counter()
+            result = self._executor.run(plan)
+            self.waited += time.perf_counter() - before
+        except Exception as error:
+            return self._failed(plan, error)
+        self.count += 1
+        return self._scheduler.commit(plan, result)
+
+    def _overlapped(self) -> list[Update]:
+        plan = self._scheduler.plan()
+        updates = self._scheduler.take_updates()
+        running, self._running = self._running, None
+        launched, fault = self._launch(plan)
+        if running is not None:
+            landed, healthy = self._land(running)
+            updates += landed
+            if not healthy:  # the scheduler dropped what was planned behind
+                if launched is not None:
+                    self._discard(launched)
+                return updates
+        if plan is None:
+            return updates
+        if launched is not None and plan.late:
+            fault = self._sample(launched)
+            if fault is not None:
+                self._discard(launched)
+        if fault is not None:
+            return updates + self._failed(plan, fault)
+        self._running = launched
+        return updates
+
+    # ------------------------------------------------------------ parts of a step
+
+    def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
+        if plan is None:
+            return None, None
+        before = time.perf_counter()
+        try:
+            return self._executor.launch(plan), None
+        except Exception as error:
+            return None, error
+        finally:
+            self.waited += time.perf_counter() - before
+
+    def _sample(self, launched: Launched) -> Exception | None:
+        try:
+            self._executor.sample(launched, self._scheduler.late_samples(launched.plan))
+        except Exception as error:
+            return error
+        return None
+
+    def _land(self, running: Launched) -> tuple[list[Update], bool]:
+        """The result of a step; and whether it ran to its end."""
+        before = time.perf_counter()
+        try:
+            result = self._executor.collect(running)
+        except Exception as error:
+            return self._failed(running.plan, error), False
+        finally:
+            self.waited += time.perf_counter() - before
+        self.count += 1
+        return self._scheduler.commit(running.plan, result), True
+
+    def _discard(self, launched: Launched) -> None:
+        """Have the executor end a step that nobody wants the result of."""
+        try:
+            if launched.plan.late:
+                self._executor.sample(launched, self._scheduler.late_samples(launched.plan))
+            self._executor.collect(launched)
+        except Exception:
+            log.exception("step %d, which was given up, failed", launched.plan.step)
+
+    def _failed(self, plan: StepPlan, error: Exception) -> list[Update]:
+        log.error("step %d failed", plan.step, exc_info=error)
+        self.count += 1
+        reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))
+        return self._scheduler.fail(plan, reason)
