@@ -24,6 +24,8 @@ from rootlace.runtime.scheduler.plan import StepPlan
 SAMPLING_BYTES = 16384
 SAMPLING_BYTES_PER_ROW = 128
 """Room in front of the other arrays for those of the sampler; larger ones are sent alone."""
+PLAN_NUMBERS_PER_ROW = 4096
+"""Room for what an attention plan says of a row besides its blocks."""
 NOT_FED = -1
 
 
@@ -67,8 +69,8 @@ class DecodeStaging:
         self._inputs = inputs
         self._kernels = kernels
         self._buffers = buffers
-        # Entries of a row's block table, and as much again for what else a plan says of them.
-        self._tail = 2 * max_rows * max_blocks + 64 * max_rows + 65536
+        # Block tables of rows and of what they share, and what else a plan says of a row.
+        self._tail = 2 * max_rows * max_blocks + PLAN_NUMBERS_PER_ROW * max_rows
         size = SAMPLING_BYTES + SAMPLING_BYTES_PER_ROW * max_rows + 1024 * max_rows + (1 << 20)
         size += 4 * self._tail * len(inputs.windows)
         self._buffer = torch.empty(size, dtype=torch.uint8, device=device)

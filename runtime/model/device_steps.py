@@ -12,7 +12,7 @@ more tokens, and the device takes longer for them than the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -169,23 +169,25 @@ class DeviceSteps:
             return False
         for rows in self._decode.buckets:
             sampling = self._sampler.plan([], rows)
-            if sampling.kind is None:
-                return False
             key = GraphKey(rows, True, sampling.kind)
-            if not self.graphs.missing([key]):
-                continue
-            with torch.inference_mode(), self._device.work():
-                staged = self._decode.stage(_empty_plan(), rows, sampling.arrays)
-                if staged is None or staged.sampling is None:
-                    return False
-                # Once kernel by kernel: what is compiled at first use cannot be captured.
-                self._forward(staged)
-                self._draw(staged, sampling)
-                self.graphs.capture(key, lambda: self._whole(staged, sampling))
-            # What the step launched last has found is gone.
-            self._last = None
-            return True
+            if sampling.kind is not None and self.graphs.missing([key]):
+                return self._capture(self._decode, rows, sampling)
         return False
+
+    def _capture(self, decode: DecodeStaging, rows: int, sampling: SamplingPlan) -> bool:
+        """Capture a whole step of empty rows. What the step launched last has found is lost."""
+        self._last = None
+        with torch.inference_mode(), self._device.work():
+            staged = decode.stage(_empty_plan(), rows, sampling.arrays)
+            if staged is None or staged.sampling is None:
+                return False
+
+            def work() -> None:
+                self._whole(staged, sampling)
+
+            work()  # kernel by kernel once: what is compiled at first use cannot be captured
+            self.graphs.capture(GraphKey(rows, True, sampling.kind), work)
+        return True
 
     # ------------------------------------------------------------ parts of a step
 
@@ -293,9 +295,8 @@ class DeviceSteps:
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
         """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
-        top = max(
-            (row.params.top_logprobs for row in step.samples if row.params.logprobs), default=0
-        )
+        asked = (row.params for row in step.samples if row.params.logprobs)
+        top = max((params.top_logprobs for params in asked), default=0)
         if top:
             count = len(step.samples)
             _, ids, logprobs = score_on_device(self._logits[:count], self._tokens[:count], top)
@@ -320,8 +321,8 @@ class DeviceSteps:
 
     # ------------------------------------------------------------ what graphs are captured of
 
-    def _run(self, key: GraphKey, work: object) -> None:
-        if not self.graphs.run(key, work):  # type: ignore[arg-type]
+    def _run(self, key: GraphKey, work: Callable[[], None]) -> None:
+        if not self.graphs.run(key, work):
             self.eager_steps += key.forward
 
     def _whole(self, staged: StagedDecode, sampling: SamplingPlan) -> None:

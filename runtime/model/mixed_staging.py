@@ -78,7 +78,8 @@ class MixedStaging:
         if len(plan.feeds):
             arrays["fed"] = plan.feeds[:, 0].astype(np.int64)
             arrays["feeds"] = plan.feeds[:, 1].astype(np.int64)
-        if len(plan.duplicate_tokens):
+        duplicates = bool(len(plan.duplicate_tokens))
+        if duplicates:
             arrays["write_tokens"] = np.concatenate(
                 (np.arange(plan.num_tokens), plan.duplicate_tokens)
             )
@@ -107,7 +108,7 @@ class MixedStaging:
             cos=cos,
             sin=sin,
             write_slots=staged["slots"],
-            write_tokens=staged["write_tokens"] if "write_tokens" in staged else None,
+            write_tokens=staged["write_tokens"] if duplicates else None,
             attention={
                 window: attention.bind([staged[name] for name in names[window]])
                 for window, attention in plans.items()
