@@ -31,6 +31,10 @@ class Flight:
             if sequence.epoch == epoch and not sequence.finished
         ]
 
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether something but a sample is to come of it for `sequence`."""
+        return sequence in self.complete or any(s is sequence for s, _, _ in self.scored)
+
     def drop(self) -> None:
         """Nothing will come of it: what it was to find is to be found again.
 

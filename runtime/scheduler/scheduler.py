@@ -335,7 +335,7 @@ class Scheduler:
             following = retracted[0] if retracted else self._waiting.peek()
             if following is None or not running.fits(following, promises):
                 return
-            if following.pending:  # its next token is on its way
+            if following.order >= 0 and self._awaits(following):
                 return
             if following.order < 0:
                 self._waiting.take(following)
@@ -354,6 +354,8 @@ class Scheduler:
         wanted = sequence.target() - sequence.computed
         if not wanted:  # nothing has to be computed
             assert sequence.ending is not None
+            if self._awaits(sequence):
+                return 0
             self._updates.append(self._finish(sequence, sequence.ending))
             return 0
         count = min(wanted, budget, self.kv.room(sequence))
@@ -375,6 +377,10 @@ class Scheduler:
         sequence.cover(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Whether steps under way find something for `sequence`."""
+        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
 
     def _launch(self, builder: PlanBuilder) -> StepPlan:
         flight = builder.build(self._running.depth_first(), self._sample_rows)

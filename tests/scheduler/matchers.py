@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
+from itertools import count
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAutomaton
 
 
 class Plain:
@@ -17,6 +19,9 @@ class Plain:
 
     def prepare_mask(self) -> None:
         raise AssertionError("there is no row")
+
+    def automaton(self) -> AutomatonState | None:
+        return None
 
     def forced_tokens(self) -> list[int]:
         return []
@@ -133,3 +138,68 @@ class Script(Plain):
 
     def _hash(self, *what: object) -> bytes:
         return hashlib.sha256(repr((self.seed, *what)).encode()).digest()
+
+
+_keys = count()
+
+
+@cache
+def layers(seed: int, length: int, vocab: int, forcing: int) -> SteppedAutomaton:
+    """An automaton that `length` tokens complete: three states per place, the last have no next.
+
+    About `forcing` of 10 states allow one token only.
+    """
+    dice = np.random.default_rng([seed, length, vocab, forcing])
+    states = 3 * (length + 1)
+    allowed = dice.random((states, vocab)) < 0.6
+    forced = dice.integers(0, 10, states) < forcing
+    allowed[forced | ~allowed.any(1)] = False
+    allowed[np.arange(states), dice.integers(0, vocab, states)] |= ~allowed.any(1)
+    following = 3 * (np.arange(states)[:, None] // 3 + 1) + dice.integers(0, 3, (states, vocab))
+    allowed[-3:] = False
+    masks = np.zeros((states, -(-vocab // 32)), np.int32)
+    for state, token in np.argwhere(allowed).tolist():
+        masks[state, token // 32] |= np.int32(1) << np.int32(token % 32)
+    distinct, mask_of = np.unique(masks, axis=0, return_inverse=True)
+    return SteppedAutomaton(
+        key=next(_keys),
+        token_class=np.arange(vocab, dtype=np.int32),
+        next_state=np.where(allowed, following, -1).astype(np.int32),
+        mask_of=mask_of.reshape(-1).astype(np.int32),
+        masks=distinct,
+    )
+
+
+class Stepped(Plain):
+    """An automaton of `layers`, on the host; in about `hidden` of 10 states it is not offered."""
+
+    def __init__(
+        self, seed: int, length: int, vocab: int, forcing: int = 5, hidden: int = 0
+    ) -> None:
+        self.table = layers(seed, length, vocab, forcing)
+        self.length, self.hidden = length, hidden
+        self.state = 0
+        self.seen: list[int] = []
+
+    def automaton(self) -> AutomatonState | None:
+        if self.state * 7 % 10 < self.hidden:
+            return None
+        return AutomatonState(self.table, self.state)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out[:] = self.table.masks[self.table.mask_of[self.state]]
+
+    def advance(self, token_id: int) -> bool:
+        following = int(self.table.next_state[self.state, token_id])
+        if following < 0:
+            return False
+        self.state = following
+        self.seen.append(token_id)
+        return True
+
+    def is_finished(self) -> bool:
+        return self.state >= 3 * self.length
+
+    def forced_tokens(self) -> list[int]:
+        (allowed,) = np.nonzero(self.table.next_state[self.state] >= 0)
+        return allowed.tolist() if len(allowed) == 1 else []

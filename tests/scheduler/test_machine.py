@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.scheduler import running
-from tests.scheduler.matchers import Script
+from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import World
 
 VOCAB = 3
@@ -33,9 +33,12 @@ class Machine(RuleBasedStateMachine):
     """`stored` lists, per namespace, what must be cached while nothing was lost (`lossless`).
 
     `partial` lists what may be cached beside: requests that were retracted and then aborted.
+
+    With `overlap`, steps are planned while others are under way, in every interleaving.
     """
 
     block_size = 4
+    overlap = False
 
     @initialize(
         blocks=st.sampled_from([6, 12, 40]),
@@ -46,9 +49,10 @@ class Machine(RuleBasedStateMachine):
         context=st.sampled_from([30, 200]),
         enabled=st.sampled_from([True, True, True, False]),
         reserve=st.sampled_from([0.0, 8.0]),
+        automata=st.booleans(),
     )
     def start(
-        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve
+        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve, automata
     ) -> None:
         self.world = World(
             block_size=self.block_size,
@@ -56,6 +60,8 @@ class Machine(RuleBasedStateMachine):
             context_length=context,
             vocab_size=VOCAB,
             enabled=enabled,
+            overlap=self.overlap,
+            automata=automata,
             policy=policy,
             max_step_tokens=step_tokens,
             max_running=rows,
@@ -83,10 +89,50 @@ class Machine(RuleBasedStateMachine):
         program=PROGRAMS,
         max_tokens=st.sampled_from([0, 1, 6, 40]),
         stop=st.booleans(),
+        penalty=st.sampled_from([0.0, 0.0, 1.0]),
     )
-    def submit_fresh(self, prompt, namespace, program, max_tokens, stop) -> None:
-        stops = (1,) if stop else ()
-        self.submit(prompt, namespace, program, max_tokens=max_tokens, stop_token_ids=stops)
+    def submit_fresh(self, prompt, namespace, program, max_tokens, stop, penalty) -> None:
+        self.submit(
+            prompt,
+            namespace,
+            program,
+            max_tokens=max_tokens,
+            stop_token_ids=(1,) if stop else (),
+            frequency_penalty=penalty,
+        )
+
+    @rule(
+        prompt=SUFFIX.filter(len),
+        copies=st.sampled_from([1, 1, 3]),
+        seed=st.integers(0, 5),
+        length=st.sampled_from([1, 5, 30]),
+        forcing=st.sampled_from([0, 0, 3, 8]),
+        hidden=st.sampled_from([0, 0, 5]),
+        jump=st.booleans(),
+        max_tokens=st.sampled_from([1, 6, 40]),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        stop=st.booleans(),
+        penalty=st.sampled_from([0.0, 0.0, 0.0, 1.0]),
+        logprobs=st.booleans(),
+    )
+    def automaton(
+        self, prompt, copies, seed, length, forcing, hidden, jump, max_tokens, min_tokens, stop,
+        penalty, logprobs,
+    ) -> None:  # fmt: skip
+        for _ in range(copies):
+            self.submit(
+                prompt,
+                "",
+                "",
+                constrain=lambda: Stepped(seed, length, VOCAB, forcing, hidden),
+                jump=jump,
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens),
+                stop_token_ids=(1,) if stop else (),
+                frequency_penalty=penalty,
+                logprobs=logprobs,
+                top_logprobs=2 if logprobs else 0,
+            )
 
     @rule(
         prompt=SUFFIX.filter(len),
@@ -164,17 +210,18 @@ class Machine(RuleBasedStateMachine):
     def abort(self, data, in_flight) -> None:
         rid = data.draw(st.sampled_from(self.world.open_rids()))
         scheduler = self.world.scheduler
-        plan = scheduler.plan() if in_flight else None
-        self.world.take(scheduler.take_updates())
+        if in_flight and len(self.world.flights) < 2:
+            self.world.launch()
         sequence = scheduler._by_rid.get(rid)
         if sequence is not None:
             job = self.world.jobs[rid]
-            self.keep(job.namespace, sequence.tokens[: sequence.computed].tolist())
+            known = min(sequence.computed, sequence.length)
+            self.keep(job.namespace, sequence.tokens[:known].tolist())
             self.partial.append((job.namespace, sequence.tokens[: sequence.length].tolist()))
         self.world.abort(rid)
         assert self.world.jobs[rid].finish is not None
-        if plan is not None:
-            self.world.take(scheduler.commit(plan, self.world.executor.run(plan)))
+        if not self.overlap:
+            self.world.land()
 
     # ------------------------------------------------------------ the rest
 
@@ -182,6 +229,16 @@ class Machine(RuleBasedStateMachine):
     def step(self, count) -> None:
         for _ in range(count):
             self.world.step()
+
+    @precondition(lambda self: self.overlap and len(self.world.flights) < 2)
+    @rule()
+    def launch(self) -> None:
+        self.world.launch()
+
+    @precondition(lambda self: self.world.flights)
+    @rule()
+    def land(self) -> None:
+        self.world.land()
 
     @rule()
     def fail(self) -> None:
@@ -276,10 +333,12 @@ class Machine(RuleBasedStateMachine):
         self.world.expect_empty()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_machine(block_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine(block_size: int, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_LEAST_RESERVE", 0.0)
-    machine = type(f"Machine{block_size}", (Machine,), {"block_size": block_size})
+    name = f"Machine{block_size}" + "Overlapped" * overlap
+    machine = type(name, (Machine,), {"block_size": block_size, "overlap": overlap})
     case = machine.TestCase
     case.settings = settings(
         max_examples=25,

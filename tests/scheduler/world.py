@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.engine.simulated import (
     SimulatedExecutor,
+    SimulatedStep,
     history_hash,
     made_up_logprobs,
 )
@@ -76,7 +78,10 @@ class Cold:
 
 
 class World:
-    """Every invariant is checked after every action, every plan by the executor's memory."""
+    """Every invariant is checked after every action, every plan by the executor's memory.
+
+    With `overlap`, `step` plans and launches a step and commits the one before it.
+    """
 
     def __init__(
         self,
@@ -87,8 +92,13 @@ class World:
         vocab_size: int = 100,
         enabled: bool = True,
         filler: MaskFiller | None = None,
+        overlap: bool = False,
+        automata: bool = False,
         **config: Any,
     ) -> None:
+        self.overlap = overlap
+        self.flights: deque[SimulatedStep] = deque()
+        self.late_rows = 0
         self.executor = SimulatedExecutor(
             num_blocks, block_size, context_length, vocab_size, verify=True
         )
@@ -99,6 +109,7 @@ class World:
             self.executor.clock,
             vocab_size=vocab_size,
             masks=StepMasks(vocab_size, filler, spot_seconds=0.0),
+            automata=automata,
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
@@ -108,7 +119,7 @@ class World:
         self.scheduler.kv.release = self._note_release  # type: ignore[method-assign]
 
     def _note_release(self, sequence: Sequence) -> None:
-        tokens = sequence.tokens[: sequence.computed].tolist()
+        tokens = sequence.tokens[: min(sequence.computed, sequence.length)].tolist()
         self.released.append((sequence.request.namespace, tokens))
         self._release(sequence)
 
@@ -138,13 +149,57 @@ class World:
         return rid
 
     def step(self) -> StepPlan | None:
+        if self.overlap:
+            plan = self.launch() if len(self.flights) < 2 else None
+            if plan is None or len(self.flights) == 2:
+                self.land()
+            return plan
         plan = self.scheduler.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
             self.take(self.scheduler.commit(plan, self.executor.run(plan)))
         return plan
 
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        self.take(self.scheduler.take_updates())
+        if plan is not None:
+            self.flights.append(self.executor.launch(plan))
+            assert not plan.late or len(self.flights) == 2
+        return plan
+
+    def land(self) -> None:
+        """Commit the oldest step under way, if there is one."""
+        if not self.flights:
+            return
+        step = self.flights.popleft()
+        self.take(self.scheduler.commit(step.plan, self.executor.collect(step)))
+        self.sample_late()
+
+    def sample_late(self) -> None:
+        for step in self.flights:
+            if step.plan.late:
+                self.late_rows += sum(sample.late for sample in step.plan.samples)
+                self.executor.sample(step, self.scheduler.late_samples(step.plan))
+
+    def land_all(self) -> None:
+        while self.flights:
+            self.land()
+
     def fail(self, error: RootlaceError) -> StepPlan | None:
+        """The oldest step under way fails, or a new one."""
+        if self.flights or self.overlap:
+            if not self.flights:
+                self.launch()
+            if not self.flights:
+                return None
+            step = self.flights.popleft()
+            self.executor.collect(step)  # nobody hears of it
+            self.take(self.scheduler.fail(step.plan, error))
+            self.sample_late()
+            while self.flights:
+                self.executor.collect(self.flights.popleft())
+            return step.plan
         plan = self.scheduler.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
