@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
+import re
+
 import torch
 
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference import REFERENCE
 
+OLDEST_TRITON = (3, 6)
+OLDEST_CAPABILITY = (8, 0)
+
+log = logging.getLogger(__name__)
+
 
 def kernels_for(device: torch.device) -> KernelSet:
-    """The kernel set for `device`. Every device has the reference set for now."""
+    """The Triton kernels on a CUDA GPU that they are made for, else the reference.
+
+    Why a GPU has the reference is logged. Nothing else imports triton.
+    """
+    if device.type == "cpu":
+        return REFERENCE
+    reason = _why_not_triton(device)
+    if reason is None:
+        try:
+            from rootlace.kernels.triton import TRITON
+        except ImportError as error:
+            reason = f"triton cannot be imported: {error}"
+        else:
+            return TRITON
+    log.warning("%s: the reference kernels run, which are slow: %s", device, reason)
     return REFERENCE
+
+
+def _why_not_triton(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on `device`; None if they can."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "the Triton kernels are for CUDA"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        found, wanted = (f"{major}.{minor}" for major, minor in (capability, OLDEST_CAPABILITY))
+        return f"its compute capability is {found}, the Triton kernels want {wanted}"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "triton is not installed"
+    if _release(version) < OLDEST_TRITON:
+        return f"triton is {version}; {'.'.join(map(str, OLDEST_TRITON))} or newer is needed"
+    return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version such as 3.6.0+git1234; (0, 0) for what has none."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

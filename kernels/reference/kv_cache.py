@@ -25,8 +25,8 @@ def write_kv(
     if tokens is not None:
         k, v = k.index_select(0, tokens), v.index_select(0, tokens)
     shape = (-1, *k_cache.shape[2:])
-    k_cache.view(shape).index_copy_(0, slots, k)
-    v_cache.view(shape).index_copy_(0, slots, v)
+    _bits(k_cache).view(shape).index_copy_(0, slots, _bits(k))
+    _bits(v_cache).view(shape).index_copy_(0, slots, _bits(v))
 
 
 def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -35,5 +35,10 @@ def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) 
     cache [L, B, S, N, D] (layers, keys and values, are one axis L); source, target int64 [M] slots.
     No target may also be a source, or appear twice.
     """
-    flat = cache.view(cache.shape[0], -1, *cache.shape[3:])
+    flat = _bits(cache).view(cache.shape[0], -1, *cache.shape[3:])
     flat.index_copy_(1, target, flat.index_select(1, source))
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    """fp8 as bytes, which torch can copy by index everywhere; anything else as it is."""
+    return values.view(torch.uint8) if values.dtype.itemsize == 1 else values

@@ -1,1 +1,27 @@
-"""Triton kernels: one operation per file, each tested against its reference."""
+"""Triton kernels: one operation per file, each tested against its reference.
+
+Importing this imports triton; `kernels.dispatch` does so on a GPU only.
+"""
+
+from dataclasses import replace
+
+from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.triton.copy_slots import copy_slots
+from rootlace.kernels.triton.embedding import embedding
+from rootlace.kernels.triton.gated import gelu_mul, silu_mul
+from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
+from rootlace.kernels.triton.rope_and_write import rope_and_write
+
+TRITON = replace(
+    REFERENCE,
+    name="triton",
+    embedding=embedding,
+    rms_norm=rms_norm,
+    add_rms_norm=add_rms_norm,
+    rope_and_write=rope_and_write,
+    copy_slots=copy_slots,
+    silu_mul=silu_mul,
+    gelu_mul=gelu_mul,
+)
+
+__all__ = ["TRITON"]

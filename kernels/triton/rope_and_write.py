@@ -1,0 +1,302 @@
+"""Queries and keys normed and rotated, keys and values cached: `reference/rope_and_write.py`.
+
+One pass over qkv: every element is read once and written once (2 * (Nq + 2 Nk) * D elements per
+token, and the keys and values of a duplicate again). A program takes one write and a group of
+heads, in two tiles [heads, D / 2], the halves that are rotated into each other.
+
+Rounded where the reference rounds: the normed quotient, its product with the weight, each product
+and the sum of the rotation (in float32 the compiler may fuse the last two). fp8 is made of the
+rounded keys and values divided by their head's scale in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from rootlace.kernels.interface import KVScales
+from rootlace.kernels.triton.numerics import (
+    TYPE_NAMES,
+    architecture,
+    as_bits,
+    padded,
+    round_to,
+    to_e4m3,
+)
+from rootlace.kernels.triton.tuning import Launch, settings
+from rootlace.kernels.triton.variants import Variant
+
+
+@triton.jit
+def _norm(first, second, weight_ptr, half, eps, HALF: tl.constexpr):
+    """Both halves of heads [heads, HALF] normed over D = 2 * half columns, in their dtype."""
+    column = tl.arange(0, HALF)
+    inside = column < half
+    weight_1 = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    weight_2 = tl.load(weight_ptr + half + column, mask=inside, other=0.0).to(tl.float32)
+    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
+    squares = tl.sum(wide_1 * wide_1 + wide_2 * wide_2, 1)
+    scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
+    kind: tl.constexpr = first.dtype
+    normed_1 = round_to(wide_1 * scale, kind).to(tl.float32) * weight_1[None, :]
+    normed_2 = round_to(wide_2 * scale, kind).to(tl.float32) * weight_2[None, :]
+    return round_to(normed_1, kind), round_to(normed_2, kind)
+
+
+@triton.jit
+def _product(x, factor, kind: tl.constexpr):
+    return round_to(x * factor, kind).to(tl.float32)
+
+
+@triton.jit
+def _rotate(first, second, cos, sin):
+    """[x1 c - x2 s, x2 c + x1 s], every operation rounded to the dtype; cos and sin [1, HALF]."""
+    kind: tl.constexpr = first.dtype
+    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
+    cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+    left = _product(wide_1, cos, kind) - _product(wide_2, sin, kind)
+    right = _product(wide_2, cos, kind) + _product(wide_1, sin, kind)
+    return round_to(left, kind), round_to(right, kind)
+
+
+@triton.jit
+def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
+    """Values [heads, HALF] to the cache, as they are or as fp8 in units of their head's scale."""
+    if scale_ptr is None:
+        tl.store(target, values, mask=inside)
+    else:
+        scale = tl.load(scale_ptr + head, mask=head < num_heads, other=1.0)[:, None]
+        stored = tl.div_rn(values.to(tl.float32), tl.broadcast_to(scale, values.shape))
+        tl.store(target, to_e4m3(stored), mask=inside)
+
+
+@triton.jit
+def rope_and_write_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_out_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slots_ptr,
+    tokens_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    num_tokens,
+    qkv_token_stride,
+    qkv_head_stride,
+    cos_stride,
+    slot_stride,
+    half,
+    eps,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Program (i, g): write i and, for g below cdiv(Q_HEADS, HEADS), a group of query heads, for
+    the others of key and value heads."""
+    write = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    q_groups: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
+    token = write
+    if tokens_ptr is not None:
+        token = tl.load(tokens_ptr + write).to(tl.int64)
+
+    column = tl.arange(0, HALF)[None, :]
+    across = column < half
+    cos = tl.load(cos_ptr + token * cos_stride + column, mask=across, other=0.0)
+    sin = tl.load(sin_ptr + token * cos_stride + column, mask=across, other=0.0)
+    qkv = qkv_ptr + token * qkv_token_stride
+
+    if group < q_groups:
+        if write < num_tokens:
+            head = group * HEADS + tl.arange(0, HEADS)
+            inside = (head < Q_HEADS)[:, None] & across
+            source = qkv + head[:, None] * qkv_head_stride + column
+            first = tl.load(source, mask=inside, other=0.0)
+            second = tl.load(source + half, mask=inside, other=0.0)
+            if q_norm_ptr is not None:
+                first, second = _norm(first, second, q_norm_ptr, half, eps, HALF)
+            first, second = _rotate(first, second, cos, sin)
+            target = q_out_ptr + (token * Q_HEADS + head[:, None]) * (2 * half) + column
+            tl.store(target, first, mask=inside)
+            tl.store(target + half, second, mask=inside)
+    else:
+        head = (group - q_groups) * HEADS + tl.arange(0, HEADS)
+        slot = tl.load(slots_ptr + write).to(tl.int64)
+        inside = (head < KV_HEADS)[:, None] & across
+        place = slot * slot_stride + head[:, None] * (2 * half) + column
+
+        source = qkv + (Q_HEADS + head[:, None]) * qkv_head_stride + column
+        first = tl.load(source, mask=inside, other=0.0)
+        second = tl.load(source + half, mask=inside, other=0.0)
+        if k_norm_ptr is not None:
+            first, second = _norm(first, second, k_norm_ptr, half, eps, HALF)
+        first, second = _rotate(first, second, cos, sin)
+        _store_scaled(k_cache_ptr + place, first, k_scale_ptr, head, inside, KV_HEADS)
+        _store_scaled(k_cache_ptr + place + half, second, k_scale_ptr, head, inside, KV_HEADS)
+
+        source += KV_HEADS * qkv_head_stride
+        first = tl.load(source, mask=inside, other=0.0)
+        second = tl.load(source + half, mask=inside, other=0.0)
+        _store_scaled(v_cache_ptr + place, first, v_scale_ptr, head, inside, KV_HEADS)
+        _store_scaled(v_cache_ptr + place + half, second, v_scale_ptr, head, inside, KV_HEADS)
+
+
+def rope_and_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor | None = None,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    scales: KVScales | None = None,
+) -> torch.Tensor:
+    """See `interface.RopeAndWrite`. A view of qkv with adjacent columns is read as it lies.
+
+    Raises ValueError for caches of another shape or layout than the interface's.
+    """
+    count, _, head_dim = qkv.shape
+    kv_heads = k_cache.shape[2]
+    q_heads = qkv.shape[1] - 2 * kv_heads
+    _check_cache(k_cache, qkv, scales)
+    _check_cache(v_cache, qkv, scales)
+    if qkv.stride(2) != 1:
+        qkv = qkv.contiguous()
+    if cos.stride() != sin.stride() or cos.stride(1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    q = torch.empty((count, q_heads, head_dim), device=qkv.device, dtype=qkv.dtype)
+    if not count:
+        return q
+    launch = _launch(head_dim, architecture(qkv.device))
+    heads = launch.blocks["HEADS"]
+    groups = triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads)
+    rope_and_write_kernel[(len(slots), groups)](
+        qkv,
+        cos,
+        sin,
+        q,
+        as_bits(k_cache),
+        as_bits(v_cache),
+        slots,
+        tokens,
+        q_norm,
+        k_norm,
+        None if scales is None else scales.k,
+        None if scales is None else scales.v,
+        count,
+        qkv.stride(0),
+        qkv.stride(1),
+        cos.stride(0),
+        k_cache.stride(1),
+        head_dim // 2,
+        eps,
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEADS=heads,
+        HALF=padded(head_dim // 2),
+        num_warps=launch.num_warps,
+    )
+    return q
+
+
+def _check_cache(cache: torch.Tensor, qkv: torch.Tensor, scales: KVScales | None) -> None:
+    wanted = qkv.dtype if scales is None else torch.float8_e4m3fn
+    if cache.dtype != wanted:
+        raise ValueError(f"a KV cache of {cache.dtype} where {wanted} is written")
+    if not cache.is_contiguous():
+        raise ValueError("the KV cache of a layer must be contiguous")
+    if cache.shape[3] != qkv.shape[2]:
+        raise ValueError(f"a KV cache of heads of {cache.shape[3]}, queries of {qkv.shape[2]}")
+
+
+def _launch(head_dim: int, arch: int) -> Launch:
+    return settings("rope_and_write", arch, head_dim=padded(head_dim))
+
+
+def variants(arch: int) -> list[Variant]:
+    """Heads of 64, 80, 128 and 256; with and without norms, duplicates and fp8."""
+    return [
+        _variant(arch, "Llama-1B", torch.bfloat16, (32, 8, 64)),
+        _variant(arch, "Llama-8B, duplicates", torch.bfloat16, (32, 8, 128), tokens=True),
+        _variant(arch, "Llama-8B, fp8", torch.bfloat16, (32, 8, 128), fp8=True),
+        _variant(arch, "Qwen3-8B", torch.bfloat16, (32, 8, 128), norm=True),
+        _variant(
+            arch, "norm, fp8, duplicates", torch.bfloat16, (16, 8, 256), True, True, tokens=True
+        ),
+        _variant(arch, "heads of 80", torch.float16, (32, 32, 80)),
+        _variant(arch, "float32", torch.float32, (32, 8, 128), norm=True),
+    ]
+
+
+def _variant(
+    arch: int,
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    norm: bool = False,
+    fp8: bool = False,
+    tokens: bool = False,
+) -> Variant:
+    q_heads, kv_heads, head_dim = shape
+    launch = _launch(head_dim, arch)
+    plain = f"*{TYPE_NAMES[dtype]}"
+    cache = "*u8" if fp8 else plain
+    arrays = {
+        "qkv_ptr": plain,
+        "cos_ptr": plain,
+        "sin_ptr": plain,
+        "q_out_ptr": plain,
+        "k_cache_ptr": cache,
+        "v_cache_ptr": cache,
+        "slots_ptr": "*i64",
+        "tokens_ptr": "*i64" if tokens else "constexpr",
+        "q_norm_ptr": plain if norm else "constexpr",
+        "k_norm_ptr": plain if norm else "constexpr",
+        "k_scale_ptr": "*fp32" if fp8 else "constexpr",
+        "v_scale_ptr": "*fp32" if fp8 else "constexpr",
+    }
+    sizes = {
+        "num_tokens": "i32",
+        "qkv_token_stride": "i32",
+        "qkv_head_stride": "i32",
+        "cos_stride": "i32",
+        "slot_stride": "i32",
+        "half": "i32",
+    }
+    constants: dict[str, Any] = {
+        "Q_HEADS": q_heads,
+        "KV_HEADS": kv_heads,
+        "HEADS": launch.blocks["HEADS"],
+        "HALF": padded(head_dim // 2),
+    }
+    absent = [argument for argument, kind in arrays.items() if kind == "constexpr"]
+    known = {
+        "qkv_token_stride": (q_heads + 2 * kv_heads) * head_dim,
+        "qkv_head_stride": head_dim,
+        "cos_stride": head_dim // 2,
+        "slot_stride": kv_heads * head_dim,
+        "half": head_dim // 2,
+    }
+    return Variant(
+        name,
+        rope_and_write_kernel,
+        {**arrays, **sizes, "eps": "fp32", **dict.fromkeys(constants, "constexpr")},
+        {**constants, **dict.fromkeys(absent)},
+        tuple(
+            [argument for argument in arrays if argument not in absent]
+            + [size for size, value in known.items() if value % 16 == 0]
+        ),
+        num_warps=launch.num_warps,
+    )

@@ -1,0 +1,88 @@
+"""How a kernel is launched on an architecture: looked up in a small committed table.
+
+Nothing is tried out when a server starts. `tuned/sm_90.json` and its like are written by a
+measurement on that architecture (`benchmarks/gpu.py --tune`) or by hand; an architecture without a
+table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0 on (99 KiB
+of shared memory). One file:
+
+    {
+      "measured": {"gpu": "NVIDIA H200", "triton": "3.6.0", "date": "2026-11-21"} or null,
+      "kernels": {
+        "decode_attention": [
+          {"when": {"head_dim": {"most": 64}}, "blocks": {"BLOCK_N": 128},
+           "num_warps": 4, "num_stages": 3},
+          {"when": {"dtype": "bf16", "fp8": true}, "blocks": {"BLOCK_N": 64},
+           "num_warps": 4, "num_stages": 4},
+          {"when": {}, "blocks": {"BLOCK_N": 64}, "num_warps": 4, "num_stages": 3}
+        ]
+      }
+    }
+
+`measured` is null for a table nobody has measured yet. A kernel's entries are tried in order, and
+the first whose conditions all hold is taken: a condition is a value that the key must equal, or
+`{"most": n}`, an upper bound. The last entry has no condition, so that there always is an answer.
+The keys are the kernel's own (they stand where it calls `settings`); all entries of a kernel name
+the same blocks, in every table.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+TABLES = Path(__file__).parent / "tuned"
+DEFAULT = "default"
+
+Key = int | str | bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Sizes of a kernel's blocks by the names of its parameters, and how it is compiled."""
+
+    blocks: Mapping[str, int]
+    num_warps: int
+    num_stages: int
+
+
+@functools.cache
+def settings(kernel: str, arch: int, **key: Key) -> Launch:
+    """The launch of `kernel` on compute capability `arch` (90 for 9.0) for a case.
+
+    Raises KeyError if the kernel is in no table.
+    """
+    table = _table(arch)
+    if kernel not in table:
+        table = _table(0)
+    for entry in table[kernel]:
+        if all(_holds(key, name, wanted) for name, wanted in entry["when"].items()):
+            blocks = MappingProxyType(dict(entry["blocks"]))
+            return Launch(blocks, entry["num_warps"], entry["num_stages"])
+    raise KeyError(f"no entry of {kernel} for {key}: its last one must have no condition")
+
+
+def forget() -> None:
+    """Read the tables anew from now on: whoever writes one while kernels run wants that."""
+    settings.cache_clear()
+    _table.cache_clear()
+
+
+@functools.cache
+def _table(arch: int) -> dict[str, list[dict[str, Any]]]:
+    path = TABLES / f"sm_{arch}.json"
+    if not path.exists():
+        path = TABLES / f"{DEFAULT}.json"
+    kernels: dict[str, list[dict[str, Any]]] = json.loads(path.read_text())["kernels"]
+    return kernels
+
+
+def _holds(key: Mapping[str, Key], name: str, wanted: Any) -> bool:
+    value = key[name]
+    if isinstance(wanted, dict):
+        return isinstance(value, int) and value <= int(wanted["most"])
+    return bool(value == wanted)
