@@ -2,21 +2,35 @@
 
 For query head h of a token at position p, with key head g = h // (Nq / Nk):
 
-    out = sum_j softmax_j(q . k[j, g] / sqrt(D)) * v[j, g],   max(0, p - window + 1) <= j <= p
-    lse = log sum_j exp(q . k[j, g] / sqrt(D))
+    s_j = scale * q . k[j, g],   with a soft cap c: s_j = c * tanh(scale * q . k[j, g] / c)
+    out = sum_j softmax_j(s_j) * v[j, g],   max(0, p - window + 1) <= j <= p
+    lse = log sum_j exp(s_j)
 
-Scores and softmax are in float32. Grouped queries share the gathered keys: they are laid out as
-further queries of the same key head, nothing is repeated. Rows that share a prefix share its
-gathered keys in the same way; the parts are merged by their log-sum-exps.
+where scale is 1 / sqrt(D) unless told. Keys and values of an fp8 cache are what is stored times
+their head's scale. Scores and softmax are in float32; over an fp8 cache everything is. Grouped
+queries share the gathered keys: they are laid out as further queries of the same key head, nothing
+is repeated. Rows that share a prefix share its gathered keys in the same way; the parts are merged
+by their log-sum-exps.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
+from rootlace.kernels.interface import KVScales
 from rootlace.kernels.reference.attention_plan import AttentionPlan, SharedGroup
+from rootlace.kernels.reference.fp8 import from_e4m3
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How scores are made of products: as in `interface.PagedAttention`."""
+
+    scale: float | None
+    soft_cap: float
 
 
 def paged_attention(
@@ -25,12 +39,20 @@ def paged_attention(
     v_cache: torch.Tensor,
     plan: AttentionPlan,
     *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    scales: KVScales | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `interface.PagedAttention`. q [T, Nq, D] -> ([T, Nq, D], float32 [T, Nq] or None)."""
     heads, dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
-    keys, values = k_cache.view(-1, kv_heads, dim), v_cache.view(-1, kv_heads, dim)
+    scoring = _Scoring(scale, soft_cap)
+    keys = _Stored(k_cache.view(-1, kv_heads, dim), None if scales is None else scales.k)
+    values = _Stored(v_cache.view(-1, kv_heads, dim), None if scales is None else scales.v)
+    dtype = q.dtype
+    if scales is not None:
+        q = q.float()
     flat = q
     if plan.order is not None:
         q = q.index_select(0, plan.order)
@@ -40,22 +62,22 @@ def paged_attention(
 
     for group in plan.decode:
         shape = (group.count, -1, kv_heads, dim)
-        k = keys.index_select(0, group.slots).view(shape).transpose(1, 2)
-        v = values.index_select(0, group.slots).view(shape).transpose(1, 2)
+        k = keys.read(group.slots).view(shape).transpose(1, 2)
+        v = values.read(group.slots).view(shape).transpose(1, 2)
         query = q[group.start : group.start + group.count]
         query = query.reshape(group.count, kv_heads, heads // kv_heads, dim)
-        out, lse = _attend(query, k, v, group.mask, keep_lse)
+        out, lse = _attend(query, k, v, group.mask, scoring, keep_lse)
         outs.append(out.reshape(group.count, heads, dim))
         if lse is not None:
             sums.append(lse.reshape(group.count, heads))
 
     for row in plan.extend:
-        k = keys.index_select(0, row.slots).transpose(0, 1).unsqueeze(0)
-        v = values.index_select(0, row.slots).transpose(0, 1).unsqueeze(0)
+        k = keys.read(row.slots).transpose(0, 1).unsqueeze(0)
+        v = values.read(row.slots).transpose(0, 1).unsqueeze(0)
         for chunk in row.chunks:
             query = q[chunk.start : chunk.stop].transpose(0, 1).unsqueeze(0)
             part = slice(chunk.first, chunk.last)
-            out, lse = _attend(query, k[:, :, part], v[:, :, part], chunk.mask, keep_lse)
+            out, lse = _attend(query, k[:, :, part], v[:, :, part], chunk.mask, scoring, keep_lse)
             outs.append(out[0].transpose(0, 1))
             if lse is not None:
                 sums.append(lse[0].transpose(0, 1))
@@ -69,21 +91,37 @@ def paged_attention(
         out = out.float()  # merged several times, rounded once
         for run in plan.shared:
             rows = slice(run.start, run.stop)
-            _merge(out[rows], total[rows], *_attend_shared(flat[rows], keys, values, run))
-        out = out.to(q.dtype)
-    return out, total if want_lse else None
+            part = _attend_shared(flat[rows], keys, values, run, scoring)
+            _merge(out[rows], total[rows], *part)
+    return out.to(dtype), total if want_lse else None
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Keys or values of one layer: slots [B * S, Nk, D], float32 [Nk] scales of an fp8 cache."""
+
+    slots: torch.Tensor
+    scale: torch.Tensor | None
+
+    def read(self, index: torch.Tensor) -> torch.Tensor:
+        """[M] -> [M, Nk, D]; float32 from an fp8 cache."""
+        if self.scale is None:
+            return self.slots.index_select(0, index)
+        # torch does not gather float8 on every device.
+        bits = self.slots.view(torch.uint8).index_select(0, index)
+        return from_e4m3(bits.view(self.slots.dtype), self.scale)
 
 
 def _attend_shared(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, run: SharedGroup
+    q: torch.Tensor, keys: _Stored, values: _Stored, run: SharedGroup, scoring: _Scoring
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All rows of a run are queries of one attention call. q [M, Nq, D] -> [M, Nq, D], [M, Nq]."""
     count, heads, dim = q.shape
-    kv_heads = keys.shape[1]
-    k = keys.index_select(0, run.slots).transpose(0, 1).unsqueeze(0)
-    v = values.index_select(0, run.slots).transpose(0, 1).unsqueeze(0)
+    kv_heads = keys.slots.shape[1]
+    k = keys.read(run.slots).transpose(0, 1).unsqueeze(0)
+    v = values.read(run.slots).transpose(0, 1).unsqueeze(0)
     query = q.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-    out, lse = _attend(query, k, v, None, True)
+    out, lse = _attend(query, k, v, None, scoring, True)
     assert lse is not None
     out = out.view(kv_heads, count, -1, dim).transpose(0, 1).reshape(count, heads, dim)
     return out, lse.view(kv_heads, count, -1).transpose(0, 1).reshape(count, heads)
@@ -103,26 +141,56 @@ def _attend(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
+    scoring: _Scoring,
     want_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """q [B, Nq, M, D]; k, v [B, Nk, S, D]; mask like [B, 1, M, S] -> [B, Nq, M, D], [B, Nq, M]."""
+    if mask is not None and mask.dtype != q.dtype:
+        mask = mask.to(q.dtype)
+    if scoring.soft_cap > 0.0:
+        return _attend_capped(q, k, v, mask, scoring)
     if q.device.type == "cpu":
         # The fused kernel itself rather than scaled_dot_product_attention: that one takes the
         # unfused path for bfloat16 with grouped queries, and does not return the log-sum-exp.
         if mask is not None and mask.dim() == 2:
             mask = mask.view(1, 1, *mask.shape) if mask.is_contiguous() else mask[None, None]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, attn_mask=mask
+            q, k, v, attn_mask=mask, scale=scoring.scale
         )
         return out, lse if want_lse else None
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     if not want_lse:
         return out, None
-    groups = q.shape[1] // k.shape[1]
-    wide = k.repeat_interleave(groups, dim=1).float()
-    scores = q.float() @ wide.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return out, torch.logsumexp(_scores(q, k, mask, scoring), dim=-1).flatten(1, 2)
+
+
+def _attend_capped(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scoring: _Scoring,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_attend`, by the formula: no fused kernel has a soft cap."""
+    scores = _scores(q, k, mask, scoring)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp_(scores - lse.unsqueeze(-1))
+    out = (weights @ v.float().unsqueeze(2)).flatten(1, 2)
+    return out.to(q.dtype), lse.flatten(1, 2)
+
+
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scoring: _Scoring
+) -> torch.Tensor:
+    """q [B, Nq, M, D]; k [B, Nk, S, D]; mask -> float32 [B, Nk, Nq / Nk, M, S]."""
+    kv_heads, dim = k.shape[1], k.shape[3]
+    grouped = q.unflatten(1, (kv_heads, -1)).float()
+    scores = grouped @ k.float().transpose(-1, -2).unsqueeze(2)
+    scores *= 1.0 / math.sqrt(dim) if scoring.scale is None else scoring.scale
+    if scoring.soft_cap > 0.0:
+        scores = scores.div_(scoring.soft_cap).tanh_().mul_(scoring.soft_cap)
     if mask is not None:
-        scores = scores + mask
-    return out, torch.logsumexp(scores, dim=-1)
+        scores += mask.unsqueeze(2) if mask.dim() == 4 else mask
+    return scores

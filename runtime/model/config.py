@@ -61,7 +61,7 @@ class ModelConfig:
         path = Path(folder)
         raw = _read_json(path, "config.json")
         architecture = _architecture(path, raw)
-        if raw.get("quantization_config"):
+        if _quantized_weights(raw):
             raise UnsupportedModel(
                 f"{path / 'config.json'}: quantization_config: quantized weights are not supported"
             )
@@ -128,6 +128,15 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
         f"{path / 'config.json'}: architectures {names} is not supported "
         f"(supported: {', '.join(ARCHITECTURES)})"
     )
+
+
+def _quantized_weights(raw: dict[str, Any]) -> bool:
+    """False also where only the KV cache is to be quantized (its scales are used if it is)."""
+    found = raw.get("quantization_config")
+    if not isinstance(found, dict):
+        return bool(found)
+    only_cache = found.get("kv_cache_scheme") and not found.get("config_groups")
+    return bool(found) and not (only_cache and found.get("quant_method") == "compressed-tensors")
 
 
 def _windows(path: Path, architecture: str, hf: PreTrainedConfig) -> tuple[int | None, ...]:

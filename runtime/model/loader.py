@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,13 @@ Progress = Callable[[str, float], None]
 Shape = tuple[int, ...]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+KV_SCALES = {
+    "k": ("self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"),
+    "v": ("self_attn.v_proj.v_scale", "self_attn.v_scale", "self_attn.attn.v_scale"),
+}
+"""What checkpoints call a layer's scales of an fp8 KV cache."""
+KV_SCALE = "self_attn.kv_scale"
+"""The name in old ones: one scale for keys and values."""
 _DTYPES = {"F32", "F16", "BF16", "F64"}
 
 
@@ -58,6 +65,11 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
         return config.checkpoint_dtype
     with Checkpoint(config.path) as checkpoint:
         return checkpoint.tensor("model.embed_tokens.weight").dtype
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a checkpoint's tensor is a scale of the KV cache."""
+    return name.endswith((*KV_SCALES["k"], *KV_SCALES["v"], KV_SCALE))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -143,6 +155,15 @@ class Checkpoint:
             if view.get_dtype() not in _DTYPES:
                 raise UnsupportedModel(f"{where} has type {view.get_dtype()}, not a float type")
 
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether a folder has weights at all."""
+        return (folder / SINGLE).exists() or (folder / INDEX).exists()
+
+    def names(self) -> Collection[str]:
+        """Every stored tensor."""
+        return self._file_of.keys()
+
     def tensor(self, name: str) -> torch.Tensor:
         """The stored tensor, backed by the mapped file (valid inside the `with` block)."""
         if name not in self._file_of:
@@ -226,12 +247,12 @@ class _Reader:
 
 
 def _ignored(config: ModelConfig) -> Callable[[str], bool]:
-    """Names that old checkpoints carry and that say nothing."""
+    """Names that say nothing about weights: what old checkpoints carry, and scales of a cache."""
 
     def ignored(name: str) -> bool:
         if name == "lm_head.weight":
             return config.tied_embeddings
-        return name.endswith(".rotary_emb.inv_freq")
+        return name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name)
 
     return ignored
 
