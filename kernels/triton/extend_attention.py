@@ -58,19 +58,17 @@ DIVISIBLE = (
 # (large, small) per head size, padded. Hopper's matrix units take 64 rows from each group of four
 # warps; keys and values are buffered once ahead.
 HOPPER_TILES = {
-    64: (TileShape(128, 128, 8, 3), TileShape(64, 64, 4, 3)),
-    128: (TileShape(128, 128, 8, 2), TileShape(64, 64, 4, 3)),
-    256: (TileShape(128, 64, 8, 2), TileShape(64, 32, 4, 2)),
+    64: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
+    128: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
+    256: (TileShape(64, 32, 8, 2), TileShape(64, 32, 8, 2)),
 }
 AMPERE_TILES = {
-    64: (TileShape(128, 64, 4, 3), TileShape(64, 64, 4, 3)),
+    64: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
     128: (TileShape(128, 32, 8, 3), TileShape(64, 32, 4, 3)),
     256: (TileShape(64, 32, 8, 2), TileShape(64, 32, 8, 2)),
 }
 # float32 is multiplied exactly, without the matrix units.
-FLOAT32_TILES = {
-    width: (TileShape(32, 32, 8, 1), TileShape(16, 32, 4, 1)) for width in (16, 32, 64, 128, 256)
-}
+FLOAT32_TILES = (TileShape(32, 16, 8, 1), TileShape(16, 16, 4, 1))
 
 
 @triton.jit
@@ -316,7 +314,7 @@ def tile_shapes(
     if arch == 0:
         large, small = TileShape(32, 32, 4, 1), TileShape(16, 16, 4, 1)
     elif dtype == torch.float32:
-        large, small = FLOAT32_TILES[min(width, 256)]
+        large, small = FLOAT32_TILES
     else:
         tiles = HOPPER_TILES if arch >= 90 else AMPERE_TILES
         large, small = tiles[min(max(width, 64), 256)]
