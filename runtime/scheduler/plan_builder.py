@@ -13,6 +13,8 @@ from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _NONE = np.empty(0, np.int64)
+_NO_TOKENS = np.empty(0, np.int32)
+_NO_COPIES = np.empty((0, 3), np.int32)
 _NO_FEEDS = np.empty((0, 2), np.int32)
 
 
@@ -174,7 +176,7 @@ class PlanBuilder:
                 scores.append(PromptScoreRow(index, flat, targets, top))
                 scored.append((sequence, row.score_start, row.score_stop))
             at = stop
-        duplicate_tokens, duplicate_slots = _NONE.astype(np.int32), _NONE
+        duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
             flats, targets = zip(*self._duplicates, strict=True)
             duplicate_tokens = remap[np.concatenate(flats)].astype(np.int32)
@@ -188,13 +190,13 @@ class PlanBuilder:
             row_start=row_start,
             context_len=context_len,
             block_tables=tables,
-            copies=np.array(self._copies, np.int32).reshape(-1, 3),
+            copies=np.array(self._copies, np.int32) if self._copies else _NO_COPIES,
             duplicate_tokens=duplicate_tokens,
             duplicate_slots=duplicate_slots,
             samples=samples,
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
-            feeds=np.array(feeds, np.int32).reshape(-1, 2) if feeds else _NO_FEEDS,
+            feeds=np.array(feeds, np.int32) if feeds else _NO_FEEDS,
         )
         for at, (_, sequence) in enumerate(sampled):
             sequence.pending += 1

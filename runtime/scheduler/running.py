@@ -123,7 +123,11 @@ class RunningSet:
         """
         size = self._kv.block_size
         while True:
-            ready = [s for s in self.sequences if s.decoding and not self._ends(s)]
+            ready = [
+                s
+                for s in self.sequences
+                if s.decoding and s.ending is None and not (s.pending and self._ends(s))
+            ]
             if not self.sequences:
                 return ready
             growing = [s for s in ready if s.computed == s.table_len * size]
@@ -145,10 +149,8 @@ class RunningSet:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Whether a decoding sequence ends with the step under way, whatever that finds."""
+        """Whether the pending token of `sequence` is its last, whatever it is."""
         pending = sequence.pending
-        if not pending:
-            return sequence.ending is not None
         return (
             sequence.outputs + pending >= sequence.max_tokens
             or sequence.length + pending >= self._max_length

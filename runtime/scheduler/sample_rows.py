@@ -11,6 +11,7 @@ import numpy as np
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SampleRow
+from rootlace.runtime.scheduler.request import Matcher
 from rootlace.runtime.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,10 @@ class SampleRows:
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
         """The samples of a step's `rows` (row and sequence), and what to wait for (see
         `StepPlan.wait_for_masks`)."""
-        constraints, wait = self._constraints(rows)
-        if not constraints:
-            return [_row(index, sequence, sequence.pending) for index, sequence in rows], wait
+        constrained = [sequence for _, sequence in rows if sequence.request.matcher is not None]
+        if not constrained:
+            return [_row(index, sequence, sequence.pending) for index, sequence in rows], None
+        constraints, wait = self._constraints(constrained)
         return [
             _row(index, sequence, sequence.pending, constraints.get(sequence))
             for index, sequence in rows
@@ -53,39 +55,37 @@ class SampleRows:
     def final(self, samples: list[SampleRow], live: dict[int, Sequence]) -> list[SampleRow]:
         """`samples` without a late one, now that the step before is committed. `live`: the
         sequences of the late ones that are still wanted. Waits for their masks."""
-        rows = [(samples[at].row, sequence) for at, sequence in live.items()]
+        constrained = [s for s in live.values() if s.request.matcher is not None]
         # Their tokens are known: what is pending is what they are to sample.
-        constraints, wait = self._constraints(rows, known=True)
+        constraints, wait = self._constraints(constrained, known=True)
         if wait is not None:
             wait()
         done = [dead_row(sample) if sample.late else sample for sample in samples]
-        for (index, sequence), at in zip(rows, live, strict=True):
-            done[at] = _row(index, sequence, 0, constraints.get(sequence))
+        for at, sequence in live.items():
+            done[at] = _row(samples[at].row, sequence, 0, constraints.get(sequence))
         return done
 
     def _constraints(
-        self, rows: list[tuple[int, Sequence]], *, known: bool = False
+        self, sequences: list[Sequence], *, known: bool = False
     ) -> tuple[dict[Sequence, Constraint], Callable[[], None] | None]:
-        """Per sequence that has one and is not late."""
+        """Per sequence that is not late; all have a matcher. `known`: all tokens are."""
         found: dict[Sequence, Constraint] = {}
-        masked: list[Sequence] = []
-        for _, sequence in rows:
+        masked: dict[Sequence, Matcher] = {}
+        for sequence in sequences:
             matcher = sequence.request.matcher
-            if matcher is None:
-                continue
-            state = None
+            assert matcher is not None
             ahead = sequence.pending and not known
+            state = None
             if self._automata and (sequence.stepped or not ahead):
-                state = _automaton(sequence)
+                state = _automaton(sequence, matcher)
             sequence.stepped = state is not None
             if state is not None:
                 found[sequence] = state
             elif not ahead:
-                masked.append(sequence)
+                masked[sequence] = matcher
         if not masked:
             return found, None
-        matchers = [s.request.matcher for s in masked if s.request.matcher is not None]
-        masks, wait = self._masks.start(matchers)
+        masks, wait = self._masks.start(list(masked.values()))
         found.update(zip(masked, masks, strict=True))
         return found, wait
 
@@ -99,29 +99,30 @@ def _row(
     index: int, sequence: Sequence, pending: int, constraint: Constraint | None = None
 ) -> SampleRow:
     """`pending`: how many tokens (0 or 1) come before the one to be sampled and are not known."""
-    request = sequence.request
-    params = request.params
+    params = sequence.request.params
     banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
     tokens = sequence.tokens[: sequence.length]
-    if not pending and not isinstance(constraint, AutomatonState):
-        return SampleRow(index, params, tokens, sequence.prompt_len, constraint, banned)
-    stepped = isinstance(constraint, AutomatonState)
+    state = None
+    if isinstance(constraint, AutomatonState):
+        state, constraint = constraint, None
+    if not pending:
+        return SampleRow(
+            index, params, tokens, sequence.prompt_len, constraint, banned, automaton=state
+        )
+    waits = sequence.penalised or (state is None and sequence.request.matcher is not None)
     return SampleRow(
-        row=index,
-        params=params,
-        token_ids=tokens,
-        prompt_len=sequence.prompt_len,
+        index,
+        params,
+        tokens,
+        sequence.prompt_len,
         banned=banned,
-        source=sequence.sampled_at if pending else -1,
-        automaton=constraint if isinstance(constraint, AutomatonState) else None,
-        late=bool(pending)
-        and (sequence.penalised or (request.matcher is not None and not stepped)),
+        source=sequence.sampled_at,
+        automaton=state,
+        late=waits,
     )
 
 
-def _automaton(sequence: Sequence) -> AutomatonState | None:
-    matcher = sequence.request.matcher
-    assert matcher is not None
+def _automaton(sequence: Sequence, matcher: Matcher) -> AutomatonState | None:
     try:
         return matcher.automaton()
     except BaseException:  # a panic in a compiled library is no Exception
