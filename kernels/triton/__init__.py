@@ -6,6 +6,7 @@ Importing this imports triton; `kernels.dispatch` does so on a GPU only.
 from dataclasses import replace
 
 from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.triton.attention import paged_attention, plan_attention
 from rootlace.kernels.triton.copy_slots import copy_slots
 from rootlace.kernels.triton.embedding import embedding
 from rootlace.kernels.triton.gated import gelu_mul, silu_mul
@@ -20,6 +21,8 @@ TRITON = replace(
     add_rms_norm=add_rms_norm,
     rope_and_write=rope_and_write,
     copy_slots=copy_slots,
+    plan_attention=plan_attention,
+    paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_mul=gelu_mul,
 )

@@ -1,0 +1,180 @@
+"""Attention of a step: rows with one new token by the decode kernels, others by the extend kernel.
+
+All write into one output. A step of decode rows is up to three launches per layer: shared nodes
+(none where no two rows can share), own parts, merge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rootlace.kernels.interface import AttentionBatch, KVScales
+from rootlace.kernels.triton.attention_plan import DecodePlan, SplitRule, plan_decode, split_rule
+from rootlace.kernels.triton.decode_attention import decode_attention
+from rootlace.kernels.triton.extend_attention import extend_attention, tile_shapes
+from rootlace.kernels.triton.extend_plan import ExtendPlan, plan_extend
+from rootlace.kernels.triton.merge_attention import merge_attention
+from rootlace.kernels.triton.numerics import architecture
+from rootlace.kernels.triton.shared_nodes import SharingRule
+from rootlace.kernels.triton.tree_attention import tree_attention, tree_programs, tree_tile
+
+
+@dataclass(frozen=True)
+class AttentionRules:
+    """How work is cut; None: as suits the model and the device."""
+
+    split: SplitRule | None = None
+    sharing: SharingRule | None = None
+    tile: int | None = None
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """One step's attention on the host (`interface.HostPlan`)."""
+
+    decode: DecodePlan | None
+    extend: ExtendPlan | None
+    block_tables: np.ndarray
+    tile: int
+    window: int | None
+    device: torch.device
+
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """What decode reads is last: with `rows` it is all there is."""
+        arrays: list[np.ndarray] = []
+        if self.extend is not None:
+            arrays += [self.block_tables, *self.extend.arrays]
+        if self.decode is not None:
+            arrays.append(self.decode.numbers)
+        return arrays
+
+    def bind(self, tensors: list[torch.Tensor]) -> BoundPlan:
+        """`tensors`: the arrays on the device, the last one at least as long."""
+        return BoundPlan(self, tensors)
+
+
+@dataclass(frozen=True)
+class BoundPlan:
+    """What `paged_attention` takes."""
+
+    plan: AttentionPlan
+    tensors: list[torch.Tensor]
+
+
+def plan_attention(
+    batch: AttentionBatch,
+    window: int | None,
+    rows: int | None = None,
+    rules: AttentionRules | None = None,
+) -> AttentionPlan:
+    """See `interface.PlanAttention`. Raises ValueError for rows that are no family's."""
+    rules = rules or AttentionRules()
+    arch = architecture(batch.device)
+    group = batch.num_heads // batch.num_kv_heads
+    lengths = np.diff(batch.row_start)
+    decode = extend = None
+    tables = batch.block_tables
+    room = len(lengths) if rows is None else rows
+    tile = rules.tile or tree_tile(room, group, batch.head_dim, batch.dtype)
+    if rows is not None or bool((lengths == 1).any()):
+        programs = tree_programs(batch.device, arch, batch.head_dim, batch.dtype, tile)
+        decode = plan_decode(
+            batch,
+            window,
+            rows,
+            rules.split
+            or split_rule(
+                batch.num_heads, batch.num_kv_heads, batch.head_dim, batch.dtype.itemsize
+            ),
+            rules.sharing or SharingRule(programs=programs),
+            tile,
+        )
+    extending = np.flatnonzero(lengths > 1)
+    if len(extending):
+        shapes = tile_shapes(arch, batch.head_dim, group, batch.dtype, batch.dtype)
+        extend = plan_extend(batch, extending, window, shapes)
+        # Only their tables are sent: rows 0, 1, ...
+        tables = np.ascontiguousarray(tables[extending], dtype=np.int32)
+        for launch in extend.launches:
+            launch.items[:, 0] = np.searchsorted(extending, launch.items[:, 0])
+    return AttentionPlan(decode, extend, tables, tile, window, batch.device)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: BoundPlan,
+    *,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    scales: KVScales | None = None,
+    want_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `interface.PagedAttention`. Empty rows of a family: zeros, a log-sum-exp of -inf.
+
+    Raises ValueError for a cache that is not contiguous or of another type.
+    """
+    host = plan.plan
+    tokens, heads, dim = q.shape
+    _check(q, k_cache, v_cache, scales)
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if want_lse else None
+    if host.extend is not None:
+        block_tables, *arrays = plan.tensors[: -1 if host.decode is not None else None]
+        extend_attention(
+            q, k_cache, v_cache, block_tables, host.extend, arrays, out, lse,
+            scale=scale, soft_cap=soft_cap, scales=scales,
+        )  # fmt: skip
+    if host.decode is not None:
+        scale = dim**-0.5 if scale is None else scale
+        _decode(q, k_cache, v_cache, plan.tensors[-1], host, out, lse, scale, soft_cap, scales)
+    return out, lse
+
+
+def _decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    numbers: torch.Tensor,
+    host: AttentionPlan,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scale: float,
+    soft_cap: float,
+    scales: KVScales | None,
+) -> None:
+    decode = host.decode
+    assert decode is not None
+    arch = architecture(q.device)
+    heads, dim = q.shape[1:]
+    slots = max(decode.slots, 1)
+    part_out = torch.empty(slots, heads, dim, dtype=torch.float32, device=q.device)
+    part_lse = torch.empty(slots, heads, dtype=torch.float32, device=q.device)
+    if decode.shares:
+        tree_attention(
+            q, k_cache, v_cache, numbers, decode.rows, host.tile, host.window is not None, arch,
+            part_out, part_lse, scale=scale, soft_cap=soft_cap, scales=scales,
+        )  # fmt: skip
+    decode_attention(
+        q, k_cache, v_cache, numbers, decode.items_at, arch, out, lse, part_out, part_lse,
+        scale=scale, soft_cap=soft_cap, scales=scales,
+    )  # fmt: skip
+    if decode.slots:
+        merge_attention(part_out, part_lse, numbers, decode.rows, arch, out, lse)
+
+
+def _check(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScales | None
+) -> None:
+    for name, cache in (("keys", k_cache), ("values", v_cache)):
+        if not cache.is_contiguous():
+            raise ValueError(f"the {name} of a layer must lie together, [B, S, Nk, D]")
+        wanted = q.dtype if scales is None else torch.float8_e4m3fn
+        if cache.dtype != wanted:
+            raise ValueError(f"{name} are {cache.dtype}, where {wanted} is wanted")

@@ -1,0 +1,309 @@
+"""First stage of decode attention: one new token per row against its own cached positions.
+
+Split over positions (flash decoding; Dao, Haziza, Massa, Sizov 2023), by the fixed parts of
+`attention_plan`. The unit of work is an item and a KV head: the query heads of the group are the
+rows of a matrix product (padded to 16), so keys and values are read once for all of them. Programs
+are as many as the GPU holds at a time and loop over units; the KV heads of an item are neighbours,
+as they are in memory.
+
+Bound by memory: 4 D bytes per (position, KV head) in 16 bits, and two partial results of 4 D bytes
+per (item, query head). Products of 16 rows are 16 flops per byte, a tenth of what a GPU has.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from rootlace.kernels.interface import KVScales
+from rootlace.kernels.triton.attention_plan import FIELDS
+from rootlace.kernels.triton.numerics import (
+    TYPE_NAMES,
+    as_bits,
+    dot,
+    from_e4m3,
+    multiprocessors,
+    native_e4m3,
+    padded,
+    tanh,
+)
+from rootlace.kernels.triton.tuning import settings
+from rootlace.kernels.triton.variants import Variant
+
+LOG2_E = 1.4426950408889634
+LN_2 = tl.constexpr(0.6931471805599453)
+ITEM = tl.constexpr(FIELDS)
+
+
+@triton.jit
+def first_tile(first, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where tiles of positions begin, for `slots_of`."""
+    if BLOCK_SIZE % BLOCK_N == 0:
+        return first // BLOCK_N * BLOCK_N
+    return first
+
+
+@triton.jit
+def slots_of(table, start, seen, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The slots of the positions start : start + BLOCK_N, int64; block 0 where not `seen`.
+
+    `table`: where the block of position 0 would be. A tile lies in one block if tiles fit into
+    blocks (`first_tile`); one of its positions is seen.
+    """
+    position = start + tl.arange(0, BLOCK_N)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
+        return block * BLOCK_SIZE + position % BLOCK_SIZE
+    block = tl.load(table + position // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+    return block * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+@triton.jit(
+    do_not_specialize=["items_at"],
+    do_not_specialize_on_alignment=["numbers"],
+)
+def decode_kernel(
+    q,  # [T, Nq, D]
+    k_cache,  # [B * S, Nk, D]
+    v_cache,
+    k_scales,  # [Nk] float32, or nothing
+    v_scales,
+    numbers,  # see `attention_plan`
+    out,  # [T, Nq, D]
+    lse,  # [T, Nq] float32, natural, or nothing
+    part_out,  # [P, Nq, D] float32
+    part_lse,  # [P, Nq] float32, base 2
+    score_scale,  # base 2; with a soft cap, natural and divided by the cap
+    soft_cap,  # base 2
+    items_at,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CAPPED: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Program p: units p, p + programs, ...; unit u: item `u // KV_HEADS`, head `u % KV_HEADS`."""
+    units = tl.load(numbers) * KV_HEADS
+    column = tl.arange(0, BLOCK_D)
+    member = tl.arange(0, BLOCK_M)
+    exists = (member < GROUP)[:, None] & (column < DIM)[None, :]
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        item = numbers + items_at + (unit // KV_HEADS) * ITEM
+        head = unit % KV_HEADS
+        token = tl.load(item).to(tl.int64)
+        table = numbers + tl.load(item + 1)
+        first = tl.load(item + 2)
+        last = tl.load(item + 3)
+        part = tl.load(item + 4).to(tl.int64)
+
+        heads = head * GROUP + member
+        query = tl.load(
+            q + (token * (KV_HEADS * GROUP) + heads[:, None]) * DIM + column[None, :],
+            mask=exists,
+            other=0,
+        )
+        k_head = k_cache + head * DIM
+        v_head = v_cache + head * DIM
+        factor = score_scale
+        if FP8:
+            factor = score_scale * tl.load(k_scales + head)
+
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        # Every tile has a position that is seen, so that its maximum is a number.
+        for start in range(first_tile(first, BLOCK_SIZE, BLOCK_N), last, BLOCK_N):
+            position = start + tl.arange(0, BLOCK_N)
+            seen = (position >= first) & (position < last)
+            slot = slots_of(table, start, seen, BLOCK_SIZE, BLOCK_N)
+            offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
+            if BLOCK_D != DIM:
+                stored = seen[:, None] & (column < DIM)[None, :]
+            else:
+                stored = seen[:, None]
+            # Slots that nobody has written may hold anything: neither keys nor values are read.
+            k = tl.load(k_head + offset, mask=stored, other=0)
+            v = tl.load(v_head + offset, mask=stored, other=0)
+            if FP8:
+                k = from_e4m3(k, query.dtype, NATIVE)
+                v = from_e4m3(v, query.dtype, NATIVE)
+            score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+            hidden = tl.where(seen, 0.0, float("-inf"))
+            if CAPPED:
+                score = soft_cap * tanh(score * factor) + hidden[None, :]
+            else:
+                score = score * factor + hidden[None, :]
+            new_peak = tl.maximum(peak, tl.max(score, 1))
+            weight = tl.exp2(score - new_peak[:, None])
+            shrink = tl.exp2(peak - new_peak)
+            total = total * shrink + tl.sum(weight, 1)
+            acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
+            peak = new_peak
+
+        norm = 1.0 / total
+        if FP8:
+            norm *= tl.load(v_scales + head)
+        acc *= norm[:, None]
+        log_sum = peak + tl.log2(total)
+        if part >= 0:
+            place = part * (KV_HEADS * GROUP) + heads
+            tl.store(part_out + place[:, None] * DIM + column[None, :], acc, mask=exists)
+            tl.store(part_lse + place, log_sum, mask=member < GROUP)
+        else:
+            place = token * (KV_HEADS * GROUP) + heads
+            result = acc.to(out.dtype.element_ty)
+            tl.store(out + place[:, None] * DIM + column[None, :], result, mask=exists)
+            if LSE:
+                tl.store(lse + place, log_sum * LN_2, mask=member < GROUP)
+
+
+def score_factors(scale: float, soft_cap: float) -> tuple[float, float]:
+    """(`score_scale`, `soft_cap`) as the kernels take them, for scores in base 2."""
+    if soft_cap > 0.0:
+        return scale / soft_cap, soft_cap * LOG2_E
+    return scale * LOG2_E, 0.0
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    numbers: torch.Tensor,
+    items_at: int,
+    arch: int,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    part_out: torch.Tensor,
+    part_lse: torch.Tensor,
+    *,
+    scale: float,
+    soft_cap: float,
+    scales: KVScales | None,
+) -> None:
+    """Work off the own items of `numbers` (see `attention_plan`).
+
+    q, out [T, Nq, D]; k_cache, v_cache [B, S, Nk, D]; lse float32 [T, Nq] or None; part_out
+    [P, Nq, D] and part_lse [P, Nq] float32; all contiguous. `arch` as in `numerics.architecture`.
+    """
+    heads, dim = q.shape[1:]
+    block_size, kv_heads = k_cache.shape[1:3]
+    fp8 = scales is not None
+    launch = settings("decode_attention", arch, **decode_key(dim, q.dtype, fp8))
+    factor, cap = score_factors(scale, soft_cap)
+    decode_kernel[(multiprocessors(q.device) * launch.blocks["PROGRAMS"],)](
+        q,
+        as_bits(k_cache),
+        as_bits(v_cache),
+        scales.k if scales is not None else None,
+        scales.v if scales is not None else None,
+        numbers,
+        out,
+        lse,
+        part_out,
+        part_lse,
+        factor,
+        cap,
+        items_at,
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        DIM=dim,
+        BLOCK_SIZE=block_size,
+        CAPPED=soft_cap > 0.0,
+        FP8=fp8,
+        NATIVE=native_e4m3(arch),
+        LSE=lse is not None,
+        BLOCK_M=padded(heads // kv_heads, 16),
+        BLOCK_N=launch.blocks["BLOCK_N"],
+        BLOCK_D=padded(dim, 16),
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+
+
+def decode_key(dim: int, dtype: torch.dtype, fp8: bool) -> dict[str, int | str | bool]:
+    """What `decode_attention` is tuned by: the padded width, the type of queries, the cache's."""
+    return {"head_dim": padded(dim, 16), "dtype": TYPE_NAMES[dtype], "fp8": fp8}
+
+
+def variants(arch: int) -> list[Variant]:
+    """Groups, widths and types in use, with and without fp8, soft cap, log-sum-exp."""
+    bf16, fp16 = torch.bfloat16, torch.float16
+    cases = [
+        # group, KV heads, D, dtype, fp8, capped, log-sum-exp, block size
+        (4, 8, 64, bf16, False, False, False, 16),
+        (1, 32, 64, bf16, False, False, False, 16),
+        (4, 8, 128, bf16, False, False, False, 16),
+        (4, 8, 128, bf16, False, False, False, 64),
+        (4, 8, 128, bf16, False, False, False, 1),
+        (4, 8, 128, bf16, False, False, True, 16),
+        (8, 8, 128, bf16, False, False, False, 16),
+        (7, 4, 128, fp16, False, False, False, 16),
+        (1, 32, 128, bf16, False, False, False, 16),
+        (32, 1, 128, bf16, False, False, False, 16),
+        (4, 8, 64, bf16, True, False, False, 16),
+        (4, 8, 128, bf16, True, False, False, 16),
+        (8, 8, 128, bf16, True, False, False, 16),
+        (2, 8, 256, bf16, False, True, False, 16),
+        (2, 8, 256, bf16, True, True, False, 16),
+        (4, 8, 80, bf16, False, False, False, 16),
+        (4, 8, 128, torch.float32, False, False, False, 16),
+    ]
+    found = []
+    for group, kv_heads, dim, dtype, fp8, capped, wants, block_size in cases:
+        launch = settings("decode_attention", arch, **decode_key(dim, dtype, fp8))
+        name = TYPE_NAMES[dtype]
+        stored = "*u8" if fp8 else f"*{name}"
+        constants: dict[str, object] = {
+            "KV_HEADS": kv_heads,
+            "GROUP": group,
+            "DIM": dim,
+            "BLOCK_SIZE": block_size,
+            "CAPPED": capped,
+            "FP8": fp8,
+            "NATIVE": native_e4m3(arch),
+            "LSE": wants,
+            "BLOCK_M": padded(group, 16),
+            "BLOCK_N": launch.blocks["BLOCK_N"],
+            "BLOCK_D": padded(dim, 16),
+        }
+        if not fp8:
+            constants |= {"k_scales": None, "v_scales": None}
+        if not wants:
+            constants |= {"lse": None}
+        signature = {
+            "q": f"*{name}",
+            "k_cache": stored,
+            "v_cache": stored,
+            "k_scales": "*fp32",
+            "v_scales": "*fp32",
+            "numbers": "*i32",
+            "out": f"*{name}",
+            "lse": "*fp32",
+            "part_out": "*fp32",
+            "part_lse": "*fp32",
+            "score_scale": "fp32",
+            "soft_cap": "fp32",
+            "items_at": "i32",
+        }
+        options = [f"blocks of {block_size}"]
+        options += ["fp8"] * fp8 + ["soft cap"] * capped + ["log-sum-exp"] * wants
+        found.append(
+            Variant(
+                f"{name}, group of {group}, heads of {dim}, {', '.join(options)}",
+                decode_kernel,
+                signature | dict.fromkeys(constants, "constexpr"),
+                constants,
+                ("q", "k_cache", "v_cache", "out", "part_out", "part_lse"),
+                num_warps=launch.num_warps,
+                num_stages=launch.num_stages,
+                matrix_units=dtype != torch.float32,
+            )
+        )
+    return found
