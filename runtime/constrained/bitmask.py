@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import addressof, c_char
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ def writable(out: Any, vocab_size: int) -> np.ndarray:
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ValueError("a bit mask must be contiguous and writable")
     return out
+
+
+def address(words: np.ndarray) -> int:
+    """Where a packed mask that may be written to stands in memory; a fifth of the time that
+    `words.ctypes.data` takes."""
+    return addressof(c_char.from_buffer(words))
 
 
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:

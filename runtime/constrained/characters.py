@@ -30,6 +30,13 @@ def categories_by_first_byte() -> dict[int, frozenset[str]]:
     return {byte: frozenset(categories) for byte, categories in found.items()}
 
 
+@cache
+def first_bytes_of(category: str) -> tuple[int, ...]:
+    """The bytes that `categories_by_first_byte` has this general category for, ascending."""
+    found = categories_by_first_byte()
+    return tuple(sorted(byte for byte, categories in found.items() if category in categories))
+
+
 def _first_byte(code: int) -> int:
     """The first byte of the UTF-8 of a code point from 0x80 to 0xFFFF."""
     return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 
-from rootlace.runtime.constrained.characters import categories_by_first_byte
+from rootlace.runtime.constrained.characters import first_bytes_of
 from rootlace.runtime.constrained.pretokens import Continuation
 
 
@@ -23,7 +23,7 @@ class Following:
         self._can_follow = can_follow
         self._pending = pending
         self._known: dict[bytes, bool] = {}
-        self._categories: dict[bytes, set[str]] = {}
+        self._categories: dict[tuple[bytes, str], bool] = {}
         self.may_end = may_end and not pending
 
     def __call__(self, text: bytes) -> bool:
@@ -67,16 +67,16 @@ class Following:
                 text = before + character.encode()
                 if self(text) and self._allows(continuation[1:], text):
                     return True
-            elif unicodedata.category(character) in self._beyond_ascii(before):
+            elif self._category(unicodedata.category(character), before):
                 return True
         return False
 
-    def _beyond_ascii(self, before: bytes) -> set[str]:
-        """The categories of characters beyond ASCII that may follow `before`, and maybe more."""
-        categories = self._categories.get(before)
-        if categories is None:
-            categories = self._categories[before] = set()
-            for byte, found in categories_by_first_byte().items():
-                if self(before + bytes((byte,))):
-                    categories |= found
-        return categories
+    def _category(self, category: str, before: bytes) -> bool:
+        """Whether a character beyond ASCII of this category may follow `before`; and maybe so where
+        it may not."""
+        found = self._categories.get((before, category))
+        if found is None:
+            first = first_bytes_of(category)
+            found = any(self(before + bytes((byte,))) for byte in first)
+            self._categories[before, category] = found
+        return found

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -52,7 +53,9 @@ class LLGuidanceGrammar:
         self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
         self._limits = parser_limits(config)
         self._lock = threading.Lock()
-        self._forced: dict[_Place, tuple[tuple[tuple[bytes, bool], ...], list[int]]] = {}
+        self._forced: dict[_Place, _Forced] = {}
+        self.beginning: list[int] | None = None
+        """What is forced before anything else, once a matcher has asked."""
         prototype = self._built()
         self._prototype: LLMatcher | None = prototype
         if prototype.is_error():
@@ -77,13 +80,15 @@ class LLGuidanceGrammar:
         has the same answers again, they are the same."""
         key = (tail, text, following.may_end, following.digest())
         known = self._forced.get(key)
-        if known is not None and all(following(asked) == was for asked, was in known[0]):
-            return known[1]
-        following.answers.clear()
+        if known is not None and following.agrees(known.answers):
+            if known.settled:
+                return known.tokens
+            # The canonicalizer asks less about a text that it has looked at before.
+            following.answers.clear()
         tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
         if len(self._forced) >= REMEMBERED:
             self._forced.clear()
-        self._forced[key] = (tuple(following.answers.items()), tokens)
+        self._forced[key] = _Forced(following.asked(), tokens, known is not None)
         return tokens
 
     def renewed(self, worn: LLMatcher) -> LLMatcher:
@@ -135,6 +140,17 @@ class LLGuidanceGrammar:
         return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """The tokens that are forced where these questions have these answers."""
+
+    answers: list[tuple[list[int] | None, bool]]
+    """Of the texts asked for, in tokens of one byte each."""
+    tokens: list[int]
+    settled: bool
+    """Whether there is nothing that need not have been asked."""
+
+
 class _Following:
     """What can follow where a matcher stands (which is not to move meanwhile).
 
@@ -144,7 +160,7 @@ class _Following:
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
         words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
-        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._bits = words.view(np.uint8).tobytes()
@@ -161,10 +177,19 @@ class _Following:
             return bool(self._bits[token >> 3] >> (token & 7) & 1)
         found = self.answers.get(text)
         if found is None:
-            path = self._vocabulary.bytewise(text)
-            found = path is None or self._matcher.validate_tokens(path) == len(path)
-            self.answers[text] = found
+            found = self.answers[text] = self._may_take(self._vocabulary.bytewise(text))
         return found
+
+    def asked(self) -> list[tuple[list[int] | None, bool]]:
+        """What was answered, for `agrees` at other places."""
+        return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
+
+    def agrees(self, answers: list[tuple[list[int] | None, bool]]) -> bool:
+        """Whether the answers are the same here."""
+        return all(self._may_take(path) == was for path, was in answers)
+
+    def _may_take(self, path: list[int] | None) -> bool:
+        return path is None or self._matcher.validate_tokens(path) == len(path)
 
 
 class LLGuidanceMatcher:
@@ -190,9 +215,9 @@ class LLGuidanceMatcher:
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = bitmask.writable(out, self._vocabulary.size)
         if not self._ended:
-            self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+            self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
             if self._matcher.is_error() and self._begin_anew():
-                self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+                self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
                 self._leave_if_worn()
         if self._ended or self._matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
@@ -265,7 +290,21 @@ class LLGuidanceMatcher:
         return self._matcher.compute_ff_bytes()
 
     def forced_tokens(self) -> list[int]:
-        if len(self._tokens) == self._settled or not (text := self.forced_text()):
+        at = len(self._tokens)
+        if at == self._settled or self._ended or self._matcher.is_error():
+            return []
+        if at or self._grammar.beginning is None:
+            tokens = self._found_forced()
+            if not at and not self._matcher.is_error():
+                self._grammar.beginning = tokens
+        else:
+            tokens = self._grammar.beginning
+        self._settled = at + len(tokens)
+        return tokens
+
+    def _found_forced(self) -> list[int]:
+        text = self.forced_text()
+        if not text:
             return []
         canonicalizer = self._grammar.canonicalizer
         tail = canonicalizer.tail(self._tokens)
@@ -280,12 +319,10 @@ class LLGuidanceMatcher:
             following = _Following(self._matcher, self._vocabulary)
             if self._matcher.is_error():
                 return []
-            tokens = self._grammar.forced_after(tail, text, following)
+            return self._grammar.forced_after(tail, text, following)
         finally:
             if taken:
                 self._matcher.rollback(taken)
-        self._settled = len(self._tokens) + len(tokens)
-        return tokens
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens) + self._ended:
