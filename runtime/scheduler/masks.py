@@ -34,18 +34,23 @@ class MaskJob:
     """What it took of its thread's CPU time; waiting for the interpreter does not count."""
 
     def run(self) -> None:
-        """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
+        """Never raises."""
         started = time.thread_time()
-        try:
-            if self.shared is None:
-                self.matcher.fill_bitmask(self.out)
-            else:
-                self.matcher.prepare_mask()
-                self.out[:] = self.shared.table.rows[self.shared.row]
-        except BaseException:  # a panic in a compiled library is no Exception
-            log.exception("a mask could not be filled")
-            self.out[:] = 0
+        _fill(self.matcher, self.out, self.shared)
         self.seconds = time.thread_time() - started
+
+
+def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> None:
+    """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
+    try:
+        if shared is None:
+            matcher.fill_bitmask(out)
+        else:
+            matcher.prepare_mask()
+            out[:] = shared.table.rows[shared.row]
+    except BaseException:  # a panic in a compiled library is no Exception
+        log.exception("a mask could not be filled")
+        out[:] = 0
 
 
 class MaskFiller(Protocol):
@@ -119,20 +124,24 @@ class StepMasks:
             mask = preparing.get(key) if key is not None else None
             if mask is None:
                 mask = next(own)
-                job = MaskJob(matcher, mask, row)
                 if key is not None:
                     preparing[key] = mask
-                if key is None and spent < self._spot_seconds and matcher not in self._slow:
-                    started = time.perf_counter()
-                    job.run()
-                    took = time.perf_counter() - started
-                    spent += took
-                    if took > QUICK_SECONDS:
-                        self._slow.add(matcher)
-                else:
-                    self._handed.append(job)
+                elif spent < self._spot_seconds and matcher not in self._slow:
+                    spent += self._fill(matcher, mask)
+                    masks.append(mask)
+                    continue
+                self._handed.append(MaskJob(matcher, mask, row))
             masks.append(mask)
         return masks, self._filler.start(self._handed) if self._handed else None
+
+    def _fill(self, matcher: Matcher, out: np.ndarray) -> float:
+        """Fill a mask now; returns the seconds it took."""
+        started = time.perf_counter()
+        _fill(matcher, out)
+        seconds = time.perf_counter() - started
+        if seconds > QUICK_SECONDS:
+            self._slow.add(matcher)
+        return seconds
 
     def _learn(self) -> None:
         """From what the last step's jobs took. (One that never ran is of a request that failed.)"""
