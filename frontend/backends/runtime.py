@@ -38,6 +38,8 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "threads": ("engine", "executor", "threads"),
     "context_length": ("engine", "executor", "context_length"),
     "kv_memory_bytes": ("engine", "executor", "kv_memory_bytes"),
+    "kv_dtype": ("engine", "executor", "kv_dtype"),
+    "cuda_graphs": ("engine", "executor", "cuda_graphs"),
     "block_size": ("engine", "cache", "block_size"),
     "num_blocks": ("engine", "cache", "num_blocks"),
     "cache": ("engine", "cache", "enabled"),
@@ -48,6 +50,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_overtaken": ("engine", "scheduler", "max_overtaken"),
     "constraint_backend": ("engine", "constraints", "backend"),
     "jump_forward": ("engine", "constraints", "jump_forward"),
+    "overlap": ("engine", "overlap"),
     "check_invariants": ("engine", "scheduler", "check_invariants"),
 }
 _ALIASES = {
@@ -58,6 +61,11 @@ _ALIASES = {
     "chunked_prefill_size": "max_step_tokens",
     "max_running_requests": "max_running",
     "grammar_backend": "constraint_backend",
+    "kv_cache_dtype": "kv_dtype",
+}
+_NEGATED = {
+    "disable_radix_cache": "cache",
+    "disable_cuda_graph": "cuda_graphs",
 }
 
 
@@ -78,8 +86,8 @@ def gateway_config(
         },
     }
     for name, value in options.items():
-        if name == "disable_radix_cache":
-            name, value = "cache", not value
+        if name in _NEGATED:
+            name, value = _NEGATED[name], not value
         name = _ALIASES.get(name, name)
         if name not in _OPTIONS:
             close = get_close_matches(name, [*_OPTIONS, *_ALIASES], n=1)
@@ -99,11 +107,11 @@ class Runtime:
     Without a model it is the embedded demo model.
 
     Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
-    `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `cache`, `policy`,
+    `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `kv_dtype`, `cache`, `policy`,
     `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
-    `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a temporary one by
-    default). It ends with `shutdown`, with the `with` block, or with this process, however that
-    ends.
+    `cuda_graphs`, `overlap`, `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a
+    temporary one by default). It ends with `shutdown`, with the `with` block, or with this process,
+    however that ends.
 
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
     when it does not start within `launch_timeout` seconds.

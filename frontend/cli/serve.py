@@ -36,6 +36,11 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
+class KVDtype(StrEnum):
+    auto = "auto"
+    fp8_e4m3 = "fp8_e4m3"
+
+
 class PolicyName(StrEnum):
     lpm = "lpm"
     fcfs = "fcfs"
@@ -94,6 +99,9 @@ def serve(
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory of the KV pool, such as 512M or 4G.")
     ] = None,
+    kv_dtype: Annotated[
+        KVDtype, typer.Option(help="KV cache; auto is that of the weights, fp8_e4m3 half of it.")
+    ] = KVDtype.auto,
     max_step_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens computed in one step at most.")
     ] = 2048,
@@ -109,6 +117,16 @@ def serve(
     ] = ConstraintBackend.auto,
     no_jump_forward: Annotated[
         bool, typer.Option("--no-jump-forward", help="Sample text that a constraint forces, too.")
+    ] = False,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Plan a step while the one before it runs. [default: on a GPU]",
+        ),
+    ] = None,
+    no_cuda_graphs: Annotated[
+        bool, typer.Option("--no-cuda-graphs", help="Launch decode steps kernel by kernel.")
     ] = False,
     check_invariants: Annotated[
         bool, typer.Option("--check-invariants", help="Check the tree after every step (slow).")
@@ -153,6 +171,8 @@ def serve(
             threads=threads,
             context_length=context_length,
             kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
+            kv_dtype=kv_dtype.value,
+            cuda_graphs=not no_cuda_graphs,
         ),
         cache=CacheConfig(block_size=block_size, num_blocks=kv_blocks, enabled=not no_cache),
         scheduler=SchedulerConfig(
@@ -165,6 +185,7 @@ def serve(
         constraints=ConstraintConfig(
             backend=constraint_backend.value, jump_forward=not no_jump_forward
         ),
+        overlap=overlap,
     )
     _check_port(host, port, "--port")
     found = _TCP.fullmatch(gateway.program_address)

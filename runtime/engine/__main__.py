@@ -126,8 +126,20 @@ def serve(config: EngineProcessConfig) -> None:
     gc.collect()
     gc.freeze()
     jump_forward = engine.constraints.jump_forward
+    overlap = runner.overlaps if engine.overlap is None else engine.overlap
+    loop = EngineLoop(
+        scheduler,
+        runner,
+        service,
+        receive,
+        send,
+        jump_forward,
+        overlap,
+        prepare=runner.prepare,
+        executor_stats=runner.stats,
+    )
     try:
-        EngineLoop(scheduler, runner, service, receive, send, jump_forward).run()
+        loop.run()
     finally:
         service.close()
         filler.close()

@@ -50,7 +50,8 @@ class EngineLoop:
     first one), `send` takes what there is to say. `compiler` compiles constraints on threads of its
     own; a request waits for its grammar aside, while others go on. `jump_forward` allows what a
     constraint forces to be appended without sampling, where the constraint allows it, too.
-    `overlap`: see `Steps`.
+    `overlap`: see `Steps`. `prepare` is called while there is no work, as long as it says that it
+    did something for the work to come; it should return soon. `executor_stats` adds to `stats`.
     """
 
     def __init__(
@@ -62,12 +63,17 @@ class EngineLoop:
         send: Callable[[list[messages.FromEngine]], None],
         jump_forward: bool = True,
         overlap: bool = False,
+        *,
+        prepare: Callable[[], bool] = lambda: False,
+        executor_stats: Callable[[], dict[str, int | float]] = dict,
     ) -> None:
         self._scheduler = scheduler
         self._steps = Steps(scheduler, executor, overlap)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
+        self._prepare = prepare
+        self._executor_stats = executor_stats
         self._receive = receive
         self._send = send
         self._outgoing: list[messages.FromEngine] = []
@@ -85,7 +91,8 @@ class EngineLoop:
             if idle and len(self._compiling):
                 self._compiling.wait(COMPILING_SECONDS)
                 idle = False
-            for message in self._receive(idle_ms if idle else 0):
+            wait = idle and not self._prepare()
+            for message in self._receive(idle_ms if wait else 0):
                 self._handle(message)
             for waiting in self._compiling.take():
                 self._add(waiting.message, waiting.grammar.result, waiting.waited)
@@ -194,7 +201,7 @@ class EngineLoop:
         )
 
     def stats(self) -> dict[str, int | float]:
-        """The scheduler's counters and where the loop's seconds went."""
+        """The scheduler's counters, where the loop's seconds went, and the executor's counters."""
         counters = self._scheduler.stats()
         return {
             **counters,
@@ -202,6 +209,7 @@ class EngineLoop:
             "compiling": len(self._compiling),
             "engine_busy_seconds": self._steps.busy,
             "engine_model_seconds": self._steps.waited,
+            **self._executor_stats(),
         }
 
 

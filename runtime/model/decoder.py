@@ -7,6 +7,7 @@ attention knows rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch.nn.functional import linear
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import KVScales
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.weights import LayerWeights, ModelWeights
 
@@ -34,10 +36,18 @@ class StepInput:
 class Decoder:
     """Weights and kernels; the KV cache [layers, 2, B, S, Nk, D] is passed in and written to."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, kernels: KernelSet) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        kernels: KernelSet,
+        scales: Sequence[KVScales] | None = None,
+    ) -> None:
+        """`scales`: per layer, of a cache that is stored in eight bits."""
         self._config = config
         self._weights = weights
         self._kernels = kernels
+        self._scales: Sequence[KVScales | None] = scales or [None] * config.num_layers
 
     @property
     def vocab_size(self) -> int:
@@ -99,7 +109,8 @@ class Decoder:
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=config.rms_norm_eps,
+            scales=self._scales[index],
         )
         plan = step.attention[config.windows[index]]
-        out, _ = kernels.paged_attention(q, k_cache, v_cache, plan)
+        out, _ = kernels.paged_attention(q, k_cache, v_cache, plan, scales=self._scales[index])
         return out.reshape(len(x), config.num_heads * config.head_dim)

@@ -162,9 +162,18 @@ class DeviceSteps:
             _prompt_scores(step.plan.prompt_scores, found),
         )
 
-    def capture_one(self) -> bool:
-        """Capture the next graph that the busiest moments may need; False: there is none. For
-        when nothing else is to be done."""
+    def stats(self) -> dict[str, int | float]:
+        count = self.graphs.count
+        return {
+            "graphs_captured": count.captured,
+            "graphs_failed": count.failed,
+            "graph_capture_seconds": count.seconds,
+            "graph_replays": count.replayed,
+            "eager_steps": self.eager_steps,
+        }
+
+    def prepare(self) -> bool:
+        """Capture the next graph of a whole step; False: there is none."""
         if self._decode is None or not self.graphs.enabled:
             return False
         for rows in self._decode.buckets:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 import torch
 
@@ -13,10 +15,13 @@ GIB = 1 << 30
 CPU_SHARE = 0.25
 """Share of the available main memory that the cache takes at most, unless told."""
 CPU_LIMIT = 4 * GIB
-CUDA_SHARE = 0.9
-"""Share of the GPU memory left after weights and the largest step."""
 FULL_CONTEXTS = 64
 """A CPU pool that holds this many full contexts is big enough."""
+
+
+def storage_dtype(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """How keys and values of a model of `dtype` are stored."""
+    return torch.float8_e4m3fn if kv_dtype == "fp8_e4m3" else dtype
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -30,23 +35,21 @@ def choose_num_blocks(
     cache: CacheConfig,
     kv_memory_bytes: int | None,
     context_length: int,
-    device: torch.device,
     dtype: torch.dtype,
-    step_bytes: int,
+    measured: Callable[[], int] | None = None,
 ) -> int:
     """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
 
-    `step_bytes` estimates what a step needs beside the weights. Raises `UnsupportedModel` if there
-    is no memory for even one full block.
+    `measured` finds out what the cache may take of a device's memory; None: it is in main memory.
+    Raises `UnsupportedModel` if there is no memory for even one full block.
     """
     if cache.num_blocks is not None:
         return cache.num_blocks
     size = block_bytes(config, cache.block_size, dtype)
     if kv_memory_bytes is not None:
         memory = kv_memory_bytes
-    elif device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        memory = int((free - step_bytes) * CUDA_SHARE)
+    elif measured is not None:
+        memory = max(measured(), 0)
     else:
         share = int(psutil.virtual_memory().available * CPU_SHARE)
         contexts = FULL_CONTEXTS * -(-context_length // cache.block_size) * size

@@ -92,6 +92,12 @@ class PlainSteps:
             raise RuntimeError("a late plan is to be sampled before its result is collected")
         return step.result
 
+    def prepare(self) -> bool:
+        return False
+
+    def stats(self) -> dict[str, int | float]:
+        return {}
+
     # ------------------------------------------------------------ parts of a step
 
     def _forward(self, step: PlainStep) -> None:

@@ -8,18 +8,20 @@ import numpy as np
 import torch
 
 from rootlace.errors import InvalidRequest
-from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels import kernels_for
+from rootlace.kernels.interface import KVScales
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.plain_steps import LOGITS_BYTES, PlainStep, PlainSteps
+from rootlace.runtime.model.plain_steps import PlainSteps
 from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.steps import Steps
 from rootlace.runtime.model.weights import ModelWeights
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult
+from rootlace.runtime.scheduler.plan import Launched, SampleRow, StepPlan, StepResult
 
 Progress = Callable[[str, float], None]
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
@@ -36,19 +38,20 @@ class ModelRunner:
         self,
         config: ModelConfig,
         decoder: Decoder,
-        kernels: KernelSet,
-        inputs: StepInputBuilder,
+        steps: Steps,
         cache: torch.Tensor,
         context_length: int,
+        masks: MaskTables,
     ) -> None:
+        """`cache`: the blocks that plans may name."""
         self.config = config
         self.device = cache.device
-        self.dtype = cache.dtype
+        self.dtype = decoder.dtype
         self._decoder = decoder
         self._cache = cache
         self._context_length = context_length
-        self._masks = MaskTables(config.vocab_size, cache.device)
-        self._steps = PlainSteps(decoder, kernels, inputs, cache, self._masks)
+        self._masks = masks
+        self._steps = steps
 
     @classmethod
     def load(
@@ -83,28 +86,31 @@ class ModelRunner:
                 f"context_length {executor.context_length} is not between 1 and the model's "
                 f"{config.max_context} ({config.path / 'config.json'}: max_position_embeddings)"
             )
+        kernels = kernels_for(device)
+        kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            kernels = kernels_for(device)
             weights = weights_of(config, dtype, device, progress)
-            num_blocks = kv_pool.choose_num_blocks(
-                config,
-                cache,
-                executor.kv_memory_bytes,
-                rotary.context_length,
-                device,
-                dtype,
-                _step_bytes(config, dtype, max_step_tokens, max_running),
-            )
-            pool = kv_pool.allocate(config, num_blocks, cache.block_size, device, dtype)
-        return cls(
-            config=config,
-            decoder=Decoder(config, weights, kernels),
-            kernels=kernels,
-            inputs=StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device),
-            cache=pool,
-            context_length=rotary.context_length,
-        )
+            decoder = Decoder(config, weights, kernels, _kv_scales(config, kv_dtype, device))
+            inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
+            masks = MaskTables(config.vocab_size, device)
+            steps: Steps
+            if device.type == "cuda":
+                from rootlace.runtime.model import gpu_setup
+
+                rotary.tabulate()
+                model = gpu_setup.LoadedModel(
+                    config, kernels, decoder, inputs, kv_dtype, rotary.context_length
+                )
+                limits = gpu_setup.StepLimits(max_step_tokens, max_running)
+                steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
+            else:
+                num_blocks = kv_pool.choose_num_blocks(
+                    config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype
+                )
+                pool = kv_pool.allocate(config, num_blocks, cache.block_size, device, kv_dtype)
+                steps = PlainSteps(decoder, kernels, inputs, pool, masks)
+        return cls(config, decoder, steps, pool, rotary.context_length, masks)
 
     @property
     def num_blocks(self) -> int:
@@ -141,17 +147,26 @@ class ModelRunner:
     def overlaps(self) -> bool:
         return self._steps.overlaps
 
-    def launch(self, plan: StepPlan) -> PlainStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Begin a step; see `StepPlan` for the order of effects."""
         return self._steps.launch(plan)
 
-    def sample(self, launched: PlainStep, samples: Sequence[SampleRow]) -> None:
+    def sample(self, launched: Launched, samples: Sequence[SampleRow]) -> None:
         """Let a late plan's step end."""
         self._steps.sample(launched, samples)
 
-    def collect(self, launched: PlainStep) -> StepResult:
+    def collect(self, launched: Launched) -> StepResult:
         """Wait for a step's result. Raises what running it raised."""
         return self._steps.collect(launched)
+
+    def prepare(self) -> bool:
+        """Do a little of what makes later steps faster, while there is none; False: nothing is
+        left to do. Nothing may be fed from the step before afterwards."""
+        return self._steps.prepare()
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters of how steps were launched; none where that makes no difference."""
+        return self._steps.stats()
 
     def run(self, plan: StepPlan) -> StepResult:
         """A step from beginning to end. Raises ValueError for a late plan, which follows
@@ -183,13 +198,11 @@ def _dtype(name: str, config: ModelConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-def _step_bytes(
-    config: ModelConfig, dtype: torch.dtype, max_step_tokens: int, max_running: int
-) -> int:
-    """A generous estimate of a step's largest temporaries: activations, logits, sampling."""
-    width = 6 * config.hidden_size + 4 * config.intermediate_size
-    width += 4 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    activations = max_step_tokens * width * max(dtype.itemsize, 4)
-    # float32 logits, their float64 weights and ranking keys.
-    sampling = max_running * config.vocab_size * 32
-    return activations + sampling + 2 * LOGITS_BYTES + (256 << 20)
+def _kv_scales(
+    config: ModelConfig, kv_dtype: torch.dtype, device: torch.device
+) -> Sequence[KVScales] | None:
+    """What each layer's keys and values are stored by; None where they are as they are."""
+    if kv_dtype.itemsize > 1:
+        return None
+    ones = torch.ones(config.num_kv_heads, dtype=torch.float32, device=device)
+    return [KVScales(ones, ones)] * config.num_layers

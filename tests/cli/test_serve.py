@@ -161,6 +161,30 @@ def test_constraint_options_reach_the_configuration(
     assert (chosen.backend, chosen.jump_forward) == ("outlines_core", False)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], ("auto", True, None)),
+        (["--kv-dtype", "fp8_e4m3", "--no-cuda-graphs", "--overlap"], ("fp8_e4m3", False, True)),
+        (["--no-overlap"], ("auto", True, False)),
+    ],
+)
+def test_gpu_options_reach_the_configuration(
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    expected: tuple[str, bool, bool | None],
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "rootlace.cli.serve._serve_until_signal", lambda gateway, engine, level: seen.append(engine)
+    )
+    result = CliRunner().invoke(app, ["serve", str(tiny_model), "--port", "0", *flags])
+    assert result.exit_code == 0, result.output
+    (engine,) = seen
+    assert (engine.executor.kv_dtype, engine.executor.cuda_graphs, engine.overlap) == expected
+
+
 def test_a_taken_port(tiny_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -56,8 +56,12 @@ class CountingExecutor:
 class Conversation:
     """Scripts what the gateway says before each step, and keeps what the engine says."""
 
-    def __init__(self, *turns: list[ToEngine], tokenizer: str | None = None) -> None:
+    def __init__(
+        self, *turns: list[ToEngine], tokenizer: str | None = None, preparations: int = 0
+    ) -> None:
         self.turns = deque(turns)
+        self.preparations = preparations
+        self.busy_while_prepared: list[bool] = []
         self.tokenizer = tokenizer
         self.said: list[FromEngine] = []
         self.loop = EngineLoop(
@@ -71,9 +75,16 @@ class Conversation:
             service := CompileService(self.compiler),
             self.receive,
             self.said.extend,
+            prepare=self.prepare,
+            executor_stats=lambda: {"prepared": len(self.busy_while_prepared)},
         )
         self.loop.run()
         service.close()
+
+    def prepare(self) -> bool:
+        self.busy_while_prepared.append(bool(self.loop.stats()["running"]))
+        self.preparations -= 1
+        return self.preparations >= 0
 
     def compiler(self) -> GrammarCompiler:
         if self.tokenizer is None:
@@ -147,6 +158,16 @@ def test_abort_flush_and_stats_are_answered() -> None:
     (stats,) = [m for m in talk.said if isinstance(m, Stats)]
     assert stats.values["running"] == 0
     assert stats.values["blocks_free"] == 64
+
+
+def test_time_without_work_is_used_to_prepare_and_never_slept_away_before() -> None:
+    talk = Conversation([submit(1, 5)], [GetStats(8)], preparations=5)
+    # Stop comes where the loop would sleep: when nothing is left to be prepared.
+    assert len(talk.busy_while_prepared) == 6
+    assert not any(talk.busy_while_prepared)
+    (stats,) = [m for m in talk.said if isinstance(m, Stats)]
+    assert stats.values["prepared"] > 0
+    assert talk.end(1).finish == "length"
 
 
 def test_a_request_resumes_where_another_engine_left_it() -> None:

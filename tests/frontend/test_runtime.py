@@ -54,14 +54,23 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
         api_key="k",
         constraint_backend="llguidance",
         jump_forward=False,
+        kv_cache_dtype="fp8_e4m3",
+        disable_cuda_graph=True,
+        overlap=False,
     ) as runtime:
         config = json.loads(seen.read_text())
         assert config["gateway"]["api_key"] == "k"
         assert config["engine"] == {
-            "executor": {"model": "m", "dtype": "float32"},
+            "executor": {
+                "model": "m",
+                "dtype": "float32",
+                "kv_dtype": "fp8_e4m3",
+                "cuda_graphs": False,
+            },
             "cache": {"block_size": 4, "enabled": False},
             "scheduler": {"policy": "fcfs"},
             "constraints": {"backend": "llguidance", "jump_forward": False},
+            "overlap": False,
         }
         assert program.run(backend=runtime)["x"]
         assert runtime.model_name == "fake"

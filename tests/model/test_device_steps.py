@@ -303,7 +303,7 @@ def test_what_cannot_be_captured_goes_on_without(llama: Path) -> None:
 def test_idle_time_is_used_to_capture(llama: Path) -> None:
     it = subject(llama, RecordingDevice())
     captured = 0
-    while it.steps.capture_one():
+    while it.steps.prepare():
         captured += 1
     assert it.steps._decode is not None
     assert captured == len(it.steps._decode.buckets) == it.device.captures

@@ -1,0 +1,128 @@
+"""A model on a GPU: the KV pool sized by what is left, and the steps that run there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model import kv_pool
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.device import CudaDevice
+from rootlace.runtime.model.device_memory import free_memory, kv_bytes, largest_steps, measured
+from rootlace.runtime.model.device_sampler import DeviceSampler
+from rootlace.runtime.model.device_steps import DeviceSteps
+from rootlace.runtime.model.graphs import Graphs, decode_buckets
+from rootlace.runtime.model.step_input import StepInputBuilder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose weights are where it will run."""
+
+    config: ModelConfig
+    kernels: KernelSet
+    decoder: Decoder
+    inputs: StepInputBuilder
+    kv_dtype: torch.dtype
+    context_length: int
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    max_tokens: int
+    max_rows: int
+
+
+def on_gpu(
+    model: LoadedModel,
+    device: torch.device,
+    limits: StepLimits,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+) -> tuple[DeviceSteps, torch.Tensor]:
+    """The executor's steps and the KV pool (see `kv_pool.allocate`; without the block that padding
+    writes to).
+
+    Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
+    when the first request comes, and to see how much memory they take.
+    """
+    cuda = CudaDevice(device)
+    with cuda.work():
+        step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
+
+        def left() -> int:
+            free, total = free_memory(device)
+            graphs = len(decode_buckets(limits.max_rows)) if executor.cuda_graphs else 0
+            room = kv_bytes(free, total, step_bytes, graphs)
+            log.info(
+                "memory: %d MiB free beside the weights, %d for a step, %d for the KV cache",
+                *(value >> 20 for value in (free, step_bytes, room)),
+            )
+            return room
+
+        num_blocks = kv_pool.choose_num_blocks(
+            model.config,
+            cache,
+            executor.kv_memory_bytes,
+            model.context_length,
+            model.kv_dtype,
+            left,
+        )
+        steps, pool = _steps(
+            model, cuda, limits, cache.block_size, num_blocks, graphs=executor.cuda_graphs
+        )
+    return steps, pool[:, :, :num_blocks]
+
+
+def _steps(
+    model: LoadedModel,
+    cuda: CudaDevice,
+    limits: StepLimits,
+    block_size: int,
+    num_blocks: int,
+    *,
+    graphs: bool,
+) -> tuple[DeviceSteps, torch.Tensor]:
+    """On a new pool, of a block more than plans may name."""
+    device = cuda.device
+    pool = kv_pool.allocate(model.config, num_blocks + 1, block_size, device, model.kv_dtype)
+    steps = DeviceSteps(
+        cuda,
+        model.decoder,
+        model.kernels,
+        model.inputs,
+        pool,
+        DeviceSampler(model.config.vocab_size, limits.max_rows, device, model.kernels),
+        Graphs(cuda, graphs),
+        max_rows=limits.max_rows,
+        max_blocks=-(-model.context_length // block_size),
+        scratch_block=num_blocks,
+    )
+    return steps, pool
+
+
+def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_size: int) -> int:
+    """What steps take at their peak, with all that is kept for them, without the KV pool."""
+    plans, blocks = largest_steps(
+        model.config.vocab_size,
+        limits.max_tokens,
+        limits.max_rows,
+        model.context_length,
+        block_size,
+    )
+
+    def run() -> None:
+        steps, _ = _steps(model, cuda, limits, block_size, blocks, graphs=False)
+        for plan in plans:
+            steps.collect(steps.launch(plan))
+
+    used = measured(run, cuda.device)
+    pool = (blocks + 1) * kv_pool.block_bytes(model.config, block_size, model.kv_dtype)
+    return max(used - pool, 0)
