@@ -39,7 +39,7 @@ def copy_slots(cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) 
     bits = as_bits(cache)
     width = bits.shape[3] * bits.shape[4]
     launch = settings("copy_slots", architecture(cache.device))
-    block = launch.blocks["BLOCK"]
+    block = launch.blocks["BYTES"] // bits.itemsize
     copy_slots_kernel[(len(source), len(bits), triton.cdiv(width, block))](
         bits,
         source.contiguous(),
@@ -65,7 +65,7 @@ def variants(arch: int) -> list[Variant]:
                 "layer_stride": "i64",
                 "BLOCK": "constexpr",
             },
-            {"BLOCK": launch.blocks["BLOCK"]},
+            {"BLOCK": launch.blocks["BYTES"] // dtype.itemsize},
             ("cache_ptr", "source_ptr", "target_ptr", "width", "layer_stride"),
             num_warps=launch.num_warps,
         )

@@ -31,29 +31,28 @@ from rootlace.kernels.triton.variants import Variant
 
 
 @triton.jit
-def _norm(first, second, weight_ptr, half, eps, HALF: tl.constexpr):
-    """Both halves of heads [heads, HALF] normed over D = 2 * half columns, in their dtype."""
-    column = tl.arange(0, HALF)
-    inside = column < half
-    weight_1 = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    weight_2 = tl.load(weight_ptr + half + column, mask=inside, other=0.0).to(tl.float32)
-    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
-    squares = tl.sum(wide_1 * wide_1 + wide_2 * wide_2, 1)
-    scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
-    kind: tl.constexpr = first.dtype
-    normed_1 = round_to(wide_1 * scale, kind).to(tl.float32) * weight_1[None, :]
-    normed_2 = round_to(wide_2 * scale, kind).to(tl.float32) * weight_2[None, :]
-    return round_to(normed_1, kind), round_to(normed_2, kind)
-
-
-@triton.jit
 def _product(x, factor, kind: tl.constexpr):
     return round_to(x * factor, kind).to(tl.float32)
 
 
 @triton.jit
+def _norm(first, second, weight_ptr, column, eps, HALF: tl.constexpr):
+    """Both halves of heads [HEADS, BLOCK] normed over 2 * HALF columns, in their dtype."""
+    inside = column < HALF
+    weight_1 = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    weight_2 = tl.load(weight_ptr + HALF + column, mask=inside, other=0.0).to(tl.float32)
+    wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
+    squares = tl.sum(wide_1 * wide_1 + wide_2 * wide_2, 1)
+    scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+    kind: tl.constexpr = first.dtype
+    normed_1 = _product(wide_1, scale, kind) * weight_1
+    normed_2 = _product(wide_2, scale, kind) * weight_2
+    return round_to(normed_1, kind), round_to(normed_2, kind)
+
+
+@triton.jit
 def _rotate(first, second, cos, sin):
-    """[x1 c - x2 s, x2 c + x1 s], every operation rounded to the dtype; cos and sin [1, HALF]."""
+    """[x1 c - x2 s, x2 c + x1 s], every operation rounded to the dtype."""
     kind: tl.constexpr = first.dtype
     wide_1, wide_2 = first.to(tl.float32), second.to(tl.float32)
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
@@ -64,11 +63,11 @@ def _rotate(first, second, cos, sin):
 
 @triton.jit
 def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
-    """Values [heads, HALF] to the cache, as they are or as fp8 in units of their head's scale."""
+    """Values [HEADS, BLOCK] to the cache, as they are or as fp8 in units of their head's scale."""
     if scale_ptr is None:
         tl.store(target, values, mask=inside)
     else:
-        scale = tl.load(scale_ptr + head, mask=head < num_heads, other=1.0)[:, None]
+        scale = tl.load(scale_ptr + head, mask=head < num_heads, other=1.0)
         stored = tl.div_rn(values.to(tl.float32), tl.broadcast_to(scale, values.shape))
         tl.store(target, to_e4m3(stored), mask=inside)
 
@@ -90,17 +89,15 @@ def rope_and_write_kernel(
     num_tokens,
     qkv_token_stride,
     qkv_head_stride,
-    cos_stride,
-    slot_stride,
-    half,
     eps,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
-    HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Program (i, g): write i and, for g below cdiv(Q_HEADS, HEADS), a group of query heads, for
-    the others of key and value heads."""
+    the others of key and value heads. HALF = D / 2 columns are padded to BLOCK."""
     write = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -108,45 +105,46 @@ def rope_and_write_kernel(
     if tokens_ptr is not None:
         token = tl.load(tokens_ptr + write).to(tl.int64)
 
-    column = tl.arange(0, HALF)[None, :]
-    across = column < half
-    cos = tl.load(cos_ptr + token * cos_stride + column, mask=across, other=0.0)
-    sin = tl.load(sin_ptr + token * cos_stride + column, mask=across, other=0.0)
+    # Every head loads cosines for itself (from the L1 cache): in vectors, with nothing exchanged.
+    column = tl.broadcast_to(tl.arange(0, BLOCK)[None, :], (HEADS, BLOCK))
+    across = column < HALF
+    cos = tl.load(cos_ptr + token * HALF + column, mask=across, other=0.0)
+    sin = tl.load(sin_ptr + token * HALF + column, mask=across, other=0.0)
     qkv = qkv_ptr + token * qkv_token_stride
 
     if group < q_groups:
         if write < num_tokens:
-            head = group * HEADS + tl.arange(0, HEADS)
-            inside = (head < Q_HEADS)[:, None] & across
-            source = qkv + head[:, None] * qkv_head_stride + column
+            head = group * HEADS + tl.arange(0, HEADS)[:, None]
+            inside = (head < Q_HEADS) & across
+            source = qkv + head * qkv_head_stride + column
             first = tl.load(source, mask=inside, other=0.0)
-            second = tl.load(source + half, mask=inside, other=0.0)
+            second = tl.load(source + HALF, mask=inside, other=0.0)
             if q_norm_ptr is not None:
-                first, second = _norm(first, second, q_norm_ptr, half, eps, HALF)
+                first, second = _norm(first, second, q_norm_ptr, column, eps, HALF)
             first, second = _rotate(first, second, cos, sin)
-            target = q_out_ptr + (token * Q_HEADS + head[:, None]) * (2 * half) + column
+            target = q_out_ptr + (token * Q_HEADS + head) * (2 * HALF) + column
             tl.store(target, first, mask=inside)
-            tl.store(target + half, second, mask=inside)
+            tl.store(target + HALF, second, mask=inside)
     else:
-        head = (group - q_groups) * HEADS + tl.arange(0, HEADS)
+        head = (group - q_groups) * HEADS + tl.arange(0, HEADS)[:, None]
         slot = tl.load(slots_ptr + write).to(tl.int64)
-        inside = (head < KV_HEADS)[:, None] & across
-        place = slot * slot_stride + head[:, None] * (2 * half) + column
+        inside = (head < KV_HEADS) & across
+        place = (slot * KV_HEADS + head) * (2 * HALF) + column
 
-        source = qkv + (Q_HEADS + head[:, None]) * qkv_head_stride + column
+        source = qkv + (Q_HEADS + head) * qkv_head_stride + column
         first = tl.load(source, mask=inside, other=0.0)
-        second = tl.load(source + half, mask=inside, other=0.0)
+        second = tl.load(source + HALF, mask=inside, other=0.0)
         if k_norm_ptr is not None:
-            first, second = _norm(first, second, k_norm_ptr, half, eps, HALF)
+            first, second = _norm(first, second, k_norm_ptr, column, eps, HALF)
         first, second = _rotate(first, second, cos, sin)
         _store_scaled(k_cache_ptr + place, first, k_scale_ptr, head, inside, KV_HEADS)
-        _store_scaled(k_cache_ptr + place + half, second, k_scale_ptr, head, inside, KV_HEADS)
+        _store_scaled(k_cache_ptr + place + HALF, second, k_scale_ptr, head, inside, KV_HEADS)
 
         source += KV_HEADS * qkv_head_stride
         first = tl.load(source, mask=inside, other=0.0)
-        second = tl.load(source + half, mask=inside, other=0.0)
+        second = tl.load(source + HALF, mask=inside, other=0.0)
         _store_scaled(v_cache_ptr + place, first, v_scale_ptr, head, inside, KV_HEADS)
-        _store_scaled(v_cache_ptr + place + half, second, v_scale_ptr, head, inside, KV_HEADS)
+        _store_scaled(v_cache_ptr + place + HALF, second, v_scale_ptr, head, inside, KV_HEADS)
 
 
 def rope_and_write(
@@ -174,8 +172,6 @@ def rope_and_write(
     _check_cache(v_cache, qkv, scales)
     if qkv.stride(2) != 1:
         qkv = qkv.contiguous()
-    if cos.stride() != sin.stride() or cos.stride(1) != 1:
-        cos, sin = cos.contiguous(), sin.contiguous()
     q = torch.empty((count, q_heads, head_dim), device=qkv.device, dtype=qkv.dtype)
     if not count:
         return q
@@ -184,8 +180,8 @@ def rope_and_write(
     groups = triton.cdiv(q_heads, heads) + triton.cdiv(kv_heads, heads)
     rope_and_write_kernel[(len(slots), groups)](
         qkv,
-        cos,
-        sin,
+        cos.contiguous(),
+        sin.contiguous(),
         q,
         as_bits(k_cache),
         as_bits(v_cache),
@@ -198,14 +194,12 @@ def rope_and_write(
         count,
         qkv.stride(0),
         qkv.stride(1),
-        cos.stride(0),
-        k_cache.stride(1),
-        head_dim // 2,
         eps,
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
+        HALF=head_dim // 2,
         HEADS=heads,
-        HALF=padded(head_dim // 2),
+        BLOCK=padded(head_dim // 2),
         num_warps=launch.num_warps,
     )
     return q
@@ -267,36 +261,27 @@ def _variant(
         "k_scale_ptr": "*fp32" if fp8 else "constexpr",
         "v_scale_ptr": "*fp32" if fp8 else "constexpr",
     }
-    sizes = {
-        "num_tokens": "i32",
-        "qkv_token_stride": "i32",
-        "qkv_head_stride": "i32",
-        "cos_stride": "i32",
-        "slot_stride": "i32",
-        "half": "i32",
-    }
+    strides = ("qkv_token_stride", "qkv_head_stride")
     constants: dict[str, Any] = {
         "Q_HEADS": q_heads,
         "KV_HEADS": kv_heads,
+        "HALF": head_dim // 2,
         "HEADS": launch.blocks["HEADS"],
-        "HALF": padded(head_dim // 2),
+        "BLOCK": padded(head_dim // 2),
     }
     absent = [argument for argument, kind in arrays.items() if kind == "constexpr"]
-    known = {
-        "qkv_token_stride": (q_heads + 2 * kv_heads) * head_dim,
-        "qkv_head_stride": head_dim,
-        "cos_stride": head_dim // 2,
-        "slot_stride": kv_heads * head_dim,
-        "half": head_dim // 2,
-    }
+    present = [argument for argument in arrays if argument not in absent]
     return Variant(
         name,
         rope_and_write_kernel,
-        {**arrays, **sizes, "eps": "fp32", **dict.fromkeys(constants, "constexpr")},
+        {
+            **arrays,
+            "num_tokens": "i32",
+            **dict.fromkeys(strides, "i32"),
+            "eps": "fp32",
+            **dict.fromkeys(constants, "constexpr"),
+        },
         {**constants, **dict.fromkeys(absent)},
-        tuple(
-            [argument for argument in arrays if argument not in absent]
-            + [size for size, value in known.items() if value % 16 == 0]
-        ),
+        (*present, *(strides if head_dim % 16 == 0 else ())),
         num_warps=launch.num_warps,
     )

@@ -83,7 +83,6 @@ def test_committed_tables_are_whole(path: Path) -> None:
             assert 1 <= found["num_stages"] <= 8
             for size in found["blocks"].values():
                 assert size > 0
-                assert size & (size - 1) == 0
 
 
 def test_the_architectures_of_the_aot_check_have_tables() -> None:
