@@ -365,7 +365,7 @@ class SimulatedExecutor:
     def _attend(self, plan: StepPlan, samples: Sequence[SampleRow]) -> None:
         size = self._block_size
         sample_of = {sample.row: sample for sample in samples}
-        fed = set(plan.feeds[:, 0].tolist())
+        fed = dict(plan.feeds.tolist())
         for row in range(plan.num_rows):
             where = np.arange(int(plan.context_len[row]))
             slots = plan.block_tables[row, where // size].astype(np.int64) * size + where % size
@@ -386,8 +386,8 @@ class SimulatedExecutor:
             known = sample.token_ids
             if sample.source >= 0:
                 self._check_source(row, sample)
-                if last not in fed:
-                    raise BadPlan(f"row {row}: its last token is not fed")
+                if fed.get(last) != sample.source:
+                    raise BadPlan(f"row {row}: its last token is not fed from its source")
                 tokens = tokens[:-1]
             if not np.array_equal(known, tokens):
                 raise BadPlan(f"row {row}: the context is not the request's tokens")

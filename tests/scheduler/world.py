@@ -311,6 +311,7 @@ class World:
 
     def expect_empty(self) -> None:
         """With nothing running, a flush gives every block back."""
+        self.land_all()
         assert not self.scheduler.has_work
         self.scheduler.flush()
         stats = self.stats

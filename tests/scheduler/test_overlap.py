@@ -1,0 +1,457 @@
+"""Steps planned while others are under way, one promise per test."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from rootlace.errors import ConstraintNotMet, InternalError
+from rootlace.runtime.engine.simulated import BadPlan, CostModel, SimulatedExecutor
+from rootlace.runtime.scheduler.plan import StepPlan
+from tests.scheduler.matchers import Digits, Plain, Script, Stepped
+from tests.scheduler.test_forced import ANY, Fixed, Refusing
+from tests.scheduler.world import Job, World
+
+
+def ids(count: int, seed: int = 0, vocab: int = 100) -> list[int]:
+    return random.Random(seed).choices(range(vocab), k=count)
+
+
+def ahead(**options: object) -> World:
+    return World(overlap=True, **options)  # type: ignore[arg-type]
+
+
+def launched(world: World) -> StepPlan:
+    plan = world.launch()
+    assert plan is not None
+    return plan
+
+
+# ---------------------------------------------------------------- what is planned ahead
+
+
+def test_a_step_feeds_on_the_samples_of_the_one_under_way() -> None:
+    world = ahead(block_size=4)
+    prompts = [ids(9, 1), ids(6, 2), ids(3, 3)]
+    for prompt in prompts:
+        world.submit(prompt, 5)
+    first, second = launched(world), launched(world)
+    assert not len(first.feeds) and not second.late
+    assert [sample.source for sample in second.samples] == second.feeds[:, 1].tolist()
+    for (flat, source), sample in zip(second.feeds.tolist(), second.samples, strict=True):
+        assert np.array_equal(sample.token_ids, first.samples[source].token_ids)
+        assert second.positions[flat] == len(sample.token_ids)
+        assert sample.position == len(sample.token_ids) + 1
+    with pytest.raises(RuntimeError, match="two plans"):
+        world.scheduler.plan()
+    with pytest.raises(RuntimeError, match="oldest"):
+        world.scheduler.commit(second, world.executor.collect(world.flights[0]))
+
+
+def test_nothing_is_computed_for_nobody_where_the_end_is_known() -> None:
+    for limit in (1, 2, 7):
+        plain, overlapped = World(), ahead()
+        for world in (plain, overlapped):
+            for seed in range(3):
+                world.submit(ids(5, seed), limit + seed)
+            sizes = []
+            while world.scheduler.has_work:
+                plan = world.step()
+                sizes.append(0 if plan is None else plan.num_tokens)
+            assert sum(sizes) == 15 + 3 * (limit - 1) + 3, "one step for each token but the first"
+            assert world.stats["steps"] == limit + 2
+    assert len(ahead(context_length=12).run(ids(10), 9).output) == 2
+    assert len(ahead(num_blocks=2, block_size=4).run(ids(5), 9).output) == 4
+
+
+def test_a_stop_costs_one_row_and_changes_nothing() -> None:
+    free = World(vocab_size=5).run([1, 2], 30).output
+    stop = free[4]
+    outcomes = []
+    for world in (World(vocab_size=5), ahead(vocab_size=5)):
+        rows = 0
+        rid = world.submit([1, 2], 30, stop_token_ids=(stop,))
+        while world.scheduler.has_work:
+            plan = world.step()
+            rows += 0 if plan is None else plan.num_rows
+        job = world.jobs[rid]
+        again = world.run([1, 2, *job.output, 3], 1)
+        outcomes.append((job.output, job.finish, again.cached, world.stats["output_tokens"]))
+        length = free.index(stop) + 1
+        assert rows == length + world.overlap
+        world.expect_empty()
+    assert outcomes[0] == outcomes[1]
+
+
+def test_min_tokens_count_the_token_under_way() -> None:
+    world = ahead(vocab_size=3)
+    rid = world.submit([1, 2], 12, min_tokens=5, stop_token_ids=(0, 1, 2))
+    plans = []
+    while world.jobs[rid].finish is None:
+        plan = world.step()
+        plans += [] if plan is None else [plan]
+    # Everything is a stop token: with all of them banned nothing can follow.
+    assert world.jobs[rid].finish == "error"
+    world = ahead(vocab_size=4)
+    rid = world.submit([1, 2], 12, min_tokens=5, stop_token_ids=(0, 1))
+    banned = []
+    while world.jobs[rid].finish is None:
+        plan = world.step()
+        banned += [] if plan is None else [bool(sample.banned) for sample in plan.samples]
+    assert banned[:6] == [True] * 5 + [False]
+    world.expect_cold(world.jobs[rid])
+
+
+# ---------------------------------------------------------------- what has to wait for the host
+
+
+def test_penalties_and_masks_of_the_host_are_late_and_automata_are_not() -> None:
+    world = ahead(vocab_size=8, automata=True)
+    makers: dict[str, Callable[[], Plain]] = {
+        "stepped": partial(Stepped, 1, 20, 8, 0),
+        "hidden": partial(Stepped, 1, 20, 8, 0, hidden=10),
+        "script": partial(Script, 1, 20, 8, 0),
+    }
+    rids = {name: world.submit(ids(4, 1, 8), 9, constrain=make) for name, make in makers.items()}
+    rids["free"] = world.submit(ids(4, 1, 8), 9)
+    rids["penalised"] = world.submit(ids(4, 1, 8), 9, presence_penalty=0.5)
+    rids["both"] = world.submit(ids(4, 1, 8), 9, presence_penalty=0.5, constrain=makers["stepped"])
+    first, second = launched(world), launched(world)
+    order = [sequence.rid for sequence, _ in world.scheduler._flights[1].sampled]
+    for plan, late in ((first, set()), (second, {"hidden", "script", "penalised", "both"})):
+        samples = dict(zip(order, plan.samples, strict=True))
+        assert {name for name, rid in rids.items() if samples[rid].late} == late
+        assert samples[rids["stepped"]].automaton is not None
+        assert samples[rids["stepped"]].mask is None
+    world.land()
+    world.drain()
+    for job in world.jobs.values():
+        world.expect_cold(job)
+
+
+def test_without_automata_on_the_device_every_constraint_is_late() -> None:
+    world = ahead(vocab_size=8)
+    world.submit([1], 9, constrain=partial(Stepped, 1, 20, 8, 0))
+    first, second = launched(world), launched(world)
+    assert first.samples[0].mask is not None and first.samples[0].automaton is None
+    assert second.late and second.samples[0].automaton is None
+
+
+def test_an_automaton_that_appears_is_taken_up_and_one_that_raises_is_not_missed() -> None:
+    world = ahead(vocab_size=8, automata=True)
+    matcher = Stepped(1, 30, 8, 0, hidden=10)
+    rid = world.submit([1], 20, constrain=lambda: matcher)
+    launched(world)
+    assert launched(world).late
+    matcher.hidden = 0
+    world.land()  # its final row names the state
+    assert not launched(world).late
+
+    def broken() -> None:
+        raise ValueError("a fault")
+
+    matcher.automaton = broken  # type: ignore[method-assign, assignment]
+    world.land()
+    assert launched(world).late
+    matcher.hidden = 0
+    world.drain()
+    fresh = world.jobs[rid]
+    fresh.constrain = partial(Stepped, 1, 30, 8, 0)
+    world.expect_cold(fresh)
+
+
+# ---------------------------------------------------------------- jumps and retreats
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_jump_drops_the_sample_behind_it_and_keeps_the_token_computed(logprobs) -> None:
+    places = [ANY, ANY, 4, 5, 6, ANY, 4, ANY, ANY]
+    computed = {}
+    for world in (World(), ahead()):
+        rid = world.submit([9, 8, 7], 40, constrain=lambda: Fixed(*places), logprobs=logprobs)
+        tokens = 0
+        while world.scheduler.has_work:
+            plan = world.step()
+            tokens += 0 if plan is None else plan.num_tokens
+        world.expect_cold(world.jobs[rid])
+        assert world.jobs[rid].forced == [2, 3, 4, 6]
+        computed[world.overlap] = tokens
+    # Wasted: the row behind the last token; with scores, the token before each jump, whose logits
+    # are wanted after all.
+    assert computed[True] - computed[False] == (3 if logprobs else 1)
+
+
+def test_a_forced_end_behind_a_row_under_way() -> None:
+    for logprobs in (False, True):
+        world = ahead()
+        job = world.run([9, 8], 40, constrain=lambda: Fixed(ANY, ANY, 4, 5), logprobs=logprobs)
+        assert job.finish == "stop" and job.forced == [2, 3]
+        world.expect_cold(job)
+        world.expect_empty()
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_a_retreat_drops_what_went_on_from_the_refused_token(jump) -> None:
+    free = World(vocab_size=12).run([9] * 3, 3, constrain=lambda: Fixed(ANY, ANY, ANY)).output
+    world = ahead(vocab_size=12, block_size=4)
+    places = [ANY, ANY, 4, 4, 4, ANY, ANY]
+    job = world.run([9] * 3, 40, jump=jump, constrain=lambda: Refusing(*places, bad=free[1]))
+    assert world.stats["retreats"] >= 1
+    world.expect_cold(job)
+    world.expect_empty()
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def test_nobody_is_retracted_before_the_step_under_way_says_who_ends() -> None:
+    world = ahead(block_size=1, num_blocks=13, max_step_tokens=64)
+    world.scheduler._running.reserve = 0.0
+    short = world.submit(ids(4, 1), 2)
+    long = world.submit(ids(4, 2), 6)
+    launched(world), launched(world)
+    world.land()
+    assert world.jobs[short].finish is None
+    world.land()
+    assert world.jobs[short].finish == "length"
+    world.drain()
+    assert world.jobs[long].finish == "length" and world.stats["retractions"] == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_retracted_sequence_takes_the_tokens_under_way_and_may_end_there(steps) -> None:
+    for limit in (2, 3, 9):
+        world = ahead(block_size=4)
+        first, second = world.submit(ids(5, 1), 9), world.submit(ids(6, 2), limit)
+        for _ in range(steps):
+            launched(world)
+        sequence = world.scheduler._by_rid[second]
+        world.scheduler._running.retract(sequence)
+        world.scheduler.check()
+        if steps == 1:
+            launched(world)
+            assert sequence in world.scheduler._running.retracted, "not before its token is there"
+        world.land_all()
+        assert len(world.jobs[second].output) == min(steps, limit)
+        assert (world.jobs[second].finish == "length") == (limit == steps)
+        world.drain()
+        for rid in (first, second):
+            world.expect_cold(world.jobs[rid])
+        world.expect_empty()
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_blocks_given_up_under_way_are_used_again_at_once(block_size) -> None:
+    """Abort with two steps under way; what comes next adopts and overwrites their blocks."""
+    dice = random.Random(block_size)
+    world = ahead(block_size=block_size, num_blocks=64 // block_size, max_step_tokens=32)
+    for turn in range(60):
+        stem = [dice.randrange(3) for _ in range(dice.randrange(1, 9))]
+        for _ in range(2):
+            world.submit([*stem, dice.randrange(100)], dice.randrange(1, 30))
+        for _ in range(dice.randrange(4)):
+            world.step()
+        if len(world.flights) < 2:
+            world.launch()
+        if world.open_rids():
+            world.abort(dice.choice(world.open_rids()))
+            if len(world.flights) < 2:
+                world.launch()
+        if turn % 3 == 0:
+            world.scheduler.flush()
+    world.drain()
+    for job in world.jobs.values():
+        if job.finish != "abort":
+            world.expect_cold(job)
+    world.expect_empty()
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_fault_ends_the_requests_of_its_step_and_drops_the_one_behind() -> None:
+    world = ahead(max_step_tokens=12, block_size=4)
+    early = world.submit(ids(10, 1), 9)
+    launched(world)
+    late = world.submit(ids(7, 2), 9, prompt_logprobs_from=2, logprobs=True)
+    assert launched(world).num_rows == 2
+    world.fail(InternalError("injected"))
+    assert world.jobs[early].finish == "error" and world.jobs[late].finish is None
+    assert not world.flights and not world.scheduler._flights
+    world.drain()
+    world.expect_cold(world.jobs[late])
+    (scores,) = [u.prompt_scores for u in world.jobs[late].updates if u.prompt_scores is not None]
+    assert len(scores.logprobs) == 5
+    world.expect_empty()
+
+
+def test_a_dropped_step_waits_for_the_masks_of_those_who_go_on() -> None:
+    waits: list[int] = []
+
+    class Slow:
+        def start(self, jobs):  # type: ignore[no-untyped-def]
+            def wait() -> None:
+                waits.append(len(jobs))
+                for job in jobs:
+                    job.run()
+
+            return wait
+
+    world = ahead(vocab_size=32, filler=Slow())
+    world.submit([1], 9)
+    launched(world)
+    rid = world.submit([2], 9, constrain=lambda: Digits(5))
+    plan = launched(world)
+    assert plan.wait_for_masks is not None and not waits
+    step = world.flights[0]
+    world.executor.collect(step)
+    world.take(world.scheduler.fail(step.plan, InternalError("injected")))
+    assert waits == [1]
+    world.flights.clear()
+    world.executor._launched.clear()
+    world.drain()
+    assert world.jobs[rid].finish == "stop"
+
+
+def test_what_is_under_way_counts_as_work() -> None:
+    world = ahead()
+    rid = world.submit(ids(5), 9)
+    launched(world), launched(world)
+    world.abort(rid)
+    assert world.scheduler.has_work
+    world.drain()
+    assert world.stats["running"] == 0 and world.jobs[rid].output == []
+    world.expect_empty()
+
+
+# ---------------------------------------------------------------- on = off
+
+
+def load(world: World, seed: int) -> list[Job]:
+    """Requests of every kind, some of them while others run."""
+    dice = random.Random(seed)
+    vocab = world.executor.vocab_size
+    stems = [ids(dice.randrange(1, 20), i, vocab) for i in range(3)]
+    for _ in range(30):
+        limit = dice.choice([1, 3, 12, 40])
+        make: Callable[[], Plain] | None = None
+        kind, script = dice.randrange(6), dice.randrange(5)
+        forcing = dice.choice([0, 3, 7])
+        length = dice.choice([2, 9, 30])
+        if kind == 0:
+            make = partial(Script, script, length, vocab, forcing)
+        elif kind == 1:
+            make = partial(Script, script, length, vocab, forcing, True)
+        elif kind == 2:
+            make = partial(Stepped, script, length, vocab, forcing, hidden=dice.choice([0, 3]))
+        prompt = [*dice.choice(stems), dice.randrange(vocab), dice.randrange(vocab)]
+        logprobs = dice.random() < 0.3
+        options = {
+            "stop_token_ids": (0, 1) if dice.random() < 0.4 else (),
+            "min_tokens": min(dice.choice([0, 0, 3]), limit),
+            "frequency_penalty": 0.5 if dice.random() < 0.2 else 0.0,
+            "logprobs": logprobs,
+            "top_logprobs": 2 if logprobs else 0,
+            "prompt_logprobs_from": dice.choice([None, None, 2]),
+            "jump": dice.random() < 0.7,
+        }
+        for _ in range(dice.choice([0, 0, 1, 4])):
+            world.step()
+        with contextlib.suppress(ConstraintNotMet):  # what is forced from the start may fail
+            world.submit(prompt, limit, constrain=make, **options)
+    world.drain()
+    return list(world.jobs.values())
+
+
+@pytest.mark.parametrize("automata", [False, True])
+def test_with_and_without_overlap_the_same_comes_out(automata) -> None:
+    for seed in range(12):
+        sizes = {"block_size": 4, "num_blocks": 60 if seed % 2 else 400, "vocab_size": 7}
+        off = World(**sizes)  # type: ignore[arg-type]
+        on = ahead(automata=automata, **sizes)
+        for a, b in zip(load(off, seed), load(on, seed), strict=True):
+            assert (a.output, a.finish, a.forced) == (b.output, b.finish, b.forced)
+            assert a.logprobs == b.logprobs
+            assert a.updates[-1].matched == b.updates[-1].matched
+            assert a.updates[-1].error == b.updates[-1].error
+        for name in ("requests_stop", "requests_length", "output_tokens", "forced_tokens"):
+            assert off.stats[name] == on.stats[name], name
+
+
+def test_turns_of_a_conversation_find_the_same_cached() -> None:
+    """One request at a time, with every way to end."""
+    cached: dict[bool, list[object]] = {False: [], True: []}
+    for world in (World(vocab_size=6, block_size=4), ahead(vocab_size=6, block_size=4)):
+        history = ids(9, 1, 6)
+        for turn in range(12):
+            options: dict[str, object] = {"stop_token_ids": (turn % 6,)} if turn % 3 else {}
+            if turn % 4 == 3:
+                options["constrain"] = partial(Script, turn, 5, 6, 5, turn % 8 == 7)
+            job = world.run(history, 6, **options)
+            cached[world.overlap].append((job.cached, job.finish))
+            history = [*history, *job.output, turn % 6]
+        stats = world.stats
+        cached[world.overlap].append([stats[n] for n in ("blocks_used", "tree_tokens")])
+    assert cached[False] == cached[True]
+
+
+# ---------------------------------------------------------------- the simulated executor
+
+
+def test_the_device_works_while_the_host_plans() -> None:
+    """Four requests of equal length: with overlap a step takes the longer of the two, without
+    their sum."""
+    cost = CostModel(step=4e-3, token=0, context=0, copy=0, host=3e-3, host_row=0)
+    seconds = {}
+    for overlap in (False, True):
+        world = World(overlap=overlap)
+        world.executor._cost, world.executor._overlaps = cost, overlap
+        for seed in range(4):
+            world.submit(ids(5, seed), 100)
+        world.drain()
+        seconds[overlap] = world.executor.clock()
+        assert world.executor.device_seconds == pytest.approx(100 * 4e-3)
+    assert seconds[False] == pytest.approx(100 * 7e-3)
+    assert seconds[True] == pytest.approx(100 * 4e-3 + 3e-3)
+
+
+def test_the_simulated_executor_notices_wrong_sources() -> None:
+    def spoilt(change: Callable[[StepPlan], StepPlan]) -> None:
+        world = ahead(block_size=4)
+        for seed in range(3):
+            world.submit(ids(4 + seed, seed), 9)
+        launched(world)
+        plan = world.scheduler.plan()
+        assert plan is not None
+        world.flights.append(world.executor.launch(change(plan)))
+        world.executor.collect(world.flights[0])
+        world.executor.collect(world.flights[1])
+
+    def replaced(plan: StepPlan, **fields: object) -> StepPlan:
+        return dataclasses.replace(plan, **fields)  # type: ignore[arg-type]
+
+    def resourced(plan: StepPlan) -> StepPlan:
+        samples = [dataclasses.replace(sample, source=0) for sample in plan.samples]
+        return dataclasses.replace(plan, samples=samples)
+
+    spoilt(lambda plan: plan)
+    for change in (
+        lambda plan: replaced(plan, feeds=plan.feeds[:-1]),
+        lambda plan: replaced(plan, feeds=np.stack((plan.feeds[:, 0], plan.feeds[::-1, 1]), 1)),
+        resourced,
+    ):
+        with pytest.raises(BadPlan):
+            spoilt(change)
+    executor = SimulatedExecutor(8, 4)
+    world = ahead()
+    world.submit([1], 3)
+    launched(world)
+    plan = launched(world)
+    with pytest.raises(BadPlan, match="not under way"):
+        executor.launch(plan)
