@@ -8,7 +8,7 @@ formula) and the CPU path; an accelerated set replaces functions one by one
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -150,8 +150,9 @@ class LogitEdits:
     """What is done to logits [R, V] before sampling, in this order:
 
     bias, bans, mask, repetition penalty, frequency and presence penalty (formulas:
-    `runtime/model/logit_edits.py`). Lists are in compressed rows: row r owns the entries
-    `start[r] : start[r + 1]`, sorted by token, no token twice. None: nothing of that kind.
+    `reference/logits.py`). Lists are in compressed rows: row r owns the entries
+    `start[r] : start[r + 1]`, sorted by token (all in 0..V-1), no token twice. None: nothing of
+    that kind.
     """
 
     bias_start: torch.Tensor | None = None  # [R+1] int32
@@ -162,9 +163,9 @@ class LogitEdits:
     seen_start: torch.Tensor | None = None  # [R+1] int32
     seen_token: torch.Tensor | None = None  # [P] int32, tokens of the prompt or the output
     seen_count: torch.Tensor | None = None  # [P] int32, how often in the output
-    repetition: torch.Tensor | None = None  # [R] float32
-    frequency: torch.Tensor | None = None  # [R] float32
-    presence: torch.Tensor | None = None  # [R] float32
+    repetition: torch.Tensor | None = None  # [R] float32; with seen_*, all three are given
+    frequency: torch.Tensor | None = None  # [R] float64
+    presence: torch.Tensor | None = None  # [R] float64
 
 
 class EditLogits(Protocol):
@@ -173,30 +174,52 @@ class EditLogits(Protocol):
     def __call__(self, logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor: ...
 
 
-class PickTokens(Protocol):
-    """One token per row of edited logits float32 [R, V] -> int32 [R], -1: no distribution.
+Choice = Literal["greedy", "random", "cut"]
+"""What the rows of a step sample with at most: all are greedy; none has top-k, top-p or min-p;
+anything. It selects launches, never results."""
 
-    The rule is `runtime/model/sampler.py`'s: greedy at temperature 0 (smallest id among equals),
-    else top-k, top-p, min-p (neutral: V, 1, 0), then the inverse of the cumulative distribution in
-    order of ids at the uniform number of (seed, position). Every row alone decides about itself.
+
+@dataclass(frozen=True)
+class PickRows:
+    """What each of R rows is sampled with. Neutral: temperature 0 (greedy), top_k V or more, top_p
+    1, min_p 0."""
+
+    temperature: torch.Tensor  # [R] float64
+    top_k: torch.Tensor  # [R] int32, at least 1
+    top_p: torch.Tensor  # [R] float64
+    min_p: torch.Tensor  # [R] float64
+    seed: torch.Tensor  # [R] int64
+    position: torch.Tensor  # [R] int64, not negative
+    mask_table: torch.Tensor | None = None  # [N, W] int32
+    mask_row: torch.Tensor | None = None  # [R] int32, -1: everything is allowed
+
+
+class PickTokens(Protocol):
+    """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
+
+    The rule is `runtime/model/sampler.py`'s: what the mask forbids is -inf; greedy at temperature 0
+    (smallest id among equals), else top-k, top-p, min-p, then the inverse of the cumulative
+    distribution in order of ids at the uniform number of (seed, position). Masses are float64, and
+    every row alone decides about itself: its token is the same whoever is beside it.
+    `out` int32 [R]: where the tokens are written, and what is returned.
     """
 
     def __call__(
         self,
         logits: torch.Tensor,
-        temperature: torch.Tensor,  # [R] float32
-        top_k: torch.Tensor,  # [R] int32
-        top_p: torch.Tensor,  # [R] float64
-        min_p: torch.Tensor,  # [R] float64
-        uniform: torch.Tensor,  # [R] float64 in [0, 1)
+        rows: PickRows,
+        choice: Choice,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 
 class TokenLogprobs(Protocol):
     """log_softmax(logits)[r, tokens[r]], logits float32 or bfloat16 [R, V], tokens int [R] ->
-    float32 [R]; NaN where the token is -1."""
+    float32 [R] (`out`, if given); NaN where the token is -1."""
 
-    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor: ...
+    def __call__(
+        self, logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
 
 class ApplyBitmask(Protocol):
@@ -207,14 +230,40 @@ class ApplyMaskRows(Protocol):
     def __call__(self, logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None: ...
 
 
-class AdvanceStates(Protocol):
+@dataclass(frozen=True)
+class AutomatonTables:
+    """Automata on a device. Their states are numbered through; state 0 is the dead one, from which
+    nothing is allowed, mask 0 the one that allows nothing.
+
+    After token t state s goes on in `next_state[next_start[s] + token_class[class_row[s], t]]`.
+    """
+
+    mask_of: torch.Tensor  # [S] int32, the row of `masks` that says what may follow a state
+    class_row: torch.Tensor  # [S] int32
+    next_start: torch.Tensor  # [S] int32
+    next_state: torch.Tensor  # [N] int32
+    token_class: torch.Tensor  # [A, V] int32
+    masks: torch.Tensor  # [M, W] int32
+
+
+class StepAutomata(Protocol):
+    """What may follow in each row, after the token that its automaton does not know yet.
+
+    states int32 [R], of `tables`, -1: the row has no automaton; source int32 [R]: the place in
+    `tokens` (int32) of the token that the row's automaton takes first, -1: none, it stands where it
+    is; rows int32 [R]: masks of the rows without an automaton. Returns (states int32 [R], -1 where
+    there is no automaton; rows of `tables.masks` int32 [R]). A token outside the vocabulary leads
+    to state 0.
+    """
+
     def __call__(
         self,
         states: torch.Tensor,
+        source: torch.Tensor,
         tokens: torch.Tensor,
-        token_class: torch.Tensor,
-        next_state: torch.Tensor,
-    ) -> torch.Tensor: ...
+        rows: torch.Tensor,
+        tables: AutomatonTables,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -233,4 +282,7 @@ class KernelSet:
     gelu_mul: GatedActivation
     apply_bitmask: ApplyBitmask
     apply_mask_rows: ApplyMaskRows
-    advance_states: AdvanceStates
+    step_automata: StepAutomata
+    edit_logits: EditLogits
+    pick_tokens: PickTokens
+    token_logprobs: TokenLogprobs

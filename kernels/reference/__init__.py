@@ -3,11 +3,14 @@
 from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.attention import paged_attention
 from rootlace.kernels.reference.attention_plan import plan_attention
-from rootlace.kernels.reference.automaton import advance_states
+from rootlace.kernels.reference.automaton import step_automata
 from rootlace.kernels.reference.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.gated import gelu_mul, silu_mul
 from rootlace.kernels.reference.kv_cache import copy_slots
+from rootlace.kernels.reference.logits import edit_logits
+from rootlace.kernels.reference.logprobs import token_logprobs
+from rootlace.kernels.reference.pick_tokens import pick_tokens
 from rootlace.kernels.reference.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.reference.rope_and_write import rope_and_write
 
@@ -24,7 +27,10 @@ REFERENCE = KernelSet(
     gelu_mul=gelu_mul,
     apply_bitmask=apply_bitmask,
     apply_mask_rows=apply_mask_rows,
-    advance_states=advance_states,
+    step_automata=step_automata,
+    edit_logits=edit_logits,
+    pick_tokens=pick_tokens,
+    token_logprobs=token_logprobs,
 )
 
 __all__ = ["REFERENCE"]

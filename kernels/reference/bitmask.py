@@ -31,6 +31,19 @@ def apply_mask_rows(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tenso
     apply_bitmask(logits, table.index_select(0, rows))
 
 
+def apply_chosen_masks(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None:
+    """As `apply_mask_rows`, where a row of -1 leaves its logits as they are."""
+    if logits.device.type == "cpu":
+        masked = (rows >= 0).nonzero().squeeze(1)
+        chosen = logits[masked]
+        apply_mask_rows(chosen, table, rows[masked])
+        logits[masked] = chosen
+        return
+    kept = logits.clone()
+    apply_mask_rows(logits, table, rows.clamp(min=0))
+    logits.copy_(torch.where(rows.unsqueeze(1) >= 0, logits, kept))
+
+
 def _mask_on_host(logits: np.ndarray, words: np.ndarray) -> None:
     """As `apply_bitmask`, several times as fast as torch on a CPU, which has no operation that
     unpacks bits, and whose `masked_fill_` is not vectorised."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels import kernels_for
+from rootlace.kernels.interface import AutomatonTables
 from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.reference.rope import rope
 
@@ -139,20 +140,38 @@ def test_apply_mask_rows(vocab: int) -> None:
     assert torch.equal(table, kept)
 
 
-def test_advance_states() -> None:
+def test_step_automata() -> None:
+    """Two automata, of 6 and 4 states and 3 and 2 classes, behind the dead state."""
     random = np.random.default_rng(5)
-    token_class = random.integers(0, 4, 50).astype(np.int32)
-    next_state = random.integers(-1, 9, (9, 4)).astype(np.int32)
-    states = np.array([0, 8, -1, 3, 3, -1, 5], np.int32)
-    tokens = random.integers(0, 50, len(states))
-    found = KERNELS.advance_states(
-        torch.from_numpy(states),
-        torch.from_numpy(tokens),
-        torch.from_numpy(token_class),
-        torch.from_numpy(next_state),
+    vocab, states = 50, 11
+    token_class = np.stack([random.integers(0, n, vocab) for n in (1, 3, 2)]).astype(np.int32)
+    class_row = np.array([0] + [1] * 6 + [2] * 4, np.int32)
+    next_start = np.array([0, *range(1, 19, 3), *range(19, 27, 2)], np.int32)
+    next_state = np.zeros(27, np.int32)
+    next_state[1:19] = random.integers(0, 7, 18)
+    next_state[19:] = random.choice([0, 7, 8, 9, 10], 8)
+    mask_of = np.array([0, *random.integers(1, 9, 10)], np.int32)
+    tables = AutomatonTables(
+        *map(torch.from_numpy, (mask_of, class_row, next_start, next_state, token_class)),
+        masks=torch.zeros(9, 2, dtype=torch.int32),
     )
-    assert found.dtype == torch.int32
-    assert found.tolist() == [
-        int(next_state[state, token_class[token]]) if state >= 0 else -1
-        for state, token in zip(states, tokens, strict=True)
-    ]
+    tokens = np.array([*random.integers(0, vocab, 20), -1, vocab], np.int32)
+    state = random.integers(-1, states, 200).astype(np.int32)
+    source = random.integers(-1, len(tokens), 200).astype(np.int32)
+    rows = random.integers(-1, 9, 200).astype(np.int32)
+    found, masks = KERNELS.step_automata(
+        *map(torch.from_numpy, (state, source, tokens, rows)), tables
+    )
+    assert found.dtype == masks.dtype == torch.int32
+    for i in range(len(state)):
+        after = int(state[i])
+        if after >= 0 and source[i] >= 0:
+            token = int(tokens[source[i]])
+            known = 0 <= token < vocab
+            after = (
+                int(next_state[next_start[after] + token_class[class_row[after], token]])
+                if known
+                else 0
+            )
+        assert found[i] == after
+        assert masks[i] == (mask_of[after] if after >= 0 else rows[i])

@@ -1,4 +1,4 @@
-"""Masks and automata on the device against the host's arrays."""
+"""Masks on the device against the host's arrays."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.protocol import SamplingParams
-from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.byte_trie import ByteTrie
-from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.model.logit_edits import edit_logits
 from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.state_tables import StateTables
 from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
 
 VOCAB = 70
@@ -135,46 +130,3 @@ def test_masks_of_both_kinds_in_one_batch(masked: tuple[int, ...]) -> None:
             bits = np.unpackbits(packed, bitorder="little")[:VOCAB].astype(bool)
         expected = np.where(bits, logits[i].numpy(), -np.inf)
         np.testing.assert_array_equal(edited[i].numpy(), expected)
-
-
-def automaton(pattern: str) -> tuple[LazyDfa, TokenTable, list[bytes]]:
-    tokens = [b"a", b"b", b"ab", b"1", b"", b"11", b"a1", b"a", b""]
-    dfa = LazyDfa(parse(pattern), 1000)
-    return dfa, TokenTable(ByteTrie(tokens), (8,), dfa, 1 << 20), tokens
-
-
-def test_automata_step_on_the_device_as_on_the_host() -> None:
-    dfa, table, tokens = automaton("(?:ab|a1*b){0,3}1")
-    found = StateTables("cpu").get(table)
-    assert found is not None
-    random = np.random.default_rng(0)
-    states = [dfa.start] * 64
-    for _ in range(8):
-        drawn = random.integers(0, len(tokens), len(states))
-        on_device = REFERENCE.advance_states(
-            torch.tensor(states, dtype=torch.int32), torch.from_numpy(drawn), *found
-        )
-        states = [
-            dfa.run(state, tokens[token]) if tokens[token] else -1
-            for state, token in zip(states, drawn, strict=True)
-        ]
-        assert on_device.tolist() == states
-
-
-def test_tables_of_automata_make_room() -> None:
-    tables = [automaton(pattern)[1] for pattern in ("a*", "b*", "(?:ab)*")]
-    device = StateTables("cpu", max_bytes=1)
-    for table in (*tables, *tables):
-        first = device.get(table)
-        assert first is not None
-        assert device.get(table) is first
-        assert device.nbytes == sum(part.nbytes for part in first)
-    roomy = StateTables("cpu")
-    kept = [roomy.get(table) for table in tables]
-    assert [roomy.get(table) for table in tables] == kept
-
-
-def test_an_automaton_that_is_too_large_has_no_table() -> None:
-    dfa = LazyDfa(parse("[ab]{0,3000}"), 16384)
-    table = TokenTable(ByteTrie([b"a", b"b"]), (), dfa, 1 << 20)
-    assert StateTables("cpu").get(table) is None

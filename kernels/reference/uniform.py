@@ -1,0 +1,38 @@
+"""Random numbers that are a function of (seed, position), on any device.
+
+SplitMix64 (Steele, Lea & Flood 2014) used as a counter-based generator:
+
+    u = (mix(mix(seed + g) + (position + 1) * g) >> 11) * 2^-53,   g = 0x9e3779b97f4a7c15
+
+with arithmetic modulo 2^64, mix its finaliser.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+
+
+def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """seed, position int64 [R] -> float64 [R] in [0, 1), of 53 random bits each."""
+    gamma = _signed(GAMMA)
+    stream = _mix(seed + gamma)
+    return _shifted(_mix(stream + (position + 1) * gamma), 11).double() * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shifted(x, 30)) * _signed(FIRST)
+    x = (x ^ _shifted(x, 27)) * _signed(SECOND)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, as if without a sign."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
