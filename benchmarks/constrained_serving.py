@@ -6,8 +6,9 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -101,8 +102,10 @@ async def serve(
     """All of `load`, at most `concurrency` at a time, greedily.
 
     Unconstrained, each request decodes as many tokens (`lengths`) as it did constrained: what is
-    compared is the speed of decoding, not how long a model goes on.
+    compared is the speed of decoding, not how long a model goes on. All modes find the same in the
+    cache: the prompts, and nothing that was generated before (forced text would be found there).
     """
+    await cache_prompts(engine, load)
     gate = asyncio.Semaphore(concurrency)
     replies: list[dict[str, Any]] = [{}] * len(load)
     latencies = [0.0] * len(load)
@@ -141,10 +144,38 @@ async def serve(
     )
 
 
+async def cache_prompts(engine: rl.Engine, load: Sequence[Extraction]) -> None:
+    """Empty the cache, and compute the prompts."""
+    engine.flush_cache()
+    await asyncio.gather(
+        *(
+            engine.async_generate(
+                input_ids=list(case.prompt), sampling_params={"max_new_tokens": 0}
+            )
+            for case in load
+        )
+    )
+
+
+def order_of(repetition: int) -> list[str]:
+    """Each mode comes first, second and last equally often, and before and behind each other."""
+    start = repetition % len(MODES)
+    order = [*MODES[start:], *MODES[:start]]
+    return order if repetition // len(MODES) % 2 == 0 else order[::-1]
+
+
 def measure_serving(
-    model: str, count: int, repetitions: int, concurrency: int, kind: str
+    model: str,
+    count: int,
+    repetitions: int,
+    concurrency: int,
+    kind: str,
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The three modes in turns on one runtime; every constrained output is checked."""
+    """The three modes in turns on one runtime; every constrained output is checked.
+
+    `progress` is called `runs_of(repetitions)` times.
+    """
     load = extraction_load(model, count, 11, kind)
     runs: dict[str, list[Served]] = {mode: [] for mode in MODES}
     with rl.Engine(model_path=model) as engine:
@@ -155,29 +186,38 @@ def measure_serving(
             lengths = served.lengths if mode == "constrained" else lengths
             if mode != "unconstrained":
                 check(load, served)
+            progress()
         for repetition in range(repetitions):
-            order = MODES if repetition % 2 == 0 else MODES[::-1]
-            for mode in order:
+            for mode in order_of(repetition):
                 runs[mode].append(asyncio.run(serve(engine, load, mode, concurrency, lengths)))
+                progress()
     same = sum(
         a == b for a, b in zip(runs["constrained"][0].outputs, runs["jump"][0].outputs, strict=True)
     )
     summary = {mode: summarise(served) for mode, served in runs.items()}
 
-    def ratio(mode: str, base: str) -> float:
+    def ratios(mode: str, base: str) -> list[float]:
         """Of the rates within each repetition: what slows the machine for a while cancels out."""
         pairs = zip(runs[mode], runs[base], strict=True)
-        return statistics.median(other.wall / served.wall for served, other in pairs)
+        return [other.wall / served.wall for served, other in pairs]
 
+    compared = (
+        ("constrained", "unconstrained"),
+        ("jump", "unconstrained"),
+        ("jump", "constrained"),
+    )
+    of_all = {f"{mode} / {base}": ratios(mode, base) for mode, base in compared}
     return {
+        "model": Path(model).name,
         "requests": count,
         "concurrency": concurrency,
         "load": kind,
         "modes": summary,
-        "ratios": {
-            "constrained / unconstrained": ratio("constrained", "unconstrained"),
-            "jump / unconstrained": ratio("jump", "unconstrained"),
-            "jump / constrained": ratio("jump", "constrained"),
+        "repetitions": repetitions,
+        "ratios": {name: statistics.median(found) for name, found in of_all.items()},
+        "ratio_quartiles": {
+            name: [percentile(found, 0.25), percentile(found, 0.75)]
+            for name, found in of_all.items()
         },
         "same_text_with_and_without_jump": same / count,
         "exact_answers": None
@@ -187,6 +227,11 @@ def measure_serving(
             for text, case in zip(runs["jump"][0].outputs, load, strict=True)
         ),
     }
+
+
+def runs_of(repetitions: int) -> int:
+    """How often a load is served: once in each mode before anything counts, and then in turns."""
+    return len(MODES) * (1 + repetitions)
 
 
 def check(load: Sequence[Extraction], served: Served) -> None:
