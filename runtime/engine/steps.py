@@ -79,7 +79,7 @@ class Steps:
         if launched is not None and plan.late:
             fault = self._sample(launched)
             if fault is not None:
-                self._discard(launched)
+                self._collect_in_vain(launched)
         if fault is not None:
             return updates + self._failed(plan, fault)
         self._running = launched
@@ -119,9 +119,12 @@ class Steps:
 
     def _discard(self, launched: Launched) -> None:
         """Have the executor end a step that nobody wants the result of."""
+        if launched.plan.late:
+            self._sample(launched)
+        self._collect_in_vain(launched)
+
+    def _collect_in_vain(self, launched: Launched) -> None:
         try:
-            if launched.plan.late:
-                self._executor.sample(launched, self._scheduler.late_samples(launched.plan))
             self._executor.collect(launched)
         except Exception:
             log.exception("step %d, which was given up, failed", launched.plan.step)

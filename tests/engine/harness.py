@@ -8,6 +8,7 @@ import numpy as np
 
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.plan import Executor
 from rootlace.runtime.scheduler.request import Matcher, Request
@@ -43,7 +44,10 @@ class Outcome:
 
 
 class Harness:
-    """One scheduler over one executor; every invariant is checked after every step."""
+    """One scheduler over one executor; every invariant is checked after every step.
+
+    With `overlap`, the engine's own steps: faults of the executor end requests.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class Harness:
         max_running: int = 64,
         enabled: bool = True,
         filler: MaskFiller | None = None,
+        overlap: bool = False,
+        automata: bool = False,
     ) -> None:
         self.executor = executor
         self.scheduler = Scheduler(
@@ -69,7 +75,9 @@ class Harness:
             executor.context_length,
             vocab_size=executor.vocab_size,
             masks=StepMasks(executor.vocab_size, filler),
+            automata=automata,
         )
+        self.steps = Steps(self.scheduler, executor, overlap) if overlap else None
         self.outcomes: dict[int, Outcome] = {}
 
     def add(
@@ -100,10 +108,13 @@ class Harness:
         return rid
 
     def step(self) -> None:
-        plan = self.scheduler.plan()
-        updates = self.scheduler.take_updates()
-        if plan is not None:
-            updates += self.scheduler.commit(plan, self.executor.run(plan))
+        if self.steps is not None:
+            updates = self.steps.step()
+        else:
+            plan = self.scheduler.plan()
+            updates = self.scheduler.take_updates()
+            if plan is not None:
+                updates += self.scheduler.commit(plan, self.executor.run(plan))
         for update in updates:
             self.outcomes[update.rid].add(update)
 

@@ -1,0 +1,155 @@
+"""Steps of the engine with overlap: order of calls, faults of the executor, what is told when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from rootlace.errors import Overloaded
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.engine.simulated import SimulatedExecutor, SimulatedStep
+from rootlace.runtime.engine.steps import Steps
+from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult
+from rootlace.runtime.scheduler.scheduler import Scheduler
+from tests.engine.harness import Harness, Outcome
+from tests.scheduler.matchers import Script, Stepped
+
+VOCAB = 50
+
+
+class Logged(SimulatedExecutor):
+    """Notes what it is asked; raises at the calls named in `faults`, a number per method."""
+
+    def __init__(self, **faults: int) -> None:
+        super().__init__(64, 4, 1000, VOCAB, verify=True, overlaps=True)
+        self.calls: list[tuple[str, int]] = []
+        self.faults = faults
+        self.sampled = 0
+
+    def note(self, what: str, step: int) -> None:
+        self.calls.append((what, step))
+        if sum(name == what for name, _ in self.calls) == self.faults.get(what):
+            raise Overloaded("injected") if what == "launch" else RuntimeError("injected")
+
+    def launch(self, plan: StepPlan) -> SimulatedStep:
+        self.note("launch", plan.step)
+        return super().launch(plan)
+
+    def sample(self, launched: SimulatedStep, samples: Sequence[SampleRow]) -> None:
+        super().sample(launched, samples)
+        self.note("sample", launched.plan.step)
+
+    def collect(self, launched: SimulatedStep) -> StepResult:
+        result = super().collect(launched)
+        self.note("collect", launched.plan.step)
+        return result
+
+
+def harness(executor: SimulatedExecutor, overlap: bool = True) -> Harness:
+    return Harness(executor, block_size=4, overlap=overlap, automata=True)
+
+
+def submit(harness: Harness) -> list[int]:
+    """One request of each kind; they end at different steps."""
+    rids = []
+    for i, matcher in enumerate(
+        [
+            None,
+            partial(Script, 1, 9, VOCAB, 4),
+            partial(Stepped, 2, 12, VOCAB, 2),
+            partial(Script, 3, 9, VOCAB, 4, True),
+            None,
+        ]
+    ):
+        params = SamplingParams(
+            max_tokens=7 + 2 * i,
+            seed=0,
+            logprobs=i % 2 == 0,
+            presence_penalty=0.1 if i == 4 else 0.0,
+            prompt_logprobs_from=0 if i == 0 else None,
+        )
+        made = None if matcher is None else matcher()
+        rids.append(harness.add([1, 2, 3, i], params, matcher=made, jump=True))
+    return rids
+
+
+def run(executor: SimulatedExecutor, overlap: bool = True) -> dict[int, Outcome]:
+    harnessed = harness(executor, overlap)
+    submit(harnessed)
+    harnessed.finish()
+    return harnessed.outcomes
+
+
+def test_each_step_is_launched_before_the_one_before_it_is_collected() -> None:
+    executor = Logged()
+    outcomes = run(executor)
+    calls = executor.calls
+    steps = max(step for _, step in calls)
+    for step in range(1, steps + 1):
+        if calls.index(("launch", step)) < calls.index(("collect", step - 1)):
+            continue
+        assert step > steps - 3, "only where nothing could be planned ahead"
+    for what, step in calls:
+        if what == "sample":
+            at = calls.index((what, step))
+            assert calls[at - 1] == ("collect", step - 1)
+    assert any(what == "sample" for what, _ in calls)
+    assert outcomes == run(Logged(), overlap=False)
+
+
+@pytest.mark.parametrize("what", ["launch", "sample", "collect"])
+@pytest.mark.parametrize("when", [1, 2, 3, 5, 8])
+def test_faults_end_the_requests_of_one_step_once_and_the_engine_goes_on(what, when) -> None:
+    executor = Logged(**{what: when})
+    harnessed = harness(executor)
+    first = submit(harnessed)
+    for _ in range(3):
+        harnessed.step()
+    second = submit(harnessed)
+    harnessed.finish()  # `Outcome.add` sees to it that nobody ends twice
+    wanted = list(run(Logged(), overlap=False).values())
+    failed = 0
+    for rids in (first, second):
+        for rid, outcome in zip(rids, wanted, strict=True):
+            mine = harnessed.outcomes[rid]
+            if "injected" in mine.error:
+                failed += 1
+            else:
+                assert mine.token_ids == outcome.token_ids and mine.finish == outcome.finish
+                assert mine.logprobs == outcome.logprobs
+    assert failed
+    harnessed.scheduler.flush()
+    assert harnessed.scheduler.stats()["blocks_free"] == 64
+
+
+def test_a_token_is_told_as_soon_as_its_step_is_done() -> None:
+    executor = Logged()
+    harnessed = harness(executor)
+    harnessed.add([1, 2, 3], SamplingParams(max_tokens=3, seed=0))
+    told = []
+    while harnessed.scheduler.has_work:
+        harnessed.step()
+        told.append((len(harnessed.outcomes[0].token_ids), executor.calls[-1]))
+    # The prompt's step is launched at once; then every step tells what the one before found.
+    assert told[0] == (0, ("launch", 0))
+    assert told[1:] == [(1, ("collect", 0)), (2, ("collect", 1)), (3, ("collect", 2))]
+    assert executor.calls[1:3] == [("launch", 1), ("collect", 0)]
+
+
+def test_a_step_under_way_is_finished_when_the_engine_stops() -> None:
+    executor = Logged()
+    scheduler = Scheduler(
+        SchedulerConfig(check_invariants=True), CacheConfig(block_size=4, num_blocks=64), 1000
+    )
+    steps = Steps(scheduler, executor, overlap=True)
+    harnessed = harness(executor)
+    assert steps.step() == [] and steps.finish() == []
+    harnessed.scheduler, harnessed.steps = scheduler, steps
+    harnessed.add([1, 2, 3], SamplingParams(max_tokens=9, seed=0))
+    harnessed.step()
+    (update,) = steps.finish()
+    assert len(update.token_ids) == 1 and steps.finish() == []
+    assert steps.count == 1 and steps.busy > 0
