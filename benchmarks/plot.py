@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def _pyplot(path: Path) -> Any:
+def pyplot_for(path: Path) -> Any:
     try:
         import matplotlib
     except ImportError as error:
@@ -19,7 +19,7 @@ def _pyplot(path: Path) -> Any:
 
 def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
     """A bar per load and model: requests per second with the cache over without."""
-    pyplot = _pyplot(path)
+    pyplot = pyplot_for(path)
     rates = {(r["size"], r["load"], r["cache"]): r["requests_per_second"] for r in results}
     sizes = sorted({size for size, _, _ in rates})
     loads = list(dict.fromkeys(r["load"] for r in results))
@@ -43,7 +43,7 @@ def plot_constrained(
     engines: dict[str, dict[str, Any]], serving: list[dict[str, Any]], path: Path
 ) -> None:
     """Left: mask times per engine, all constraints. Right: served requests over unconstrained."""
-    pyplot = _pyplot(path)
+    pyplot = pyplot_for(path)
     figure, (masks, served) = pyplot.subplots(
         1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(1, 1.2)
     )

@@ -1,0 +1,210 @@
+"""Llama shapes with random weights, made on the device: no checkpoint is needed to time a step."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.weights import LayerWeights, ModelWeights
+
+CONTEXT = 32768
+_COMMON = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": CONTEXT,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    # Llama 3.2 1B and Llama 3.1 8B.
+    "1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+    "smoke": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 512,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A shape's configuration and weights, shared by everything that is compared on it."""
+
+    name: str
+    config: ModelConfig
+    weights: ModelWeights
+    device: torch.device
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """The model's `config.json`."""
+        return _COMMON | SHAPES[self.name]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    def runner(
+        self,
+        num_blocks: int,
+        *,
+        graphs: bool = True,
+        max_running: int = 256,
+        kv_dtype: Any = "auto",
+        block_size: int = 16,
+    ) -> ModelRunner:
+        """A runner on these weights. `num_blocks` of KV memory."""
+        with torch.device("cpu"):
+            return ModelRunner.load(
+                ExecutorConfig(
+                    model=str(self.config.path),
+                    dtype="float32" if self.dtype == torch.float32 else "bfloat16",
+                    device=str(self.device),
+                    kv_dtype=kv_dtype,
+                    cuda_graphs=graphs,
+                ),
+                CacheConfig(block_size=block_size, num_blocks=num_blocks),
+                max_step_tokens=8192,
+                max_running=max_running,
+                weights_of=lambda *_: self.weights,
+            )
+
+    def step_bytes(self, rows: int, context: int, kv_itemsize: int = 2) -> int:
+        """The fewest bytes a decode step moves: every weight once (of an untied embedding only the
+        rows' own), the keys and values of all contexts once, those of the new tokens."""
+        config, weights = self.config, self.weights
+        total = weights.num_bytes()
+        if weights.head is not weights.embedding:
+            total -= weights.embedding.nbytes
+            total += rows * config.hidden_size * weights.embedding.element_size()
+        token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_itemsize
+        return total + rows * (context + 1) * token
+
+    def transformers_twin(self, attention: str = "sdpa") -> Any:
+        """transformers' model over the same memory: its weights are views of ours."""
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
+
+        raw = {k: v for k, v in self.raw.items() if k not in ("architectures", "model_type")}
+        hf = LlamaConfig(**raw)
+        hf._attn_implementation = attention
+        with torch.device("meta"):
+            model = LlamaForCausalLM(hf)
+        model.load_state_dict(self._named(), strict=True, assign=True)
+        with self.device:
+            model.model.rotary_emb = LlamaRotaryEmbedding(hf)
+        model.requires_grad_(False)
+        return model.eval()
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        """The weights by their names in a checkpoint."""
+        config, weights = self.config, self.weights
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        named = {
+            "model.embed_tokens.weight": weights.embedding,
+            "model.norm.weight": weights.final_norm,
+            "lm_head.weight": weights.head,
+        }
+        for index, layer in enumerate(weights.layers):
+            prefix = f"model.layers.{index}."
+            parts = layer.qkv.split((q, kv, kv))
+            for name, part in zip("qkv", parts, strict=True):
+                named[f"{prefix}self_attn.{name}_proj.weight"] = part
+            gate, up = layer.gate_up.chunk(2)
+            named |= {
+                f"{prefix}input_layernorm.weight": layer.input_norm,
+                f"{prefix}self_attn.o_proj.weight": layer.output,
+                f"{prefix}post_attention_layernorm.weight": layer.post_norm,
+                f"{prefix}mlp.gate_proj.weight": gate,
+                f"{prefix}mlp.up_proj.weight": up,
+                f"{prefix}mlp.down_proj.weight": layer.down,
+            }
+        return named
+
+
+@contextmanager
+def random_model(
+    name: str, device: torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> Iterator[RandomModel]:
+    """The shape `name`. Its folder (a `config.json`) is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="rootlace-shape-") as folder:
+        path = Path(folder)
+        (path / "config.json").write_text(json.dumps(_COMMON | SHAPES[name]))
+        config = ModelConfig.read(path)
+        with torch.inference_mode(False), torch.no_grad():
+            weights = _random_weights(config, device, dtype, seed)
+        yield RandomModel(name, config, weights, device)
+
+
+def _random_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int
+) -> ModelWeights:
+    """Normal, of a spread that keeps activations at unit scale; norms are one."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(rows: int, columns: int, spread: float | None = None) -> torch.Tensor:
+        weight = torch.empty((rows, columns), dtype=dtype, device=device)
+        return weight.normal_(0.0, spread or columns**-0.5, generator=generator)
+
+    def ones() -> torch.Tensor:
+        return torch.ones(config.hidden_size, dtype=dtype, device=device)
+
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    layers = tuple(
+        LayerWeights(
+            input_norm=ones(),
+            qkv=normal((config.num_heads + 2 * config.num_kv_heads) * dim, hidden),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            output=normal(hidden, config.num_heads * dim),
+            output_bias=None,
+            post_norm=ones(),
+            gate_up=normal(2 * inner, hidden),
+            gate_up_bias=None,
+            down=normal(hidden, inner),
+            down_bias=None,
+        )
+        for _ in range(config.num_layers)
+    )
+    embedding = normal(config.vocab_size, hidden, 0.05)
+    head = embedding if config.tied_embeddings else normal(config.vocab_size, hidden, 0.05)
+    return ModelWeights(embedding, layers, ones(), head)

@@ -1,0 +1,132 @@
+"""Random rows in a paged cache, and attention planned over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rootlace.kernels import AttentionBatch, KernelSet
+from rootlace.kernels.interface import KVScales
+
+BLOCK_SIZE = 16
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Query heads, key heads and their size."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def kv_bytes(self, kv_dtype: torch.dtype) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * kv_dtype.itemsize
+
+
+LLAMA_8B = HeadShape(32, 8, 128)
+LLAMA_1B = HeadShape(32, 8, 64)
+SMOKE = HeadShape(4, 2, 16)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A batch with its tensors. `q` [T, Nq, D], caches [B, S, Nk, D]."""
+
+    batch: AttentionBatch
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    scales: KVScales | None
+
+    def decode_bytes(self, shape: HeadShape) -> int:
+        """The fewest bytes attention must move: every key and value once, queries, outputs."""
+        distinct = np.unique(self.batch.block_tables[self.batch.block_tables >= 0])
+        tokens = min(len(distinct) * self.batch.block_size, int(self.batch.context_len.sum()))
+        return tokens * shape.kv_bytes(self.k_cache.dtype) + 2 * self.q.nbytes
+
+
+def make_paged(
+    rows: Sequence[tuple[int, int]],
+    shape: HeadShape,
+    device: torch.device,
+    *,
+    kv_dtype: torch.dtype = torch.bfloat16,
+    prefix: int = 0,
+    seed: int = 0,
+) -> Paged:
+    """bfloat16 queries of `rows` (new tokens, context), in blocks of random order. All rows have
+    the blocks of their first `prefix` tokens (whole blocks) in common."""
+    random = np.random.default_rng(seed)
+    context = np.array([context for _, context in rows], np.int32)
+    needed = -(-context // BLOCK_SIZE)
+    shared = prefix // BLOCK_SIZE
+    num_blocks = int((needed - shared).sum()) + shared
+    order = random.permutation(num_blocks).astype(np.int32)
+    tables = np.full((len(rows), int(needed.max())), -1, np.int32)
+    tables[:, :shared] = order[:shared]
+    taken = shared
+    for row, count in enumerate(needed.tolist()):
+        tables[row, shared:count] = order[taken : taken + count - shared]
+        taken += count - shared
+    generator = torch.Generator(device).manual_seed(seed)
+    size = (num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
+    caches = [_random(size, kv_dtype, device, generator) for _ in range(2)]
+    starts = np.cumsum([0, *(new for new, _ in rows)]).astype(np.int32)
+    q = _random((int(starts[-1]), shape.heads, shape.head_dim), torch.bfloat16, device, generator)
+    scales = None
+    if kv_dtype == FP8:
+        scales = KVScales(*(torch.full((shape.kv_heads,), 0.02, device=device) for _ in range(2)))
+    batch = AttentionBatch(
+        row_start=starts,
+        context_len=context,
+        block_tables=tables,
+        block_size=BLOCK_SIZE,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    return Paged(batch, q, caches[0], caches[1], scales)
+
+
+def _random(
+    size: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    """Normal numbers (for fp8: as large as scaled ones are), made in parts: float32 on the way."""
+    out = torch.empty(size, dtype=dtype, device=device)
+    spread = 50.0 if dtype == FP8 else 1.0
+    flat = out.view(-1)
+    step = 1 << 26
+    for start in range(0, len(flat), step):
+        count = min(step, len(flat) - start)
+        part = torch.randn(count, generator=generator, device=device) * spread
+        flat[start : start + count] = part.to(dtype)
+    return out
+
+
+def bound_plan(kernels: KernelSet, batch: AttentionBatch, window: int | None = None) -> Any:
+    """What `paged_attention` takes, on the device: planned as the executor plans, decode rows as a
+    captured graph has them."""
+    decoding = bool((np.diff(batch.row_start) == 1).all())
+    rows = len(batch.context_len) if decoding and kernels.name != "reference" else None
+    plan = kernels.plan_attention(batch, window, rows)
+    return plan.bind([torch.from_numpy(array).to(batch.device) for array in plan.arrays])
+
+
+def attend(kernels: KernelSet, paged: Paged) -> Callable[[], object]:
+    """A call of our attention."""
+    plan = bound_plan(kernels, paged.batch)
+
+    def call() -> object:
+        return kernels.paged_attention(
+            paged.q, paged.k_cache, paged.v_cache, plan, scales=paged.scales
+        )
+
+    return call

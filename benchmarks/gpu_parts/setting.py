@@ -1,0 +1,113 @@
+"""What a part is told, and where it puts what it finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from rootlace.kernels import KernelSet, kernels_for
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a part is run.
+
+    `smoke`: sizes so small that a CPU is done in a moment; the figures mean nothing. `quick`: fewer
+    cases and repetitions. `ceilings` are what the part of that name measured ("copy_bandwidth" in
+    bytes/s, "matmul_rate" in FLOP/s); empty if it was not run.
+    """
+
+    device: torch.device
+    smoke: bool = False
+    quick: bool = False
+    ceilings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def kernels(self) -> KernelSet:
+        return kernels_for(self.device)
+
+    def repeats(self, full: int) -> int:
+        """How often something is timed."""
+        if self.smoke:
+            return 2
+        return max(full // 3, 3) if self.quick else full
+
+    def share(self, achieved: float, ceiling: str) -> float | None:
+        """`achieved` over the measured ceiling; None where there is none."""
+        most = self.ceilings.get(ceiling)
+        return achieved / most if most else None
+
+
+class Report:
+    """A part's findings, written to `path` after every case: what stops a part in the middle does
+    not take the cases before with it."""
+
+    def __init__(self, path: Path | None = None, bar: bool = False) -> None:
+        self.result: dict[str, Any] = {"cases": []}
+        self._path = path
+        self._bar = bar
+
+    def progress(self, items: Sequence[Item], what: str) -> Iterator[Item]:
+        """`items`, with a progress bar."""
+        if not self._bar:
+            yield from items
+            return
+        from tqdm import tqdm
+
+        yield from tqdm(items, desc=what, leave=False, file=sys.stderr, dynamic_ncols=True)
+
+    def add(self, case: dict[str, Any]) -> None:
+        self.result["cases"].append(case)
+        self.write()
+
+    def set(self, name: str, value: Any) -> None:
+        self.result[name] = value
+        self.write()
+
+    @contextmanager
+    def attempt(self, **what: Any) -> Iterator[None]:
+        """What fails inside is recorded as a case with its error. A GPU that has faulted ends the
+        part: nothing that this process measures after it would be right."""
+        try:
+            yield
+        except Exception as error:
+            self.add({**what, "error": describe(error)})
+            if has_faulted():
+                raise
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.result))
+
+
+def describe(error: BaseException) -> str:
+    """An error in a line, with the place it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}{where}"
+
+
+def has_faulted() -> bool:
+    """Whether the CUDA context is unusable (after an illegal access, say)."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+        return bool(torch.zeros(1, device="cuda").add_(1).item() != 1)
+    except RuntimeError:
+        return True

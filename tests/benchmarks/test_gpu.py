@@ -1,0 +1,331 @@
+"""The GPU benchmark: all of it on a CPU at tiny sizes, and what it computes from what it measures.
+
+Whether figures are right only a GPU can say; that every line runs, a CPU can.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu_parts import attention, decode_step, plots, targets
+from benchmarks.gpu_parts.decode_plans import DecodePlans
+from benchmarks.gpu_parts.engine import EOS, InProcessEngine, grammar_compiler, synthetic_tokenizer
+from benchmarks.gpu_parts.fast_loop import FastLoop
+from benchmarks.gpu_parts.models import SHAPES, RandomModel, random_model
+from benchmarks.gpu_parts.serving import greedy
+from benchmarks.gpu_parts.setting import Report, Setting
+from benchmarks.gpu_parts.trace import device_idle, union
+from rootlace.protocol import Constraint, SamplingParams
+
+CPU = torch.device("cpu")
+ELSEWHERE = ("flashinfer", "not compiled in a smoke run")
+"""Errors that are expected without a GPU."""
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    assert gpu.main(["--smoke", "--device", "cpu", "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def errors(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["error"]] if "error" in value else []
+        return own + [e for inner in value.values() for e in errors(inner)]
+    return [e for inner in value for e in errors(inner)] if isinstance(value, list) else []
+
+
+def test_every_part_runs(smoke: dict[str, Any]) -> None:
+    assert list(smoke["parts"]) == list(gpu.PARTS)
+    for name, part in smoke["parts"].items():
+        assert part["cases"], name
+    found = [e for e in errors(smoke["parts"]) if not any(known in e for known in ELSEWHERE)]
+    assert not found
+
+
+def test_a_smoke_run_meets_no_target(smoke: dict[str, Any]) -> None:
+    assert list(smoke["targets"]) == list(targets.TARGETS)
+    assert all(t["value"] is None and t["met"] is None for t in smoke["targets"].values())
+    assert all("not measured" in line for line in gpu.summary(smoke)[: len(smoke["targets"])])
+
+
+def test_pictures(smoke: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = plots.draw(smoke, tmp_path)
+    assert len(written) == 6
+    assert all(path.read_text().lstrip().startswith("<?xml") for path in written)
+
+
+# ---------------------------------------------------------------- targets
+
+
+def measured() -> dict[str, Any]:
+    """What a GPU might find."""
+
+    def ours(share: float | None) -> dict[str, Any]:
+        return {"rootlace": {"us": 1.0, "share": share}, "sdpa": {"us": 1.0, "share": 0.99}}
+
+    decode = {"shape": "8B", "cache": "bfloat16"}
+    return {
+        "decode_attention": {
+            "cases": [
+                {**decode, "rows": 64, "context": 8192, "kernels": ours(0.9)},
+                {**decode, "rows": 64, "context": 4096, "kernels": ours(0.86)},
+                {**decode, "rows": 1, "context": 8192, "kernels": ours(0.2)},
+                {**decode, "rows": 256, "context": 1024, "kernels": ours(0.3)},
+                {**decode, "rows": 64, "context": 8192, "cache": "float8_e4m3fn"}
+                | {"kernels": ours(0.4)},
+                {"rows": 16, "context": 32768, "error": "out of memory"},
+            ]
+        },
+        "extend_attention": {
+            "cases": [
+                {"shape": "8B", "new": 4096, "context": 4096, "kernels": ours(0.5)},
+                {"shape": "8B", "new": 512, "context": 512, "kernels": ours(0.1)},
+            ]
+        },
+        "tree_attention": {
+            "cases": [
+                {"prefix": 8192, "rows": 64, "speed_up": 12.0},
+                {"prefix": 1024, "rows": 8, "speed_up": 1.0},
+            ]
+        },
+        "decode_step": {
+            "cases": [
+                {"shape": "8B", "rows": 1, "graphs": False, "over_floor": 3.0},
+                {"shape": "8B", "rows": 1, "graphs": True, "over_floor": 1.1},
+            ]
+        },
+        "idle": {"cases": [{"overlap": True, "idle_share": 0.2, "idle_share_between_steps": 0.01}]},
+        "constrained": {"cases": [{"shape": "1B"}], "constrained_over_unconstrained": 0.97},
+    }
+
+
+def test_targets_are_judged() -> None:
+    found = targets.judge(measured())
+    values = {name: (target["value"], target["met"]) for name, target in found.items()}
+    assert values == {
+        "decode_attention_share": (0.86, True),
+        "extend_attention_share": (0.5, False),
+        "tree_attention_speed_up": (12.0, True),
+        "decode_step_8b_over_floor": (1.1, True),
+        "gpu_idle_share": (0.01, True),
+        "constrained_over_unconstrained": (0.97, False),
+    }
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    for parts in ({}, {"decode_attention": {"cases": [], "error": "stopped after 150 s"}}):
+        assert all(t["met"] is None for t in targets.judge(parts).values())
+
+
+# ---------------------------------------------------------------- isolation
+
+
+def test_a_part_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"prefix": 1, "rows": 1, "speed_up": 1.0}
+
+    def broken(setting: Setting, report: Report) -> None:
+        report.add(first)
+        with report.attempt(case=2):
+            raise ValueError("this case only")
+        raise RuntimeError("the whole part")
+
+    monkeypatch.setattr("benchmarks.gpu_parts.tree.measure", broken)
+    arguments = ["--smoke", "--device", "cpu", "--only", "tree_attention"]
+    result = gpu.measure_all(gpu.parse_arguments(arguments))
+    assert list(result["parts"]) == ["ceilings", "tree_attention"]
+    part = result["parts"]["tree_attention"]
+    assert part["cases"][0] == first
+    assert part["cases"][1]["case"] == 2 and "this case only" in part["cases"][1]["error"]
+    assert "the whole part" in part["error"]
+    assert sum("this case only" in line for line in gpu.summary(result)) == 1
+
+
+def test_a_part_runs_in_a_process_of_its_own() -> None:
+    arguments = gpu.parse_arguments(["--smoke", "--device", "cpu"])
+    found = gpu.run_part_apart("ceilings", arguments, {}, 60)
+    assert found["copy_bandwidth"] > 0 and found["matmul_rate"] > 0
+    assert "error" not in found
+
+
+def test_a_part_that_hangs_or_dies_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = gpu.parse_arguments(["--smoke", "--device", "cpu"])
+    assert "stopped after" in gpu.run_part_apart("ceilings", arguments, {}, 0.01)["error"]
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert "status 1" in gpu.run_part_apart("ceilings", arguments, {}, 60)["error"]
+
+
+def test_time_that_is_spent_is_said() -> None:
+    arguments = ["--smoke", "--device", "cpu", "--only", "pointwise", "--budget", "0"]
+    result = gpu.measure_all(gpu.parse_arguments(arguments))
+    assert "no time" in result["parts"]["pointwise"]["error"]
+
+
+def test_without_a_gpu_there_is_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    if not torch.cuda.is_available():
+        assert gpu.main([]) == 2
+        assert "no GPU" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        gpu.parse_arguments(["--device", "cpu"])
+
+
+# ---------------------------------------------------------------- the trace
+
+
+def kernel(start: float, length: float, correlation: int) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": "k", "ts": start, "dur": length} | {
+        "args": {"correlation": correlation}
+    }
+
+
+def launch(correlation: int) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 1} | {
+        "args": {"correlation": correlation}
+    }
+
+
+def test_idle_between_steps_is_told_from_idle_inside_them() -> None:
+    events = [
+        launch(1),
+        launch(2),
+        launch(3),
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+        kernel(-50, 10, 9),  # before the first replay: does not count
+        kernel(0, 10, 1),
+        kernel(12, 8, 1),  # 2 idle inside the first replay
+        {**kernel(24, 1, 8), "cat": "gpu_memcpy"},  # 20..30 less this upload: 9 between steps
+        kernel(30, 20, 2),
+        kernel(40, 15, 2),  # beside the one before it
+        kernel(56, 4, 3),  # 1 between
+        kernel(90, 10, 7),  # behind the last replay
+    ]
+    idle = device_idle(events)
+    assert (idle.span, idle.idle, idle.between, idle.replays, idle.longest) == (60, 12, 10, 3, 5)
+    assert idle.share == pytest.approx(0.2) and idle.share_between == pytest.approx(1 / 6)
+
+
+def test_a_trace_without_graphs_or_without_anything() -> None:
+    idle = device_idle([kernel(0, 10, 1), kernel(15, 5, 2)])
+    assert (idle.span, idle.idle, idle.between) == (20, 5, None)
+    assert idle.share_between is None
+    with pytest.raises(ValueError, match="no device events"):
+        device_idle([launch(1)])
+
+
+def test_union() -> None:
+    assert union([(3, 4), (0, 1), (1, 2), (0.5, 1.5)]) == [(0, 2), (3, 4)]
+
+
+# ---------------------------------------------------------------- what is compared is the same
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    with random_model("smoke", CPU, torch.float32) as made:
+        yield made
+
+
+def prompts(model: RandomModel, rows: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(2, model.config.vocab_size, (rows, length), generator=generator)
+
+
+def twin_tokens(model: RandomModel, ids: torch.Tensor, new: int) -> list[list[int]]:
+    """transformers' own greedy tokens, no token ending a text."""
+    twin = model.transformers_twin()
+    with torch.inference_mode():
+        for _ in range(new):
+            following = twin(ids).logits[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat((ids, following), 1)
+    return ids[:, -new:].tolist()
+
+
+def test_all_engines_generate_the_same(model: RandomModel) -> None:
+    """On the same weights: transformers, the captured loop's code, the engine."""
+    ids = prompts(model, 3, 9)
+    expected = twin_tokens(model, ids, 12)
+    loop = FastLoop(model, 3, 9, 12)
+    loop.prepare()
+    assert loop.generate(ids).tolist() == expected
+    assert loop.generate(ids).tolist() == expected  # nothing is left of the round before
+    engine = InProcessEngine(
+        model.runner(64, max_running=4), grammar_compiler(model.config.vocab_size), max_running=4
+    )
+    try:
+        served = engine.serve(ids.tolist(), greedy(12))
+    finally:
+        engine.close()
+    assert served.tokens == 36
+
+
+def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
+    """Their rows, fed from step to step, say what transformers says."""
+    runner = model.runner(16, block_size=4)
+    plans = DecodePlans(1, 0, 8, 4, runner.vocab_size)
+    results = []
+    launched = runner.launch(next(plans))
+    for plan in plans:
+        following = runner.launch(plan)
+        results.append(int(runner.collect(launched).token_ids[0]))
+        launched = following
+    results.append(int(runner.collect(launched).token_ids[0]))
+    first = torch.from_numpy(DecodePlans(1, 0, 8, 4, runner.vocab_size)._known).view(1, 1).long()
+    assert results == twin_tokens(model, first, 8)[0]
+
+
+def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
+    config, weights = model.config, model.weights
+    distinct = {t.data_ptr(): t.nbytes for t in model._named().values()}
+    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    assert sum(distinct.values()) == weights.num_bytes()
+    assert model.step_bytes(2, 10, kv_itemsize=4) == sum(distinct.values()) + 22 * token
+
+
+def test_shapes_are_those_of_the_models_they_are_named_after() -> None:
+    """Parameters of Llama 3.2 1B and Llama 3.1 8B, as their cards say."""
+    counts = {}
+    for name in ("1B", "8B"):
+        s = SHAPES[name]
+        hidden, inner, vocab = s["hidden_size"], s["intermediate_size"], s["vocab_size"]
+        q, kv = (s[f"num_{kind}_heads"] * s["head_dim"] for kind in ("attention", "key_value"))
+        layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * inner + 2 * hidden
+        heads = 1 if s["tie_word_embeddings"] else 2
+        counts[name] = s["num_hidden_layers"] * layer + heads * vocab * hidden + hidden
+    assert counts == {"1B": 1_235_814_400, "8B": 8_030_261_248}
+
+
+def test_visible_pairs() -> None:
+    for new, context in ((1, 1), (4, 4), (3, 10)):
+        brute = sum(context - new + i + 1 for i in range(new))
+        assert attention.visible_pairs(new, context) == brute
+
+
+def test_the_floor_is_bytes_at_copy_speed() -> None:
+    setting = Setting(CPU, ceilings={"copy_bandwidth": 1e9})
+    found = decode_step.against_floor(setting, 3e-3, 2_000_000)
+    assert found["floor_us"] == pytest.approx(2000) and found["over_floor"] == pytest.approx(1.5)
+    assert decode_step.against_floor(Setting(CPU), 1.0, 1)["over_floor"] is None
+
+
+def test_the_synthetic_tokenizer_serves_constraints(model: RandomModel) -> None:
+    size = model.config.vocab_size
+    assert len(json.loads(synthetic_tokenizer(size))["model"]["vocab"]) == size
+    compiler = grammar_compiler(size)
+    engine = InProcessEngine(model.runner(64, max_running=4), compiler, max_running=4)
+    params = SamplingParams(max_tokens=20, min_tokens=20, seed=0, stop_token_ids=(EOS,))
+    try:
+        served = engine.serve([[5, 6], [7]], params, Constraint("regex", "([a-z]{2,9} )*"))
+    finally:
+        engine.close()
+    assert served.tokens == 40
