@@ -3,6 +3,8 @@
 Pre-norm transformer layers of Llama and its kin: RMSNorm, attention with rotary positions and
 grouped keys, RMSNorm, gated MLP. Tokens of all rows are laid out flat, without padding; only
 attention knows rows.
+
+Products with weights are torch's (cuBLAS on a GPU); everything else is a kernel of ours.
 """
 
 from __future__ import annotations
@@ -65,9 +67,12 @@ class Decoder:
         x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
-            attended = self._attention(index, layer, x, step, cache)
+            q = self._write(index, layer, x, step, cache)
+            # Past its keys and values the last layer only matters where logits are wanted.
+            if index == last and step.wanted is not None and not len(step.wanted):
+                return x[:0]
+            attended = self._attend(index, q, step, cache)
             if index == last and step.wanted is not None:
-                # Past its keys and values the last layer only matters where logits are wanted.
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
             x = linear(attended, layer.output, layer.output_bias)
@@ -86,7 +91,7 @@ class Decoder:
         """hidden [N, H] -> out [N, V], in the model's dtype."""
         torch.mm(hidden, self._weights.head.t(), out=out)
 
-    def _attention(
+    def _write(
         self,
         index: int,
         layer: LayerWeights,
@@ -94,16 +99,15 @@ class Decoder:
         step: StepInput,
         cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Write this layer's keys and values, then attend. x [T, H] -> [T, Nq * D]."""
-        kernels, config = self._kernels, self._config
+        """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
+        config = self._config
         qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        k_cache, v_cache = cache[index, 0], cache[index, 1]
-        q = kernels.rope_and_write(
+        return self._kernels.rope_and_write(
             qkv,
             step.cos,
             step.sin,
-            k_cache,
-            v_cache,
+            cache[index, 0],
+            cache[index, 1],
             step.write_slots,
             step.write_tokens,
             q_norm=layer.q_norm,
@@ -111,6 +115,13 @@ class Decoder:
             eps=config.rms_norm_eps,
             scales=self._scales[index],
         )
-        plan = step.attention[config.windows[index]]
-        out, _ = kernels.paged_attention(q, k_cache, v_cache, plan, scales=self._scales[index])
-        return out.reshape(len(x), config.num_heads * config.head_dim)
+
+    def _attend(
+        self, index: int, q: torch.Tensor, step: StepInput, cache: torch.Tensor
+    ) -> torch.Tensor:
+        """q [T, Nq, D] -> [T, Nq * D]."""
+        plan = step.attention[self._config.windows[index]]
+        out, _ = self._kernels.paged_attention(
+            q, cache[index, 0], cache[index, 1], plan, scales=self._scales[index]
+        )
+        return out.flatten(1)

@@ -12,9 +12,9 @@ more tokens, and the device takes longer for them than the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from rootlace.runtime.scheduler.plan import (
 )
 
 FIRST_HOST_BYTES = 1 << 20
+PREPARED_KINDS = 2
+"""Kinds of sampling that graphs are captured for while there is no work."""
 
 Tensors = list[torch.Tensor]
 
@@ -82,7 +84,7 @@ class DeviceSteps:
         kernels: KernelSet,
         inputs: StepInputBuilder,
         cache: torch.Tensor,
-        sampler: StepSampler,
+        sampler: StepSampler[Any],
         graphs: Graphs,
         *,
         max_rows: int,
@@ -121,6 +123,8 @@ class DeviceSteps:
                 )
         self._results = Results(device)
         self._last: DeviceStep | None = None
+        self._kinds: dict[Hashable, SamplingPlan] = {}
+        self._remember(sampler.plan([], 1))
 
     # ------------------------------------------------------------ the executor
 
@@ -173,14 +177,14 @@ class DeviceSteps:
         }
 
     def prepare(self) -> bool:
-        """Capture the next graph of a whole step; False: there is none."""
+        """Capture the next graph of a whole step, of the kinds used last; False: there is none."""
         if self._decode is None or not self.graphs.enabled:
             return False
-        for rows in self._decode.buckets:
-            sampling = self._sampler.plan([], rows)
-            key = GraphKey(rows, True, sampling.kind)
-            if sampling.kind is not None and self.graphs.missing([key]):
-                return self._capture(self._decode, rows, sampling)
+        for kind, plan in reversed(self._kinds.items()):
+            for rows in self._decode.buckets:
+                if self.graphs.missing([GraphKey(rows, True, kind)]):
+                    sampling = self._sampler.plan_like(plan, rows)
+                    return self._capture(self._decode, rows, sampling)
         return False
 
     def _capture(self, decode: DecodeStaging, rows: int, sampling: SamplingPlan) -> bool:
@@ -225,6 +229,7 @@ class DeviceSteps:
             self._copy(sent["copy_source"], sent["copy_target"])
         if sampling is not None and sampling.kind is not None and staged.sampling is not None:
             chosen = sampling
+            self._remember(sampling)
             self._run(GraphKey(rows, True, chosen.kind), lambda: self._whole(staged, chosen))
             step.sampled = True
         else:
@@ -276,7 +281,8 @@ class DeviceSteps:
         parts = self._scored(step)
         if samples:
             parts["tokens"] = self._tokens[: len(samples)]
-            parts["logprobs"] = self._logprobs[: len(samples)]
+            if any(row.params.logprobs for row in samples):
+                parts["logprobs"] = self._logprobs[: len(samples)]
         step.parts = list(parts)
         step.fetched = self._results.fetch(list(parts.values()))
         step.hidden = step.targets = None
@@ -350,6 +356,13 @@ class DeviceSteps:
         logits = self._logits[: staged.bucket.rows]
         self._sampler.run(sampling, logits, arrays, self._tokens, self._logprobs)
 
+    def _remember(self, sampling: SamplingPlan) -> None:
+        """What graphs are prepared for: the kinds used last."""
+        self._kinds.pop(sampling.kind, None)
+        self._kinds[sampling.kind] = sampling
+        if len(self._kinds) > PREPARED_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         cache = self._cache.view(-1, *self._cache.shape[2:])
         self._kernels.copy_slots(cache, source, target)
@@ -364,13 +377,11 @@ def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
     """Raises RuntimeError if what `plan` goes on from is not there."""
-    if last is None:
-        return
-    if last.error is None and last.plan.late and not last.sampled:
+    if last is not None and last.error is None and last.plan.late and not last.sampled:
         raise RuntimeError("a late plan is to be sampled before the next one is launched")
     follows = len(plan.feeds) or any(row.source >= 0 for row in plan.samples)
-    if last.error is not None and follows:
-        raise RuntimeError("the step before failed: its tokens are not known")
+    if follows and (last is None or last.error is not None):
+        raise RuntimeError("the step before failed, or there was none: its tokens are unknown")
 
 
 def _sample_scores(

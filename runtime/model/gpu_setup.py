@@ -15,7 +15,7 @@ from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.device import CudaDevice
 from rootlace.runtime.model.device_memory import free_memory, kv_bytes, largest_steps, measured
 from rootlace.runtime.model.device_sampler import DeviceSampler
-from rootlace.runtime.model.device_steps import DeviceSteps
+from rootlace.runtime.model.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.step_input import StepInputBuilder
 
@@ -59,7 +59,8 @@ def on_gpu(
 
         def left() -> int:
             free, total = free_memory(device)
-            graphs = len(decode_buckets(limits.max_rows)) if executor.cuda_graphs else 0
+            graphs = PREPARED_KINDS * len(decode_buckets(limits.max_rows))
+            graphs *= executor.cuda_graphs
             room = kv_bytes(free, total, step_bytes, graphs)
             log.info(
                 "memory: %d MiB free beside the weights, %d for a step, %d for the KV cache",

@@ -182,5 +182,5 @@ def _tokens_of(last: PlainStep, plan: StepPlan) -> np.ndarray:
     if last.error is None and last.plan.late:
         raise RuntimeError("a late plan is to be sampled before the next one is launched")
     if len(plan.feeds) or any(row.source >= 0 for row in plan.samples):
-        raise RuntimeError("the step before failed: its tokens are not known")
+        raise RuntimeError("the step before failed, or there was none: its tokens are unknown")
     return _NO_TOKENS

@@ -73,6 +73,8 @@ class ModelRunner:
         if executor.threads is not None:
             torch.set_num_threads(executor.threads)
         device = _device(executor.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # what kernels are launched on
         config = ModelConfig.read(executor.model)
         dtype = _dtype(executor.dtype, config)
         if device.type == "cuda":
@@ -187,6 +189,11 @@ def _device(name: str) -> torch.device:
         raise InvalidRequest(f"device {name!r} is not supported, only cpu and cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(f"device {name!r}: this torch build or machine has no CUDA")
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if not 0 <= index < torch.cuda.device_count():
+            raise InvalidRequest(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
+        device = torch.device("cuda", index)
     return device
 
 

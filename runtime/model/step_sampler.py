@@ -7,7 +7,7 @@ The sampled tokens stay on the device: rows may say that the token before theirs
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -28,15 +28,21 @@ class SamplingPlan(Protocol):
         """What is read on the device, by name."""
 
 
-class StepSampler(Protocol):
+P = TypeVar("P", bound=SamplingPlan)
+
+
+class StepSampler(Protocol[P]):
     """Samples one token per row."""
 
-    def plan(self, rows: Sequence[SampleRow], count: int) -> SamplingPlan:
+    def plan(self, rows: Sequence[SampleRow], count: int) -> P:
         """For `count` rows, of which those behind the given ones are empty."""
+
+    def plan_like(self, plan: P, count: int) -> P:
+        """For `count` empty rows, launched as `plan` is, which is of a kind."""
 
     def run(
         self,
-        plan: SamplingPlan,
+        plan: P,
         logits: torch.Tensor,
         arrays: dict[str, torch.Tensor],
         tokens: torch.Tensor,

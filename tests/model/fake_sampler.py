@@ -13,7 +13,6 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.sampler import sample
 from rootlace.runtime.model.sources import resolved
-from rootlace.runtime.model.step_sampler import SamplingPlan
 from rootlace.runtime.model.uniform import uniforms
 from rootlace.runtime.scheduler.plan import SampleRow
 
@@ -38,15 +37,18 @@ class FakeSampler:
         kind = "plain" if all(_is_plain(row) for row in rows) else None
         return FakePlan(rows, kind, {"temperature": temperature, "uniform": uniform})
 
+    def plan_like(self, plan: FakePlan, count: int) -> FakePlan:
+        assert plan.kind == "plain"
+        return self.plan([], count)
+
     def run(
         self,
-        plan: SamplingPlan,
+        plan: FakePlan,
         logits: torch.Tensor,
         arrays: dict[str, torch.Tensor],
         tokens: torch.Tensor,
         logprobs: torch.Tensor,
     ) -> None:
-        assert isinstance(plan, FakePlan)
         if plan.kind is None:
             rows = resolved(plan.rows, tokens.numpy().copy())
             found = torch.from_numpy(sample(logits[: len(rows)], rows, REFERENCE, self._masks))

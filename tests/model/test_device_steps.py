@@ -16,6 +16,7 @@ from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.device_sampler import DeviceSampler
 from rootlace.runtime.model.device_steps import DeviceSteps, GraphKey
 from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE, Graphs
 from rootlace.runtime.model.kv_pool import allocate
@@ -23,14 +24,14 @@ from rootlace.runtime.model.loader import load_weights
 from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.runner import ModelRunner
 from rootlace.runtime.model.step_input import StepInputBuilder
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
-from tests.model.chains import first_plan, next_plan, run_ahead, run_plain
+from rootlace.runtime.scheduler.plan import AutomatonState, StepPlan, StepResult
+from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.fake_device import FakeDevice, RecordingDevice
 from tests.model.fake_sampler import FakeSampler
 from tests.model.fixed_kernels import FixedAttention, fixed_kernels
 from tests.model.plans import Blocks, Row, Work, make_plan
-from tests.model.test_launched_steps import same
+from tests.model.test_launched_steps import EVEN_ODD, same
 
 VOCAB = SHAPE["vocab_size"]
 BLOCKS, SIZE, MAX_ROWS = 96, 4, 12
@@ -66,7 +67,10 @@ class Subject:
         return self.steps.collect(self.steps.launch(plan))
 
 
-def subject(folder: Path, device: FakeDevice, *, graphs: bool = True) -> Subject:
+def subject(
+    folder: Path, device: FakeDevice, *, graphs: bool = True, sampler: bool = False
+) -> Subject:
+    """With `sampler`, rows are sampled by the device's own."""
     plain = ModelRunner.load(
         ExecutorConfig(model=str(folder)), CacheConfig(SIZE, BLOCKS), 512, MAX_ROWS
     )
@@ -86,7 +90,7 @@ def subject(folder: Path, device: FakeDevice, *, graphs: bool = True) -> Subject
         kernels,
         StepInputBuilder(config, kernels, rotary, SIZE, torch.float32, cpu),
         cache,
-        FakeSampler(VOCAB),
+        DeviceSampler(VOCAB, MAX_ROWS, cpu, kernels, 1 << 20) if sampler else FakeSampler(VOCAB),
         Graphs(device, graphs, Clock()),
         max_rows=MAX_ROWS,
         max_blocks=SHAPE["max_position_embeddings"] // SIZE,
@@ -298,6 +302,60 @@ def test_what_cannot_be_captured_goes_on_without(llama: Path) -> None:
     same(run_ahead(it.steps, rows(3), PLAIN, 5), expected)
     count = it.steps.graphs.count
     assert (count.captured, count.failed) == (0, 1) and it.steps.eager_steps == 6
+
+
+@pytest.mark.parametrize("late", [(), (3,)])
+def test_the_device_sampler_in_graphs_equals_the_plain_one(
+    llama: Path, late: tuple[int, ...]
+) -> None:
+    it = subject(llama, FakeDevice(), sampler=True)
+    params = [*PLAIN, PENALISED, CUT, SCORED] if late else [*PLAIN, CUT, SCORED, PLAIN[1]]
+    expected = run_plain(it.plain, rows(6), params, 6)
+    same(run_ahead(it.steps, rows(6), params, 6, lambda step: late), expected)
+    assert it.steps.graphs.count.captured == 1
+    assert it.steps.graphs.count.replayed == 6 - USES_BEFORE_CAPTURE
+
+
+@pytest.mark.parametrize("sampler", [False, True])
+def test_automata_are_stepped_by_tokens_that_only_the_device_knows(
+    llama: Path, sampler: bool
+) -> None:
+    it = subject(llama, FakeDevice(), sampler=sampler)
+    mine = rows(3)
+    start = AutomatonState(EVEN_ODD, 0)
+    launched = it.steps.launch(with_automata(first_plan(mine, PLAIN), [start, None, start]))
+    results = []
+    for step in range(6):
+        state = AutomatonState(EVEN_ODD, step % 2)  # before the token that is not known
+        following = it.steps.launch(with_automata(next_plan(mine, PLAIN), [state, None, state]))
+        results.append(it.steps.collect(launched))
+        launched = following
+    results.append(it.steps.collect(launched))
+    for step, result in enumerate(results):
+        assert (result.token_ids[[0, 2]] % 2 == step % 2).all()
+    assert it.steps.graphs.count.replayed == 6 - USES_BEFORE_CAPTURE
+
+
+def test_graphs_are_prepared_for_what_is_asked_for(llama: Path) -> None:
+    it = subject(llama, FakeDevice(), sampler=True)
+    mine = rows(2)
+    it.run(first_plan(mine, PLAIN[:2]))
+    start = AutomatonState(EVEN_ODD, 0)
+    it.run(with_automata(next_plan(mine, [CUT, CUT]), [start, None]))
+    while it.steps.prepare():
+        pass
+    assert it.steps._decode is not None
+    # What was asked for last, and what everything begins with: greedy rows.
+    assert it.steps.graphs.count.captured == 2 * len(it.steps._decode.buckets)
+    before = it.steps.eager_steps
+    for row in mine:
+        row.token_ids[-1] = 5
+    work = [Work(row, params=CUT) for row in _grown(mine)]
+    found = it.run(with_automata(make_plan(work), [None, start]))
+    assert it.steps.eager_steps == before and found.token_ids[1] % 2 == 0
+    it.steps._capture(it.steps._decode, 1, it.steps._sampler.plan([], 1))
+    with pytest.raises(RuntimeError, match="there was none"):  # its tokens were overwritten
+        it.run(next_plan(mine, [CUT, CUT]))
 
 
 def test_idle_time_is_used_to_capture(llama: Path) -> None:
