@@ -1,0 +1,160 @@
+"""The embedded model with overlap forced on gives what it gives without, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.model.runner import ModelRunner
+from tests.engine.harness import Harness, greedy
+from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
+
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def runner(demo_model: Path) -> ModelRunner:
+    return ModelRunner.load(
+        ExecutorConfig(model=str(demo_model), dtype="float32", device="cpu"),
+        CacheConfig(block_size=BLOCK_SIZE, num_blocks=256),
+        max_step_tokens=128,
+        max_running=32,
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_model: Path) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": f"{PASSAGE}\n{question}"}],
+            add_generation_prompt=True,
+            return_dict=True,
+        )["input_ids"]
+        for question in QUESTIONS
+    ]
+
+
+@pytest.fixture(scope="module")
+def compiler(demo_model: Path, runner: ModelRunner) -> GrammarCompiler:
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    return GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
+
+
+def compare(first: Harness, second: Harness) -> None:
+    for rid, one in first.outcomes.items():
+        other = second.outcomes[rid]
+        assert one.finish in ("stop", "length"), one
+        assert (one.token_ids, one.finish) == (other.token_ids, other.finish)
+        assert (one.forced, one.error) == (other.forced, other.error)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert [ids for ids, _ in one.top] == [ids for ids, _ in other.top]
+
+
+def both(
+    runner: ModelRunner, fill: Any, *, automata: bool = False, **options: Any
+) -> tuple[Harness, Harness]:
+    """`fill(harness)` adds requests, and takes steps between."""
+    harnesses = [
+        Harness(
+            runner,
+            block_size=BLOCK_SIZE,
+            max_step_tokens=128,
+            overlap=overlap,
+            automata=automata and overlap,
+            **options,
+        )
+        for overlap in (False, True)
+    ]
+    for harness in harnesses:
+        fill(harness)
+        harness.finish()
+        harness.scheduler.flush()
+        assert harness.scheduler.stats()["blocks_free"] == 256
+    compare(*harnesses)
+    return harnesses[0], harnesses[1]
+
+
+@pytest.mark.parametrize("automata", [False, True])
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constrained(runner, compiler, prompts, name, automata) -> None:
+    grammar = compiler.compile(**CONSTRAINTS[name])
+    filler = MaskFiller(1)
+
+    def fill(harness: Harness) -> None:
+        for i, prompt in enumerate(prompts):
+            harness.add(prompt, greedy(60), matcher=grammar.matcher(), jump=bool(i % 2))
+            harness.step()
+        harness.add(prompts[0], greedy(40, stop_token_ids=(2,)))
+        params = greedy(40, logprobs=True, top_logprobs=2)
+        harness.add(prompts[3], params, matcher=grammar.matcher(), jump=True)
+
+    try:
+        off, on = both(runner, fill, automata=automata, filler=filler)
+    finally:
+        filler.close()
+    assert any(outcome.forced for outcome in on.outcomes.values())
+    steps = on.scheduler.stats()["steps"] - off.scheduler.stats()["steps"]
+    assert steps <= 12 + on.scheduler.stats()["jumps"]
+
+
+def test_sampled_penalised_scored_and_stopped(runner, prompts) -> None:
+    def fill(harness: Harness) -> None:
+        for i, prompt in enumerate(prompts):
+            for params in (
+                {"temperature": 0.9, "top_p": 0.9},
+                {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.3},
+                {"temperature": 0.0, "frequency_penalty": 0.7, "presence_penalty": 0.3},
+                {"temperature": 0.0, "min_tokens": 12, "stop_token_ids": (1, 2, 3, 300)},
+                {"temperature": 1.2, "logit_bias": {17: 3.0}, "prompt_logprobs_from": 5},
+            ):
+                wanted = {"logprobs": bool(i % 2), "top_logprobs": 2 * (i % 2)}
+                harness.add(prompt, SamplingParams(max_tokens=20 + i, seed=i, **params, **wanted))
+            harness.step()
+
+    both(runner, fill)
+
+
+def test_forks_and_turns(runner, prompts) -> None:
+    """Branches off what is being generated, and turns that go on from it."""
+
+    def fill(harness: Harness) -> None:
+        stem = harness.add(prompts[0], greedy(24), program="p")
+        for _ in range(9):
+            harness.step()
+        for i in range(6):
+            harness.add([*prompts[0], 40 + i, 50 + i], greedy(16), program="p")
+        harness.finish()
+        told = harness.outcomes[stem].token_ids
+        for i in range(4):
+            harness.add([*prompts[0], *told[: 8 * i + 5], 60 + i], greedy(16), program="p")
+        harness.finish()
+
+    off, on = both(runner, fill)
+    last = [[h.outcomes[rid].cached_tokens for rid in range(7, 11)] for h in (off, on)]
+    assert last[0] == last[1]
+
+
+def test_a_pool_too_small_for_all(runner, prompts) -> None:
+    def fill(harness: Harness) -> None:
+        harness.scheduler._running.reserve = 0.0
+        for i, prompt in enumerate(prompts * 2):
+            harness.add([*prompt[:20], i], greedy(90))
+
+    harnesses = []
+    for overlap in (False, True):
+        harness = Harness(
+            runner, block_size=BLOCK_SIZE, num_blocks=24, max_step_tokens=128, overlap=overlap
+        )
+        fill(harness)
+        harness.finish()
+        assert harness.scheduler.stats()["retractions"] > 0
+        harnesses.append(harness)
+    compare(*harnesses)
