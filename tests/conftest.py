@@ -15,6 +15,18 @@ if not torch.cuda.is_available():
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--on-cpu",
+        action="store_true",
+        help="run tests/gpu on the CPU, with the reference kernels and small shapes",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "whole_gpu: takes all of the GPU's memory; runs alone")
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The checkpoints, tokenizers and evaluation sets that may lie beside the checkout."""

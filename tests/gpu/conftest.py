@@ -1,0 +1,35 @@
+"""Where the tests of this folder run: on a GPU, with real shapes; they are skipped without one.
+
+`pytest tests/gpu --on-cpu` runs them on the CPU, with the reference kernels and small shapes. That
+says nothing about a GPU; it says that the tests themselves are right.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rootlace.kernels import KernelSet, kernels_for
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.config.getoption("--on-cpu"):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU with CUDA (--on-cpu runs this on the CPU)")
+    return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def real(device: torch.device) -> bool:
+    """Whether shapes are those of real models."""
+    return device.type == "cuda"
+
+
+@pytest.fixture(scope="session")
+def kernels(device: torch.device, real: bool) -> KernelSet:
+    """The device's own; on a GPU they must not be the reference."""
+    found = kernels_for(device)
+    assert found.name == ("triton" if real else "reference")
+    return found
