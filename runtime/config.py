@@ -59,7 +59,8 @@ class ConstraintConfig:
     constraint ends with `InvalidConstraint` after `compile_seconds` or `compile_memory_bytes`.
     `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
     At most `cache_size` grammars of about `cache_bytes` are kept for later requests.
-    `max_retreats` bounds how often one request may be taken back by a check.
+    `max_retreats` bounds how often one request may be taken back by a check. A GPU steps automata
+    of at most `max_device_states` by itself if their tables take at most `max_device_bytes`.
     """
 
     backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = "auto"
@@ -74,6 +75,8 @@ class ConstraintConfig:
     max_states: int = 16384
     max_table_bytes: int = 64 << 20
     max_retreats: int = 64
+    max_device_states: int = 4096
+    max_device_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True)

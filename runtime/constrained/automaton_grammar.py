@@ -13,9 +13,10 @@ from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.interface import ForcedTokenizer, Grammar, Matcher
+from rootlace.runtime.constrained.stepped import SteppedBuilds
 from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAutomaton
 
 _ENDED = -2
 """The state after the end of the sequence."""
@@ -29,7 +30,8 @@ class AutomatonGrammar:
 
     Should the automaton get larger than it may while requests run on it, they go on in `fallback()`
     (called once), a grammar of the same language, and so do all later ones. `max_table_bytes`
-    bounds the masks that are kept; others are made anew for each request that asks.
+    bounds the masks that are kept; others are made anew for each request that asks. By
+    `builds` the whole automaton is made for a device, once a matcher is asked for it.
     """
 
     backend = "automaton"
@@ -41,6 +43,7 @@ class AutomatonGrammar:
         canonicalizer: ForcedTokenizer,
         fallback: Callable[[], Grammar],
         max_table_bytes: int = ConstraintConfig.max_table_bytes,
+        builds: SteppedBuilds | None = None,
     ) -> None:
         self.vocabulary = vocabulary
         self.dfa = dfa
@@ -53,12 +56,15 @@ class AutomatonGrammar:
         self.steps: dict[int, int] = {}
         self._final: dict[int, bool] = {}
         self._forced: dict[tuple[int, bytes], list[int]] = {}
+        self._builds = builds
+        self._stepped: SteppedAutomaton | None = None
 
     @property
     def nbytes(self) -> int:
         memos = 100 * len(self.steps) + 300 * len(self._forced)
         inner = self._fallback.nbytes if self._fallback else 0
-        return self.dfa.nbytes + self.table.nbytes + memos + inner
+        stepped = self._stepped.nbytes if self._stepped else 0
+        return self.dfa.nbytes + self.table.nbytes + memos + inner + stepped
 
     def matcher(self) -> Matcher:
         if self._fallback is not None:
@@ -73,6 +79,19 @@ class AutomatonGrammar:
             return self._fallback
 
     # ------------------------------------------------------------ for matchers
+
+    def stepped(self) -> SteppedAutomaton | None:
+        """The whole automaton, once it is there: the first who asks has it made. Never waits."""
+        if self._builds is not None:
+            with self._lock:
+                builds, self._builds = self._builds, None
+            if builds is not None:
+                vocabulary = self.vocabulary
+                builds.submit(vocabulary.trie, vocabulary.eos_token_ids, self.dfa, self._take)
+        return self._stepped
+
+    def _take(self, stepped: SteppedAutomaton | None) -> None:
+        self._stepped = stepped
 
     def step(self, state: int, token_id: int) -> int:
         """The state after a token; `DEAD` where it is forbidden. May raise `TooLarge`."""
@@ -163,6 +182,14 @@ class AutomatonMatcher:
         if self._other is not None:
             return self._other.mask_row()
         return self._grammar.table.row(self._state) if self._state >= 0 else None
+
+    def automaton(self) -> AutomatonState | None:
+        if self._other is not None:
+            return self._other.automaton()
+        if self._state < 0:
+            return None
+        stepped = self._grammar.stepped()
+        return AutomatonState(stepped, self._state) if stepped is not None else None
 
     def prepare_mask(self) -> None:
         if self._other is not None:

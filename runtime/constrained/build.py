@@ -32,6 +32,7 @@ from rootlace.runtime.constrained.outlines_grammar import OutlinesGrammar
 from rootlace.runtime.constrained.schema.finite import regex_of_schema
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
 from rootlace.runtime.constrained.source import parsed_choices
+from rootlace.runtime.constrained.stepped import SteppedBuilds
 from rootlace.runtime.constrained.structural_tag import Tag, lark_of_tags, parse_structural_tag
 from rootlace.runtime.constrained.vocabulary import Vocabulary
 
@@ -47,6 +48,7 @@ class GrammarBuilder:
         self._documents = documents
         self._canonicalizer: Canonicalizer | None = None
         self._making = threading.Lock()
+        self._builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
     def build(self, constraint: Constraint) -> Grammar:
         """Raises InvalidConstraint."""
@@ -96,6 +98,7 @@ class GrammarBuilder:
             self._forced_tokenizer(),
             lambda: self._as_pattern(regex),
             self._config.max_table_bytes,
+            self._builds,
         )
 
     def _as_pattern(self, regex: Regex) -> Grammar:

@@ -19,7 +19,7 @@ from rootlace.runtime.constrained.schema.scan import NUMBER_BYTES
 from rootlace.runtime.constrained.schema.verify import Verifier, Violation
 from rootlace.runtime.constrained.token_order import TokenOrder
 from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow
 
 PATIENCE = 3
 """After so many refusals of one value it is begun anew; after so many beginnings, the value that
@@ -104,6 +104,9 @@ class CheckedMatcher:
             out &= remaining
         if self._ends_too_early():
             out &= self._no_end
+
+    def automaton(self) -> AutomatonState | None:
+        return None
 
     def mask_row(self) -> MaskRow | None:
         if self._way[-1] in self._remaining or self._ends_too_early():

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow
 
 
 class Matcher(Protocol):
@@ -36,6 +36,11 @@ class Matcher(Protocol):
 
     def prepare_mask(self) -> None:
         """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`."""
+
+    def automaton(self) -> AutomatonState | None:
+        """Where the text stands in an automaton that a device can step by itself; its masks and
+        steps are `fill_bitmask`'s and `advance`'s, but for the end of the sequence, after which it
+        is dead. None where there is none, or none yet: asking has it made, on another thread."""
 
     def advance(self, token_id: int) -> bool:
         """Take a token in. False if the constraint forbids it; then nothing has changed, except

@@ -16,7 +16,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.interface import ForcedTokenizer
 from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow
 
 # A grammar's parser and lexer, as measured: a base, and so much per character of its source.
 BASE_BYTES = 1 << 14
@@ -221,6 +221,9 @@ class LLGuidanceMatcher:
                 self._leave_if_worn()
         if self._ended or self._matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
+
+    def automaton(self) -> AutomatonState | None:
+        return None
 
     def mask_row(self) -> MaskRow | None:
         return None

@@ -34,7 +34,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
 from rootlace.runtime.constrained.canonical import Canonicalizer
 from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow
 
 SENTINEL = chr(LAST)
 BYTES_PER_TRANSITION = 64
@@ -127,6 +127,9 @@ class OutlinesMatcher:
         out = bitmask.writable(out, self._grammar.vocabulary.size)
         state = self._states[-1]
         out[:] = 0 if state is None else self._grammar.mask(state, self._bytes[-1])
+
+    def automaton(self) -> AutomatonState | None:
+        return None
 
     def mask_row(self) -> MaskRow | None:
         return None

@@ -53,6 +53,11 @@ class SteppedAutomaton:
     mask_of: np.ndarray  # int32 [states], the row of `masks` that holds a state's mask
     masks: np.ndarray  # int32 [distinct masks, words]
 
+    @property
+    def nbytes(self) -> int:
+        parts = (self.token_class, self.next_state, self.mask_of, self.masks)
+        return sum(part.nbytes for part in parts)
+
 
 @dataclass(frozen=True, slots=True)
 class AutomatonState:

@@ -62,6 +62,12 @@ class LazyDfa:
         return self._max_states
 
     @property
+    def fullness(self) -> float:
+        """How much of what the automaton may have it has, 0 to 1."""
+        items = self._items / (_ITEMS_PER_STATE * self._max_states)
+        return max(len(self._sets) / self._max_states, items)
+
+    @property
     def nbytes(self) -> int:
         """About the memory it takes now."""
         return self._table.nbytes + 40 * self._items + 250 * len(self._sets) + self._nfa.nbytes
