@@ -105,6 +105,8 @@ def _steps(
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),
         scratch_block=num_blocks,
+        # The reference's launches depend on the step.
+        fixed=model.kernels.name != "reference",
     )
     return steps, pool
 
