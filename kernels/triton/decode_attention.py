@@ -28,35 +28,13 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
+from rootlace.kernels.triton.paging import blocks_of, first_tile, slots_of
 from rootlace.kernels.triton.tuning import settings
 from rootlace.kernels.triton.variants import Variant
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
-
-
-@triton.jit
-def first_tile(first, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where tiles of positions begin, for `slots_of`."""
-    if BLOCK_SIZE % BLOCK_N == 0:
-        return first // BLOCK_N * BLOCK_N
-    return first
-
-
-@triton.jit
-def slots_of(table, start, seen, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The slots of the positions start : start + BLOCK_N, int64; block 0 where not `seen`.
-
-    `table`: where the block of position 0 would be. A tile lies in one block if tiles fit into
-    blocks (`first_tile`); one of its positions is seen.
-    """
-    position = start + tl.arange(0, BLOCK_N)
-    if BLOCK_SIZE % BLOCK_N == 0:
-        block = tl.load(table + start // BLOCK_SIZE).to(tl.int64)
-        return block * BLOCK_SIZE + position % BLOCK_SIZE
-    block = tl.load(table + position // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-    return block * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 @triton.jit(
@@ -119,15 +97,17 @@ def decode_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         # Every tile has a position that is seen, so that its maximum is a number.
-        for start in range(first_tile(first, BLOCK_SIZE, BLOCK_N), last, BLOCK_N):
+        begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
+        block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
+        for start in range(begin, last, BLOCK_N):
             position = start + tl.arange(0, BLOCK_N)
             seen = (position >= first) & (position < last)
-            slot = slots_of(table, start, seen, BLOCK_SIZE, BLOCK_N)
+            slot = slots_of(block, position, BLOCK_SIZE)
+            block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
             offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
+            stored = seen[:, None]
             if BLOCK_D != DIM:
-                stored = seen[:, None] & (column < DIM)[None, :]
-            else:
-                stored = seen[:, None]
+                stored &= (column < DIM)[None, :]
             # Slots that nobody has written may hold anything: neither keys nor values are read.
             k = tl.load(k_head + offset, mask=stored, other=0)
             v = tl.load(v_head + offset, mask=stored, other=0)

@@ -20,12 +20,7 @@ import triton.language as tl
 
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.triton.attention_plan import FIELDS, HEADER
-from rootlace.kernels.triton.decode_attention import (
-    decode_key,
-    first_tile,
-    score_factors,
-    slots_of,
-)
+from rootlace.kernels.triton.decode_attention import decode_key, score_factors
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -36,6 +31,7 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
+from rootlace.kernels.triton.paging import blocks_of, first_tile, slots_of
 from rootlace.kernels.triton.tuning import Launch, settings
 from rootlace.kernels.triton.variants import Variant
 
@@ -106,15 +102,17 @@ def tree_kernel(
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        for start in range(first_tile(first, BLOCK_SIZE, BLOCK_N), last, BLOCK_N):
+        begin = first_tile(first, BLOCK_SIZE, BLOCK_N)
+        block = blocks_of(table, begin, last, BLOCK_SIZE, BLOCK_N)
+        for start in range(begin, last, BLOCK_N):
             position = start + tl.arange(0, BLOCK_N)
             seen = (position >= first) & (position < last)
-            slot = slots_of(table, start, seen, BLOCK_SIZE, BLOCK_N)
+            slot = slots_of(block, position, BLOCK_SIZE)
+            block = blocks_of(table, start + BLOCK_N, last, BLOCK_SIZE, BLOCK_N)
             offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
+            read = seen[:, None]
             if BLOCK_D != DIM:
-                read = seen[:, None] & (column < DIM)[None, :]
-            else:
-                read = seen[:, None]
+                read &= (column < DIM)[None, :]
             k = tl.load(k_head + offset, mask=read, other=0)
             v = tl.load(v_head + offset, mask=read, other=0)
             if FP8:
