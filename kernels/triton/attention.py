@@ -95,7 +95,7 @@ def plan_attention(
         )
     extending = np.flatnonzero(lengths > 1)
     if len(extending):
-        shapes = tile_shapes(arch, batch.head_dim, group, batch.dtype, batch.dtype)
+        shapes = tile_shapes(arch, batch.head_dim, group, batch.dtype)
         extend = plan_extend(batch, extending, window, shapes)
         # Only their tables are sent: rows 0, 1, ...
         tables = np.ascontiguousarray(tables[extending], dtype=np.int32)

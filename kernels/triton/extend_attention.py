@@ -33,8 +33,10 @@ from rootlace.kernels.triton.numerics import (
     padded,
     tanh,
 )
+from rootlace.kernels.triton.tuning import Launch, settings
 from rootlace.kernels.triton.variants import Variant
 
+NAME = "extend_attention"
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 ITEM = tl.constexpr(FIELDS)
@@ -54,97 +56,6 @@ DIVISIBLE = (
     "q_token_stride", "q_head_stride", "out_token_stride", "out_head_stride",
 )  # fmt: skip
 """What is a multiple of 16 wherever the head size is."""
-
-# (large, small) per head size, padded. Hopper's matrix units take 64 rows from each group of four
-# warps; keys and values are buffered once ahead.
-HOPPER_TILES = {
-    64: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
-    128: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
-    256: (TileShape(64, 32, 8, 2), TileShape(64, 32, 8, 2)),
-}
-AMPERE_TILES = {
-    64: (TileShape(128, 64, 8, 3), TileShape(64, 64, 4, 3)),
-    128: (TileShape(128, 32, 8, 3), TileShape(64, 32, 4, 3)),
-    256: (TileShape(64, 32, 8, 2), TileShape(64, 32, 8, 2)),
-}
-# float32 is multiplied exactly, without the matrix units.
-FLOAT32_TILES = (TileShape(32, 16, 8, 1), TileShape(16, 16, 4, 1))
-
-
-@triton.jit
-def _attend(
-    acc,
-    total,
-    peak,
-    q,
-    position,
-    low,
-    high,
-    end,
-    table,
-    k_head,
-    v_head,
-    score_scale,
-    soft_cap,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAPPED: tl.constexpr,
-    FP8: tl.constexpr,
-    NATIVE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Add the keys of the positions low:high, of which none from `end` on exist, to the running
-    (weighted sum of values, sum of weights, maximum) of a tile of queries."""
-    column = tl.arange(0, BLOCK_D)
-    for start in range(low, high, BLOCK_N):
-        start = tl.multiple_of(start, BLOCK_N)
-        place = start + tl.arange(0, BLOCK_N)
-        if MASKED:
-            block = tl.load(table + place // BLOCK_SIZE, mask=place < end, other=0)
-        else:
-            block = tl.load(table + place // BLOCK_SIZE)
-        slot = block.to(tl.int64) * BLOCK_SIZE + place % BLOCK_SIZE
-        offset = slot[:, None] * SLOT_STRIDE + column[None, :]
-        if MASKED and BLOCK_D != DIM:
-            exists = (place < end)[:, None] & (column < DIM)[None, :]
-            k = tl.load(k_head + offset, mask=exists, other=0)
-            v = tl.load(v_head + offset, mask=exists, other=0)
-        elif MASKED:
-            k = tl.load(k_head + offset, mask=(place < end)[:, None], other=0)
-            v = tl.load(v_head + offset, mask=(place < end)[:, None], other=0)
-        elif BLOCK_D != DIM:
-            k = tl.load(k_head + offset, mask=(column < DIM)[None, :], other=0)
-            v = tl.load(v_head + offset, mask=(column < DIM)[None, :], other=0)
-        else:
-            k = tl.load(k_head + offset)
-            v = tl.load(v_head + offset)
-        if FP8:
-            k = from_e4m3(k, q.dtype, NATIVE)
-            v = from_e4m3(v, q.dtype, NATIVE)
-        score = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
-        if CAPPED:
-            # soft_cap is in base 2 already, and so is what comes out.
-            score = soft_cap * tanh(score * score_scale)
-        if MASKED:
-            visible = place[None, :] <= position[:, None]
-            if WINDOW:
-                visible &= place[None, :] > position[:, None] - WINDOW
-            score = tl.where(visible, score, float("-inf"))
-        if CAPPED:
-            new_peak = tl.maximum(peak, tl.max(score, 1))
-            weight = tl.exp2(score - new_peak[:, None])
-        else:
-            new_peak = tl.maximum(peak, tl.max(score, 1) * score_scale)
-            weight = tl.exp2(score * score_scale - new_peak[:, None])
-        shrink = tl.exp2(peak - new_peak)
-        total = total * shrink + tl.sum(weight, 1)
-        acc = dot(weight.to(q.dtype), v, acc * shrink[:, None])
-        peak = new_peak
-    return acc, total, peak
 
 
 @triton.jit(
@@ -192,23 +103,21 @@ def _extend_kernel(
     first_position = tl.load(item + 3)
     begin = tl.multiple_of(tl.load(item + 4), BLOCK_N)
     end = tl.load(item + 5)
-    part = tl.load(item + 6)
 
     pair = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
     token = pair // GROUP
     query_head = head * GROUP + pair % GROUP
     # With a group that does not divide block_m, the last pairs belong to a token of another tile.
-    exists = token < count
-    stored = exists[:, None] & (column < DIM)[None, :]
-    flat = (first_token + token).to(tl.int64)
     query = tl.load(
-        q + flat[:, None] * q_token_stride + query_head[:, None] * q_head_stride + column[None, :],
-        mask=stored,
+        q
+        + (first_token + token).to(tl.int64)[:, None] * q_token_stride
+        + query_head[:, None] * q_head_stride
+        + column[None, :],
+        mask=(token < count)[:, None] & (column < DIM)[None, :],
         other=0,
     )
     position = first_position + tl.minimum(token, count - 1)
-
     table = block_tables + row.to(tl.int64) * table_stride
     k_head = k_cache + head * DIM
     v_head = v_cache + head * DIM
@@ -218,28 +127,46 @@ def _extend_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     peak = tl.full([BLOCK_M], LOWEST, tl.float32)
-    # Tiles from `full` to `diagonal` are visible as a whole to every query.
-    diagonal = tl.maximum((tl.minimum(first_position + 1, end) // BLOCK_N) * BLOCK_N, begin)
-    full = begin
-    if WINDOW:
-        last_low = tl.maximum(first_position + count - WINDOW, 0)  # what the last query sees first
-        full = tl.minimum(tl.cdiv(last_low, BLOCK_N) * BLOCK_N, diagonal)
-        full = tl.maximum(full, begin)
-        acc, total, peak = _attend(
-            acc, total, peak, query, position, begin, full, end, table, k_head, v_head,
-            score_scale, soft_cap, True, WINDOW, CAPPED, FP8, NATIVE,
-            KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
-        )  # fmt: skip
-    acc, total, peak = _attend(
-        acc, total, peak, query, position, full, diagonal, end, table, k_head, v_head,
-        score_scale, soft_cap, False, WINDOW, CAPPED, FP8, NATIVE,
-        KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    acc, total, peak = _attend(
-        acc, total, peak, query, position, diagonal, end, end, table, k_head, v_head,
-        score_scale, soft_cap, True, WINDOW, CAPPED, FP8, NATIVE,
-        KV_HEADS * DIM, BLOCK_SIZE, DIM, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
+    for start in range(begin, end, BLOCK_N):
+        start = tl.multiple_of(start, BLOCK_N)
+        place = start + tl.arange(0, BLOCK_N)
+        # Behind the end the last key stands again, for nothing (no query sees those places): that
+        # needs no masks, and slots nobody has written are not read.
+        stored = tl.minimum(place, end - 1)
+        block = tl.load(table + stored // BLOCK_SIZE)
+        slot = block.to(tl.int64) * BLOCK_SIZE + stored % BLOCK_SIZE
+        offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
+        if BLOCK_D == DIM:
+            k = tl.load(k_head + offset)
+            v = tl.load(v_head + offset)
+        else:
+            k = tl.load(k_head + offset, mask=(column < DIM)[None, :], other=0)
+            v = tl.load(v_head + offset, mask=(column < DIM)[None, :], other=0)
+        if FP8:
+            k = from_e4m3(k, query.dtype, NATIVE)
+            v = from_e4m3(v, query.dtype, NATIVE)
+        score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
+        if CAPPED:
+            # soft_cap is in base 2 already, and so is what comes out.
+            score = soft_cap * tanh(score * score_scale)
+        every = start + BLOCK_N <= first_position + 1  # key is visible to every query
+        if WINDOW:
+            every = every & (start > first_position + count - 1 - WINDOW)
+        if not every:
+            visible = place[None, :] <= position[:, None]
+            if WINDOW:
+                visible &= place[None, :] > position[:, None] - WINDOW
+            score = tl.where(visible, score, float("-inf"))
+        if CAPPED:
+            new_peak = tl.maximum(peak, tl.max(score, 1))
+            weight = tl.exp2(score - new_peak[:, None])
+        else:
+            new_peak = tl.maximum(peak, tl.max(score, 1) * score_scale)
+            weight = tl.exp2(score * score_scale - new_peak[:, None])
+        shrink = tl.exp2(peak - new_peak)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
+        peak = new_peak
 
     # A part of a context may hold nothing that a query sees: 0, with a log-sum-exp of -inf.
     factor = 1.0 / tl.where(total == 0.0, 1.0, total)
@@ -247,11 +174,21 @@ def _extend_kernel(
         factor *= tl.load(v_scales + head)
     acc = acc * factor[:, None]
     log_sum = (tl.log2(total) + peak) * LN_2
+    # The numbers of the item are read again, and a 0 is added that the compiler does not know: it
+    # would keep the addresses of the queries in dozens of registers all through the loop, to use
+    # them here.
+    pair = tl.arange(0, BLOCK_M) + tl.load(item + 7, volatile=True)
+    token = pair // GROUP
+    query_head = head * GROUP + pair % GROUP
+    exists = token < tl.load(item + 2, volatile=True)
+    stored = exists[:, None] & (column < DIM)[None, :]
+    part = tl.load(item + 6, volatile=True)
     if part >= 0:
         place = (part + token).to(tl.int64) * (KV_HEADS * GROUP) + query_head
         tl.store(part_out + place[:, None] * DIM + column[None, :], acc, mask=stored)
         tl.store(part_lse + place, log_sum, mask=exists)
     else:
+        flat = (tl.load(item + 1, volatile=True) + token).to(tl.int64)
         offset = flat[:, None] * out_token_stride + query_head[:, None] * out_head_stride
         tl.store(out + offset + column[None, :], acc.to(out.dtype.element_ty), mask=stored)
         if LSE:
@@ -304,23 +241,29 @@ def _merge_kernel(
 
 
 def tile_shapes(
-    arch: int, head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    arch: int, head_dim: int, group: int, dtype: torch.dtype
 ) -> tuple[TileShape, TileShape]:
     """The (large, small) tiles for `plan_extend`; `arch` as in `numerics.architecture`.
 
-    Raises ValueError for a group of more query heads than a tile has rows.
+    They suit an fp8 cache too. Raises ValueError for a group of more query heads than a tile has
+    rows.
     """
-    width = padded(head_dim, 16)
-    if arch == 0:
-        large, small = TileShape(32, 32, 4, 1), TileShape(16, 16, 4, 1)
-    elif dtype == torch.float32:
-        large, small = FLOAT32_TILES
+    if arch == 0:  # interpreted: every operation costs the same, whatever its size
+        large, small = TileShape(64, 64, 4, 1), TileShape(16, 64, 4, 1)
     else:
-        tiles = HOPPER_TILES if arch >= 90 else AMPERE_TILES
-        large, small = tiles[min(max(width, 64), 256)]
+        large, small = (
+            _shape(settings(NAME, arch, head_dim=head_dim, dtype=TYPE_NAMES[dtype], tile=tile))
+            for tile in ("large", "small")
+        )
     if group > large.block_m:
         raise ValueError(f"{group} query heads per KV head; at most {large.block_m} are supported")
     return large, small if group <= small.block_m else large
+
+
+def _shape(launch: Launch) -> TileShape:
+    return TileShape(
+        launch.blocks["BLOCK_M"], launch.blocks["BLOCK_N"], launch.num_warps, launch.num_stages
+    )
 
 
 def extend_attention(
@@ -432,7 +375,7 @@ def variants(arch: int) -> list[Variant]:
     found = []
     for dtype, cache, dim, group, window, capped in cases:
         for size, shape in zip(
-            ("large", "small"), tile_shapes(arch, dim, group, dtype, cache), strict=True
+            ("large", "small"), tile_shapes(arch, dim, group, dtype), strict=True
         ):
             found.append(_variant(arch, dtype, cache, dim, group, window, capped, size, shape))
     found.append(_merge_variant(bf16, 32, 128))

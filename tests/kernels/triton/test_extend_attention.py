@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="fp8"):
         attend(replace(tensors, scales=None))
     with pytest.raises(ValueError, match="query heads"):
-        tile_shapes(90, 128, 256, torch.bfloat16, torch.bfloat16)
+        tile_shapes(90, 128, 256, torch.bfloat16)
 
 
 @pytest.mark.parametrize("window", [None, 100, 5000])
@@ -213,6 +213,6 @@ def test_tiles_of_the_gpus_divide_the_split() -> None:
         for dim in (64, 80, 96, 128, 192, 256):
             for dtype in (torch.float32, torch.bfloat16):
                 for group in (1, 3, 8, 32):
-                    for shape in tile_shapes(arch, dim, group, dtype, dtype):
+                    for shape in tile_shapes(arch, dim, group, dtype):
                         assert shape.tokens(group) >= 1
                         assert extend_plan.SPLIT % shape.block_n == 0
