@@ -9,11 +9,11 @@ import torch
 
 from rootlace.errors import InvalidRequest
 from rootlace.kernels import kernels_for
-from rootlace.kernels.interface import KVScales
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.kv_scales import kv_scales
 from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.plain_steps import PlainSteps
@@ -93,7 +93,10 @@ class ModelRunner:
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
             weights = weights_of(config, dtype, device, progress)
-            decoder = Decoder(config, weights, kernels, _kv_scales(config, kv_dtype, device))
+            scales = None
+            if kv_dtype == torch.float8_e4m3fn:
+                scales = kv_scales(config, weights, rotary, dtype, device)
+            decoder = Decoder(config, weights, kernels, scales)
             inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
             masks = MaskTables(config.vocab_size, device)
             steps: Steps
@@ -203,13 +206,3 @@ def _dtype(name: str, config: ModelConfig) -> torch.dtype:
         stored = checkpoint_dtype(config)
         return stored if stored == torch.bfloat16 else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-
-
-def _kv_scales(
-    config: ModelConfig, kv_dtype: torch.dtype, device: torch.device
-) -> Sequence[KVScales] | None:
-    """What each layer's keys and values are stored by; None where they are as they are."""
-    if kv_dtype.itemsize > 1:
-        return None
-    ones = torch.ones(config.num_kv_heads, dtype=torch.float32, device=device)
-    return [KVScales(ones, ones)] * config.num_layers

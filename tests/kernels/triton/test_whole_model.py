@@ -1,4 +1,4 @@
-"""A whole model on the Triton kernels: prompts, decode by graphs, shared prefixes, quantised or not.
+"""A whole model on the Triton kernels: prompts, decode by graphs, shared prefixes, 8-bit caches.
 
 The kernels run where they can: interpreted, or on a GPU by `tests/gpu`.
 """
