@@ -79,6 +79,7 @@ class InProcessEngine:
     ) -> None:
         """`overlap`: plan a step while one runs (None: where the executor does). `cached`: prefixes
         are matched and kept."""
+        self._overlap = runner.overlaps if overlap is None else overlap
         self._filler = MaskFiller(1)
         self._runner = runner
         cache = CacheConfig(
@@ -90,9 +91,9 @@ class InProcessEngine:
             runner.context_length,
             vocab_size=runner.vocab_size,
             masks=StepMasks(runner.vocab_size, self._filler, runner.new_masks),
+            automata=self._overlap,
         )
         self._compiler = Compiled(compiler)
-        self._overlap = runner.overlaps if overlap is None else overlap
         self._next_rid = 0
 
     def close(self) -> None:
