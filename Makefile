@@ -9,11 +9,12 @@ READY := $(VENV)/.ready
 MYPY_TREE := build/mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint mypy-tree format wheel clean
+.PHONY: help setup demo test kernels lint mypy-tree format wheel clean
 
 help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
 	@echo "make test    set up .venv, run the tests"
+	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make setup   set up .venv only"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
@@ -40,6 +41,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+kernels: $(READY)
+	$(BIN)/python scripts/compile_kernels.py
 
 lint: $(READY) mypy-tree
 	$(BIN)/ruff check .

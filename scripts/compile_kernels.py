@@ -13,7 +13,7 @@ instructions it uses. The exit status is 1, and the kernel is named, if one
 - spills registers to memory;
 - needs more shared memory than a program may have on the architecture;
 - should use the matrix units (`Variant.matrix_units`) and does not;
-- is in no variant at all (every `@triton.jit` function that is called `..._kernel` must be in one).
+- is launched somewhere and in no variant.
 
 Nothing is read from or kept in Triton's cache.
 """
@@ -21,8 +21,10 @@ Nothing is read from or kept in Triton's cache.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import multiprocessing
@@ -100,17 +102,26 @@ def kernel_modules(names: Sequence[str]) -> list[str]:
     if names:
         return [name if "." in name else f"{kernels.__name__}.{name}" for name in names]
     found = (f"{kernels.__name__}.{entry.name}" for entry in pkgutil.iter_modules(kernels.__path__))
-    return [name for name in found if launched(importlib.import_module(name))]
+    return [name for name in found if _concerned(importlib.import_module(name))]
+
+
+def _concerned(module: ModuleType) -> bool:
+    return hasattr(module, "variants") or bool(launched(module))
 
 
 def launched(module: ModuleType) -> dict[str, Any]:
-    """The kernels that a module defines, by name."""
+    """The kernels that a module launches, `kernel[grid](...)` in its source, by name."""
+    names = {
+        node.func.value.id
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+    }
     return {
         name: value
-        for name, value in vars(module).items()
-        if isinstance(value, triton.JITFunction)
-        and name.endswith("_kernel")
-        and value.fn.__module__ == module.__name__
+        for name in sorted(names)
+        if isinstance(value := getattr(module, name, None), triton.JITFunction)
     }
 
 
@@ -121,6 +132,7 @@ def variants_of(module: ModuleType, arch: int) -> list[Variant]:
 def never_compiled(modules: Sequence[str], arch: int) -> list[str]:
     """What to say of each kernel that no variant of any of the modules compiles."""
     loaded = [importlib.import_module(name) for name in modules]
+    # A kernel may be launched elsewhere than where it is defined: any module's variant counts.
     compiled = {id(variant.kernel) for module in loaded for variant in variants_of(module, arch)}
     return [
         f"{module.__name__}.{name}: no variant compiles it"
@@ -256,7 +268,7 @@ def table(reports: Sequence[Report]) -> Table:
     for report in reports:
         note = "[red]FAULT[/red]" if report.faults else "slow" if report.warnings else ""
         result.add_row(
-            report.kernel.removesuffix("_kernel"),
+            report.kernel.removesuffix("_kernel").strip("_"),
             report.variant,
             f"sm_{report.arch}",
             str(report.registers),
@@ -314,15 +326,15 @@ def main(arguments: Sequence[str]) -> int:
     started = time.perf_counter()
     try:
         modules = kernel_modules(options.modules)
-    except ImportError as error:
-        progress.print(f"no such module: {error}")
+        jobs = [
+            Job(module, arch, index)
+            for module in modules
+            for arch in options.arch
+            for index in range(len(variants_of(importlib.import_module(module), arch)))
+        ]
+    except ModuleNotFoundError as error:
+        progress.print(str(error))
         return 2
-    jobs = [
-        Job(module, arch, index)
-        for module in modules
-        for arch in options.arch
-        for index in range(len(variants_of(importlib.import_module(module), arch)))
-    ]
     reports = run_all(jobs, options.processes, progress)
     missing = never_compiled(modules, options.arch[0])
     console.print(table(reports))

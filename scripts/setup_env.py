@@ -7,6 +7,9 @@ gigabytes of libraries that a machine without an NVIDIA GPU cannot use. So torch
 from the first of these sources that has a CPU build for this Python and platform: the index that
 pip is configured with, then PyTorch's own index of CPU builds. Everything else follows under
 `constraints.txt`, which holds torch at that version.
+
+A CUDA build of torch demands one version of triton, its own. The one that `constraints.txt` pins is
+for environments without, where triton only interprets and compiles the kernels for the tests.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_REQUIREMENT = re.compile(r"^(nvidia|cuda|triton|pytorch-triton)\b", re.IGNORECASE)
+TRITON_REQUIREMENT = re.compile(r"^(pytorch-)?triton\b", re.IGNORECASE)
 OLDEST_PYTHON = (3, 11)
 
 
@@ -127,6 +131,22 @@ def cpu_build_options(python: Path, torch: str) -> list[str] | None:
     return None
 
 
+def torch_brings_triton(python: Path) -> bool:
+    """Whether the environment's torch depends on a triton of its own."""
+    probe = "import json, importlib.metadata as m; print(json.dumps(m.requires('torch') or []))"
+    result = subprocess.run([str(python), "-c", probe], text=True, capture_output=True)
+    requirements = json.loads(result.stdout) if result.returncode == 0 else []
+    return any(
+        TRITON_REQUIREMENT.match(requirement) and applies_here(requirement)
+        for requirement in requirements
+    )
+
+
+def constraints_without_triton(text: str) -> str:
+    """The lines of a constraints file that do not speak of triton."""
+    return "".join(line for line in text.splitlines(True) if not TRITON_REQUIREMENT.match(line))
+
+
 def install_torch(python: Path) -> None:
     torch = pinned_torch()
     wanted = torch.partition("==")[2]
@@ -149,11 +169,17 @@ def install_torch(python: Path) -> None:
     if options:
         # That index holds little beside torch: the dependencies come from the ordinary one, below.
         options = [*options, "--no-deps"]
-    install(python, torch, *options)
+    install(python, torch, *options, pin_triton=False)
 
 
-def install(python: Path, *arguments: str) -> None:
-    done = pip(python, "install", "--quiet", "--constraint", str(CONSTRAINTS), *arguments)
+def install(python: Path, *arguments: str, pin_triton: bool = True) -> None:
+    """Install under the tested versions, of triton only where torch does not choose its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = CONSTRAINTS
+        if not pin_triton or torch_brings_triton(python):
+            constraints = Path(folder) / CONSTRAINTS.name
+            constraints.write_text(constraints_without_triton(CONSTRAINTS.read_text()))
+        done = pip(python, "install", "--quiet", "--constraint", str(constraints), *arguments)
     if done.returncode != 0:
         raise SetupError(f"pip could not install {' '.join(arguments)} (its reasons are above)")
 

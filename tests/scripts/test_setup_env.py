@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import sys
 import tomllib
 from pathlib import Path
@@ -56,6 +57,50 @@ def test_constraints_fit_the_project(setup_env: ModuleType) -> None:
         wanted = Requirement(line)
         assert _canonical(wanted.name) in tested, f"{wanted.name} is not in constraints.txt"
         assert wanted.specifier.contains(tested[_canonical(wanted.name)]), line
+
+
+def test_the_pinned_triton_gives_way_to_torchs_own(setup_env: ModuleType) -> None:
+    """All pins but triton's."""
+    text = "tqdm==4\n# about triton\ntriton==3.9.0\nTriton == 3.8\ntritonclient==2\ntyper==0.1\n"
+    kept = setup_env.constraints_without_triton(text)
+    assert kept == "tqdm==4\n# about triton\ntritonclient==2\ntyper==0.1\n"
+    whole = (ROOT / "constraints.txt").read_text()
+    lines = setup_env.constraints_without_triton(whole).splitlines()
+    assert len(lines) == len(whole.splitlines()) - 1
+    assert not any(line.startswith("triton") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("requirements", "brings"),
+    [
+        ([], False),
+        (["filelock", "sympy"], False),
+        (['triton==3.7.1; platform_system == "Plan 9"'], False),
+        (['triton==3.7.1; extra == "gpu"'], False),
+        (["triton==3.7.1"], True),
+        ([f'triton==3.7.1; platform_system == "{platform.system()}"'], True),
+    ],
+)
+def test_whether_torch_brings_triton(
+    setup_env: ModuleType, tmp_path: Path, requirements: list[str], brings: bool
+) -> None:
+    """Asked of an environment's Python; here one that only knows a torch of this metadata."""
+    metadata = tmp_path / "torch-2.13.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    lines = ["Metadata-Version: 2.1", "Name: torch", "Version: 2.13.0"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requirements]
+    metadata.write_text("\n".join(lines) + "\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert setup_env.torch_brings_triton(python) is brings
+
+
+def test_no_torch_brings_no_triton(setup_env: ModuleType, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    python.chmod(0o755)
+    assert not setup_env.torch_brings_triton(python)
 
 
 def _canonical(name: str) -> str:

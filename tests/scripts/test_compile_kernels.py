@@ -1,0 +1,93 @@
+"""The ahead-of-time compilation: what is in order passes, and every kind of fault is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BAD = "tests.scripts.bad_kernels"
+
+
+def compile_kernels(*arguments: str, interpret: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the script as a user does: here kernels are interpreted, which it refuses."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), inherited]))
+    return subprocess.run(
+        [sys.executable, "scripts/compile_kernels.py", *arguments],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=110,
+    )
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """What is printed and written of the kernels with faults."""
+    path = tmp_path_factory.mktemp("kernels") / "out.json"
+    done = compile_kernels(BAD, "--arch", "90", "--json", str(path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fault"),
+    [
+        ("spilling_kernel", "spills "),
+        ("misspelled_kernel", "does not compile: CompilationError: NameError"),
+        ("product_kernel", "does not use the matrix units"),
+        ("greedy_kernel", "bytes of shared memory; there are 232448"),
+    ],
+)
+def test_a_fault_is_named(bad: tuple[str, dict[str, Any]], kernel: str, fault: str) -> None:
+    output, content = bad
+    (report,) = [report for report in content["variants"] if report["kernel"] == kernel]
+    (found,) = report["faults"]
+    assert fault in found
+    assert f"{kernel} ({report['variant']}), sm_90: {found}" in output
+
+
+def test_what_has_no_fault_passes_beside_them(bad: tuple[str, dict[str, Any]]) -> None:
+    (report,) = [report for report in bad[1]["variants"] if report["kernel"] == "good_kernel"]
+    assert report["faults"] == []
+    assert report["registers"] > 0
+    assert report["spilled"] == 0
+    (greedy,) = [report for report in bad[1]["variants"] if report["kernel"] == "greedy_kernel"]
+    assert greedy["matrix_units"] == "wgmma.mma_async"
+
+
+def test_a_kernel_without_a_variant_is_named(bad: tuple[str, dict[str, Any]]) -> None:
+    assert bad[1]["missing"] == [f"{BAD}.forgotten_kernel: no variant compiles it"]
+    assert bad[1]["missing"][0] in bad[0]
+
+
+def test_kernels_of_the_project_pass() -> None:
+    done = compile_kernels("embedding", "copy_slots")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arch in (80, 90):
+        assert f"sm_{arch}: 4 variants of 2 kernels" in done.stdout
+    assert "FAULT" not in done.stdout
+    assert "Warning" not in done.stderr
+
+
+def test_nothing_is_interpreted() -> None:
+    done = compile_kernels("embedding", interpret=True)
+    assert done.returncode == 2
+    assert "TRITON_INTERPRET" in done.stderr
+
+
+def test_an_unknown_module_is_named() -> None:
+    done = compile_kernels("no_such_kernel")
+    assert done.returncode == 2
+    assert "no_such_kernel" in done.stderr
