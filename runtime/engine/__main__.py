@@ -72,6 +72,7 @@ def serve(config: EngineProcessConfig) -> None:
         max_step_tokens=engine.scheduler.max_step_tokens,
         max_running=engine.scheduler.max_running,
     )
+    overlap = runner.overlaps if engine.overlap is None else engine.overlap
     cache = dataclasses.replace(engine.cache, num_blocks=runner.num_blocks)
     filler = MaskFiller(engine.constraints.mask_threads)
     scheduler = Scheduler(
@@ -80,6 +81,8 @@ def serve(config: EngineProcessConfig) -> None:
         runner.context_length,
         vocab_size=runner.vocab_size,
         masks=StepMasks(runner.vocab_size, filler, runner.new_masks),
+        # A device steps them faster than the host has its masks there, ahead or not.
+        automata=overlap or runner.overlaps,
     )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
@@ -126,7 +129,6 @@ def serve(config: EngineProcessConfig) -> None:
     gc.collect()
     gc.freeze()
     jump_forward = engine.constraints.jump_forward
-    overlap = runner.overlaps if engine.overlap is None else engine.overlap
     loop = EngineLoop(
         scheduler,
         runner,
