@@ -14,7 +14,7 @@ from rootlace.kernels.triton.tuning import settings
 from rootlace.kernels.triton.variants import Variant
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["source_ptr", "target_ptr"])
 def copy_slots_kernel(cache_ptr, source_ptr, target_ptr, width, layer_stride, BLOCK: tl.constexpr):
     """Program (i, l, c) copies part c of slot `source[i]`'s `width` elements in layer l."""
     index = tl.program_id(0)
@@ -66,7 +66,7 @@ def variants(arch: int) -> list[Variant]:
                 "BLOCK": "constexpr",
             },
             {"BLOCK": launch.blocks["BYTES"] // dtype.itemsize},
-            ("cache_ptr", "source_ptr", "target_ptr", "width", "layer_stride"),
+            ("cache_ptr", "width", "layer_stride"),
             num_warps=launch.num_warps,
         )
         for dtype in (torch.bfloat16, torch.uint8)

@@ -11,7 +11,7 @@ from rootlace.kernels.triton.tuning import settings
 from rootlace.kernels.triton.variants import Variant
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["ids_ptr"])
 def embedding_kernel(weight_ptr, ids_ptr, out_ptr, width, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -60,7 +60,7 @@ def variants(arch: int) -> list[Variant]:
                 "BLOCK": "constexpr",
             },
             {"BLOCK": launch.blocks["BLOCK"]},
-            ("weight_ptr", "ids_ptr", "out_ptr", "width", "stride"),
+            ("weight_ptr", "out_ptr", "width", "stride"),
             num_warps=launch.num_warps,
         )
         for dtype in (torch.bfloat16, torch.float32)

@@ -72,7 +72,11 @@ def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
         tl.store(target, to_e4m3(stored), mask=inside)
 
 
-@triton.jit
+# A step's sizes and the places of its indices vary: nothing is compiled again for them.
+@triton.jit(
+    do_not_specialize=["num_tokens"],
+    do_not_specialize_on_alignment=["slots_ptr", "tokens_ptr"],
+)
 def rope_and_write_kernel(
     qkv_ptr,
     cos_ptr,
@@ -270,7 +274,7 @@ def _variant(
         "BLOCK": padded(head_dim // 2),
     }
     absent = [argument for argument, kind in arrays.items() if kind == "constexpr"]
-    present = [argument for argument in arrays if argument not in absent]
+    aligned = [name for name in arrays if name not in (*absent, "slots_ptr", "tokens_ptr")]
     return Variant(
         name,
         rope_and_write_kernel,
@@ -282,6 +286,6 @@ def _variant(
             **dict.fromkeys(constants, "constexpr"),
         },
         {**constants, **dict.fromkeys(absent)},
-        (*present, *(strides if head_dim % 16 == 0 else ())),
+        (*aligned, *(strides if head_dim % 16 == 0 else ())),
         num_warps=launch.num_warps,
     )
