@@ -14,19 +14,13 @@ import torch
 
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.device_sampler import DeviceSampler
 from rootlace.runtime.model.device_steps import DeviceSteps, GraphKey
-from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE, Graphs
-from rootlace.runtime.model.kv_pool import allocate
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.scheduler.plan import AutomatonState, StepPlan, StepResult
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
+from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice, RecordingDevice
 from tests.model.fake_sampler import FakeSampler
 from tests.model.fixed_kernels import FixedAttention, fixed_kernels
@@ -43,13 +37,6 @@ PLAIN = [
 PENALISED = SamplingParams(temperature=0.7, seed=9, repetition_penalty=1.3, frequency_penalty=0.5)
 CUT = SamplingParams(temperature=0.9, seed=8, top_k=9, top_p=0.8)
 SCORED = SamplingParams(temperature=0.0, seed=0, logprobs=True, top_logprobs=3)
-
-
-class Clock:
-    """Time stands still, so that capturing is always within its share."""
-
-    def __call__(self) -> float:
-        return 0.0
 
 
 @dataclass
@@ -74,28 +61,21 @@ def subject(
     plain = ModelRunner.load(
         ExecutorConfig(model=str(folder)), CacheConfig(SIZE, BLOCKS), 512, MAX_ROWS
     )
-    config = ModelConfig.read(folder)
-    cpu = torch.device("cpu")
-    kernels, attention = fixed_kernels(SHAPE["max_position_embeddings"] // SIZE)
     with torch.inference_mode():
-        rotary = RotaryEmbedding(config, None, cpu, torch.float32)
-        rotary.tabulate()
-        cache = allocate(config, BLOCKS + 1, SIZE, cpu, torch.float32)
-        cache.fill_(float("nan"))
         plain.kv_cache.fill_(float("nan"))
-        weights = load_weights(config, torch.float32, cpu)
-    steps = DeviceSteps(
+    kernels, attention = fixed_kernels(SHAPE["max_position_embeddings"] // SIZE)
+    runner = device_runner(
+        folder,
         device,
-        Decoder(config, weights, kernels),
         kernels,
-        StepInputBuilder(config, kernels, rotary, SIZE, torch.float32, cpu),
-        cache,
-        DeviceSampler(VOCAB, MAX_ROWS, cpu, kernels, 1 << 20) if sampler else FakeSampler(VOCAB),
-        Graphs(device, graphs, Clock()),
+        blocks=BLOCKS,
+        block_size=SIZE,
         max_rows=MAX_ROWS,
-        max_blocks=SHAPE["max_position_embeddings"] // SIZE,
-        scratch_block=BLOCKS,
+        graphs=graphs,
+        sampler=None if sampler else FakeSampler(VOCAB),
     )
+    steps = runner._steps
+    assert isinstance(steps, DeviceSteps)
     return Subject(steps, plain, device, attention)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from rootlace.kernels.triton import TRITON
@@ -18,17 +17,10 @@ from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SplitRule
 from rootlace.kernels.triton.shared_nodes import SharingRule
 from rootlace.protocol import SamplingParams
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.device_sampler import DeviceSampler
-from rootlace.runtime.model.device_steps import DeviceSteps
-from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE, Graphs
-from rootlace.runtime.model.kv_pool import allocate
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
 from tests.model.chains import next_plan, take_behind
 from tests.model.checkpoints import reference_logprobs, save
+from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice
 from tests.model.plans import Blocks, Row, Work, make_plan
 
@@ -69,36 +61,15 @@ class Counting:
         return plan
 
 
-def steps_of(folder: Path, planning: Counting) -> DeviceSteps:
-    cpu, device = torch.device("cpu"), FakeDevice()
-    config = ModelConfig.read(folder)
-    kernels = replace(TRITON, plan_attention=planning)
-    with torch.inference_mode():
-        cache = allocate(config, BLOCKS + 1, SIZE, cpu, torch.float32)
-        cache.fill_(float("nan"))
-        decoder = Decoder(config, load_weights(config, torch.float32, cpu), kernels)
-        rotary = RotaryEmbedding(config, None, cpu, torch.float32)
-    rotary.tabulate()
-    return DeviceSteps(
-        device,
-        decoder,
-        kernels,
-        StepInputBuilder(config, kernels, rotary, SIZE, torch.float32, cpu),
-        cache,
-        DeviceSampler(config.vocab_size, 8, cpu, kernels, 1 << 18),
-        Graphs(device, True, lambda: 0.0),
-        max_rows=8,
-        max_blocks=CONTEXT // SIZE,
-        scratch_block=BLOCKS,
-    )
-
-
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_greedy_decoding_is_transformers_own(name: str, tmp_path: Path) -> None:
     """Three rows below one prefix, one alone: prompts in two steps, then decode launched ahead."""
     model = save(CONFIGS[name], tmp_path)
     planning = Counting()
-    steps = steps_of(tmp_path, planning)
+    kernels = replace(TRITON, plan_attention=planning)
+    steps = device_runner(
+        tmp_path, FakeDevice(), kernels, blocks=BLOCKS, block_size=SIZE, max_rows=8
+    )
     rng = np.random.default_rng(0)
 
     def tokens(count: int) -> list[int]:
@@ -120,7 +91,7 @@ def test_greedy_decoding_is_transformers_own(name: str, tmp_path: Path) -> None:
         take_behind(rows, results[-1])
         launched = following
     results.append(steps.collect(launched))
-    assert steps.graphs.count.replayed == 2
+    assert steps.stats()["graph_replays"] == 2
     assert planning.shared >= 4
     for index, row in enumerate(rows):
         expected = reference_logprobs(model, row.token_ids).numpy()

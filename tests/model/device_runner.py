@@ -1,0 +1,67 @@
+"""A runner whose steps are a device's, where the device is the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.device_sampler import DeviceSampler
+from rootlace.runtime.model.device_steps import DeviceSteps
+from rootlace.runtime.model.graphs import Graphs
+from rootlace.runtime.model.kv_pool import allocate
+from rootlace.runtime.model.loader import load_weights
+from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.step_input import StepInputBuilder
+from tests.model.fake_device import FakeDevice
+
+CPU = torch.device("cpu")
+
+
+def stands_still() -> float:
+    """A clock by which capturing is always within its share of the time."""
+    return 0.0
+
+
+@torch.inference_mode()
+def device_runner(
+    folder: Path,
+    device: FakeDevice,
+    kernels: KernelSet,
+    *,
+    blocks: int,
+    block_size: int,
+    max_rows: int,
+    context_length: int | None = None,
+    graphs: bool = True,
+    clock: Callable[[], float] = stands_still,
+    sampler: Any = None,
+) -> ModelRunner:
+    """In float32, with a pool of NaN; `sampler` None: the device's own."""
+    config = ModelConfig.read(folder)
+    rotary = RotaryEmbedding(config, context_length, CPU, torch.float32)
+    rotary.tabulate()
+    pool = allocate(config, blocks + 1, block_size, CPU, torch.float32)
+    pool.fill_(float("nan"))
+    decoder = Decoder(config, load_weights(config, torch.float32, CPU), kernels)
+    steps = DeviceSteps(
+        device,
+        decoder,
+        kernels,
+        StepInputBuilder(config, kernels, rotary, block_size, torch.float32, CPU),
+        pool,
+        sampler or DeviceSampler(config.vocab_size, max_rows, CPU, kernels, 1 << 20),
+        Graphs(device, graphs, clock),
+        max_rows=max_rows,
+        max_blocks=-(-rotary.context_length // block_size),
+        scratch_block=blocks,
+    )
+    masks = MaskTables(config.vocab_size, CPU)
+    return ModelRunner(config, decoder, steps, pool[:, :, :blocks], rotary.context_length, masks)
