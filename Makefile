@@ -8,13 +8,21 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MYPY_TREE := build/mypy
 
+# The GPU's targets need no .venv: the Python that has torch with CUDA runs them.
+GPU_PYTHON ?= $(or $(PYTHON),python3)
+GPU_PYTHON_VERSION ?= 3.12
+RESULTS ?= benchmarks/results
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test kernels lint mypy-tree format wheel clean
+.PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
 	@echo "make test    set up .venv, run the tests"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
+	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
+	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
 	@echo "make setup   set up .venv only"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
@@ -39,11 +47,25 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 demo: $(READY)
 	@$(BIN)/python examples/quickstart.py
 
+# The GPU's tests are run a second time on the CPU, so that they themselves are tested.
 test: $(READY)
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/gpu --on-cpu
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py
+
+gpu-check:
+	@$(GPU_PYTHON) scripts/gpu_check.py all --results $(RESULTS)
+
+gpu-test:
+	@$(GPU_PYTHON) scripts/gpu_check.py test
+
+gpu-bench:
+	@$(GPU_PYTHON) scripts/gpu_check.py bench --results $(RESULTS)
+
+gpu-wheels:
+	@$(GPU_PYTHON) scripts/gpu_check.py wheels --python-version $(GPU_PYTHON_VERSION)
 
 lint: $(READY) mypy-tree
 	$(BIN)/ruff check .

@@ -61,11 +61,12 @@ USEFUL = {
 }
 """Without these some tests are skipped, or the benchmark compares with less and draws nothing."""
 BROUGHT = (
-    "msgspec pyzmq llguidance psutil "
-    "rich markdown-it-py mdurl Pygments typer click shellingham annotated-doc "
-    "pytest pytest-timeout iniconfig pluggy packaging "
-    "jsonschema jsonschema-specifications referencing rpds-py attrs tqdm"
-).split()
+    *("msgspec", "pyzmq", "llguidance", "psutil", "tqdm"),
+    *("rich", "markdown-it-py", "mdurl", "Pygments"),
+    *("typer", "click", "shellingham", "annotated-doc"),
+    *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging"),
+    *("jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs"),
+)
 """What `wheels` fetches: small, and not part of what comes with torch and transformers."""
 
 TEST_SECONDS, BENCH_SECONDS = 560, 540
@@ -143,9 +144,10 @@ def unpack_wheels() -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-index", "--no-deps", "--no-compile", "--target", str(SITE)]
     if subprocess.run([*command, *map(str, wanted)]).returncode:
+        python = ".".join(map(str, sys.version_info[:2]))
         raise CheckError(
             "the wheels do not fit this Python: fetch them again with "
-            f"`make gpu-wheels GPU_PYTHON_VERSION={sys.version_info.major}.{sys.version_info.minor}`"
+            f"`make gpu-wheels GPU_PYTHON_VERSION={python}`"
         )
 
 
@@ -225,7 +227,9 @@ def run(name: str, command: Sequence[str], seconds: float) -> Outcome:
     """Run a command from the checkout; it is stopped after so many seconds."""
     start = time.monotonic()
     try:
-        passed = subprocess.run(command, cwd=ROOT, env=environment(), timeout=seconds).returncode == 0
+        passed = (
+            subprocess.run(command, cwd=ROOT, env=environment(), timeout=seconds).returncode == 0
+        )
         note = ""
     except subprocess.TimeoutExpired:
         passed, note = False, " (stopped: no time was left)"
