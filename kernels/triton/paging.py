@@ -22,11 +22,7 @@ import triton.language as tl
 @triton.jit
 def first_tile(first, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where tiles that cover `first` begin: where they fit into blocks, none lies in two."""
-    if BLOCK_SIZE % BLOCK_N == 0:
-        begin = first // BLOCK_N * BLOCK_N
-    else:
-        begin = first
-    return begin
+    return first // BLOCK_N * BLOCK_N if BLOCK_SIZE % BLOCK_N == 0 else first
 
 
 @triton.jit

@@ -78,7 +78,7 @@ def shared_ranges(
             read = int(np.maximum(high - starts, 0).sum())
             low = int(starts.min())
         saved = read - (high - low) - rows * partial
-        if saved <= 0 or saved * position_bytes < rule.node_bytes:
+        if low >= high or saved <= 0 or saved * position_bytes < rule.node_bytes:
             return False
         ranges.append(SharedRange(run.begin, run.end, low, high, saved, run.begin >= reach))
         reach = max(reach, run.end)
