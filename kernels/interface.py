@@ -94,6 +94,15 @@ class PagedAttention(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
 
+class FeedTokens(Protocol):
+    """token_ids int64 [T] -> int64 [T], where feeds int64 [T] is not negative the feeds[i]-th of
+    `found` int32 [S] instead (0 for -1, which is no token)."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
 class Embedding(Protocol):
     def __call__(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...
 
@@ -271,6 +280,7 @@ class KernelSet:
     """The operations of a decoder, for one kind of device."""
 
     name: str
+    feed_tokens: FeedTokens
     embedding: Embedding
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm

@@ -6,6 +6,7 @@ from rootlace.kernels.reference.attention_plan import plan_attention
 from rootlace.kernels.reference.automaton import step_automata
 from rootlace.kernels.reference.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.reference.embedding import embedding
+from rootlace.kernels.reference.feed_tokens import feed_tokens
 from rootlace.kernels.reference.gated import gelu_mul, silu_mul
 from rootlace.kernels.reference.kv_cache import copy_slots
 from rootlace.kernels.reference.logits import edit_logits
@@ -16,6 +17,7 @@ from rootlace.kernels.reference.rope_and_write import rope_and_write
 
 REFERENCE = KernelSet(
     name="reference",
+    feed_tokens=feed_tokens,
     embedding=embedding,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,

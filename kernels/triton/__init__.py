@@ -9,6 +9,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton.attention import paged_attention, plan_attention
 from rootlace.kernels.triton.copy_slots import copy_slots
 from rootlace.kernels.triton.embedding import embedding
+from rootlace.kernels.triton.feed_tokens import feed_tokens
 from rootlace.kernels.triton.gated import gelu_mul, silu_mul
 from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.triton.rope_and_write import rope_and_write
@@ -16,6 +17,7 @@ from rootlace.kernels.triton.rope_and_write import rope_and_write
 TRITON = replace(
     REFERENCE,
     name="triton",
+    feed_tokens=feed_tokens,
     embedding=embedding,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,

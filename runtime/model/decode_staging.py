@@ -148,7 +148,7 @@ class DecodeStaging:
             views = [layout.device(buffer, name) for name in names]
             attention[window] = staged.plans[window].bind(views)
         return StepInput(
-            token_ids=fed_ids(
+            token_ids=self._kernels.feed_tokens(
                 layout.device(buffer, "token_ids"), layout.device(buffer, "feeds"), tokens
             ),
             cos=cos,
@@ -194,12 +194,3 @@ def sampling_layout(arrays: dict[str, np.ndarray], room: int | None = None) -> S
     for name, array in arrays.items():
         layout.add(name, array.dtype, array.shape)
     return layout if room is None or layout.stop <= room else None
-
-
-def fed_ids(token_ids: torch.Tensor, feeds: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """token_ids int64 [T], but where feeds int64 [T] is not negative: that one of `found` int32.
-
-    What was not found (-1) becomes token 0; its row has failed.
-    """
-    fed = found.index_select(0, feeds.clamp(min=0)).clamp(min=0)
-    return torch.where(feeds >= 0, fed.to(torch.int64), token_ids)
