@@ -18,7 +18,7 @@ from rootlace.kernels.interface import HostPlan
 from rootlace.runtime.model.decoder import StepInput
 from rootlace.runtime.model.graphs import bucket_of, decode_buckets
 from rootlace.runtime.model.staging import HostBuffers, StagingLayout
-from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.step_input import NOT_FED, StepInputBuilder
 from rootlace.runtime.scheduler.plan import StepPlan
 
 SAMPLING_BYTES = 16384
@@ -26,7 +26,6 @@ SAMPLING_BYTES_PER_ROW = 128
 """Room in front of the other arrays for those of the sampler; larger ones are sent alone."""
 PLAN_NUMBERS_PER_ROW = 4096
 """Room for what an attention plan says of a row besides its blocks."""
-NOT_FED = -1
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ things late, and other programs start."""
 def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
     """Bytes for the KV cache, of `free` ones of a device that has `total`, where a step takes
     `step_bytes` and `graphs` graphs may be captured. Graphs share memory among themselves, but not
-    with steps that are launched kernel by kernel: a decode step's is counted again for them."""
-    reserve = graphs * GRAPH_BYTES + (step_bytes // 2 if graphs else 0)
+    with steps that are launched kernel by kernel. A decode step needs a fraction of the largest."""
+    reserve = graphs * GRAPH_BYTES + (step_bytes // 4 if graphs else 0)
     return int(free - step_bytes - reserve - SPARE_SHARE * total)
 
 
@@ -47,21 +47,27 @@ def free_memory(device: torch.device) -> tuple[int, int]:
     return torch.cuda.mem_get_info(device)
 
 
-def largest_steps(
+def trial_steps(
     vocab_size: int, max_tokens: int, max_rows: int, context_length: int, block_size: int
 ) -> tuple[list[StepPlan], int]:
-    """Steps of made-up tokens that together need the most of everything, and how many blocks they
-    name: prompts of as many tokens as fit, one of them scored, and as many rows as may run, each
-    with a token to be sampled in the most expensive way."""
+    """Steps of made-up tokens, and how many blocks they name.
+
+    Together they need the most of everything: prompts of as many tokens as fit, one of them scored,
+    and as many rows as may run, each with a token to be sampled in the most expensive way. The last
+    two are what a first request begins with: kernels are compiled for a single row apart.
+    """
     rng = np.random.default_rng(0)
     rows = min(max_rows, max_tokens)
     prompts = _cut(max_tokens, context_length)
-    widest = [
+    first = min(19, max_tokens, context_length)
+    plans = [
         _plan(rng, vocab_size, prompts[:max_rows], block_size, scored=True),
         _plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size),
         _plan(rng, vocab_size, [1] * rows, block_size),
+        _plan(rng, vocab_size, [first], block_size),
+        _plan(rng, vocab_size, [1], block_size),
     ]
-    return widest, max(int(plan.block_tables.max()) + 1 for plan in widest)
+    return plans, max(int(plan.block_tables.max()) + 1 for plan in plans)
 
 
 def _cut(tokens: int, length: int) -> list[int]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from rootlace.errors import InvalidRequest
 from rootlace.kernels import KernelSet
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.device import CudaDevice
-from rootlace.runtime.model.device_memory import free_memory, kv_bytes, largest_steps, measured
+from rootlace.runtime.model.device_memory import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.device_sampler import DeviceSampler
 from rootlace.runtime.model.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.graphs import Graphs, decode_buckets
@@ -55,7 +56,14 @@ def on_gpu(
     """
     cuda = CudaDevice(device)
     with cuda.work():
-        step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
+        try:
+            step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
+        except torch.OutOfMemoryError as error:
+            raise InvalidRequest(
+                f"{model.config.path}: beside the weights {device} has no memory for a step of "
+                f"{limits.max_tokens} tokens and {limits.max_rows} rows: lower max_step_tokens or "
+                "max_running"
+            ) from error
 
         def left() -> int:
             free, total = free_memory(device)
@@ -76,9 +84,15 @@ def on_gpu(
             model.kv_dtype,
             left,
         )
-        steps, pool = _steps(
-            model, cuda, limits, cache.block_size, num_blocks, graphs=executor.cuda_graphs
-        )
+        try:
+            steps, pool = _steps(
+                model, cuda, limits, cache.block_size, num_blocks, graphs=executor.cuda_graphs
+            )
+        except torch.OutOfMemoryError as error:
+            raise InvalidRequest(
+                f"{device} has no memory for a KV cache of {num_blocks} blocks of "
+                f"{cache.block_size} tokens"
+            ) from error
     return steps, pool[:, :, :num_blocks]
 
 
@@ -113,7 +127,7 @@ def _steps(
 
 def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_size: int) -> int:
     """What steps take at their peak, with all that is kept for them, without the KV pool."""
-    plans, blocks = largest_steps(
+    plans, blocks = trial_steps(
         model.config.vocab_size,
         limits.max_tokens,
         limits.max_rows,

@@ -10,7 +10,12 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.decoder import StepInput
 from rootlace.runtime.model.staging import HostBuffers, StagingLayout
-from rootlace.runtime.model.step_input import StepInputBuilder, copied_slots, wanted_tokens
+from rootlace.runtime.model.step_input import (
+    NOT_FED,
+    StepInputBuilder,
+    copied_slots,
+    wanted_tokens,
+)
 from rootlace.runtime.scheduler.plan import StepPlan
 
 
@@ -76,8 +81,8 @@ class MixedStaging:
             "wanted": np.concatenate(wanted_tokens(plan)),
         }
         if len(plan.feeds):
-            arrays["fed"] = plan.feeds[:, 0].astype(np.int64)
-            arrays["feeds"] = plan.feeds[:, 1].astype(np.int64)
+            arrays["feeds"] = np.full(plan.num_tokens, NOT_FED, np.int64)
+            arrays["feeds"][plan.feeds[:, 0]] = plan.feeds[:, 1]
         duplicates = bool(len(plan.duplicate_tokens))
         if duplicates:
             arrays["write_tokens"] = np.concatenate(
@@ -100,8 +105,7 @@ class MixedStaging:
         staged = self.send(arrays)
         token_ids = staged["token_ids"]
         if len(plan.feeds):
-            fed = found.index_select(0, staged["feeds"]).clamp(min=0)
-            token_ids.index_copy_(0, staged["fed"], fed.to(torch.int64))
+            token_ids = self._kernels.feed_tokens(token_ids, staged["feeds"], found)
         cos, sin = self._inputs.rotary(staged["positions"])
         step = StepInput(
             token_ids=token_ids,

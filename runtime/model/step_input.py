@@ -11,6 +11,9 @@ from rootlace.runtime.model.decoder import StepInput
 from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.scheduler.plan import StepPlan
 
+NOT_FED = -1
+"""Of a token that the step before does not find."""
+
 
 class StepInputBuilder:
     """Everything about a step that is the same for all layers is worked out here, once."""
