@@ -91,8 +91,8 @@ def paged_attention(
         out = out.float()  # merged several times, rounded once
         for run in plan.shared:
             rows = slice(run.start, run.stop)
-            part = _attend_shared(flat[rows], keys, values, run, scoring)
-            _merge(out[rows], total[rows], *part)
+            found = _attend_shared(flat[rows], keys, values, run, scoring)
+            _merge(out[rows], total[rows], *found)
     return out.to(dtype), total if want_lse else None
 
 

@@ -132,9 +132,9 @@ def plan_attention(
 
     decode = []
     start = 0
-    for rows in _group(decode_rows, span, _gather_limit(batch)):
-        decode.append(_decode_group(batch, rows, start, first, span))
-        start += len(rows)
+    for group in _group(decode_rows, span, _gather_limit(batch)):
+        decode.append(_decode_group(batch, group, start, first, span))
+        start += len(group)
     extend = []
     mask = _extend_mask(batch, extend_rows, lengths, span, window)
     for row in extend_rows.tolist():

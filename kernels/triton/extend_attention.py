@@ -17,6 +17,8 @@ products of a head of 128. A row with few tokens is bound by the bytes of its co
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -396,7 +398,7 @@ def _variant(
 ) -> Variant:
     fp8 = cache == torch.uint8
     kind, cache_kind = TYPE_NAMES[dtype], TYPE_NAMES[cache]
-    constants = {
+    constants: dict[str, Any] = {
         "KV_HEADS": 8,
         "GROUP": group,
         "DIM": dim,

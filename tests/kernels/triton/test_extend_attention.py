@@ -68,7 +68,7 @@ def check(case: AttentionCase) -> None:
     np.testing.assert_allclose(lse, expected_lse, atol=max(5 * TOLERANCE[torch.float32], 2e-5))
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 32, 40])
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
 def test_ragged_rows(window: int | None) -> None:
     check(AttentionCase(MIXED, window=window))
 
@@ -81,8 +81,10 @@ def test_dtypes(dtype: torch.dtype, fp8: bool) -> None:
     check(AttentionCase(rows, dtype=dtype, kv_dtype=FP8 if fp8 else None, soft_cap=3.0))
 
 
-@pytest.mark.parametrize("head_dim", [8, 24, 64, 80])
-@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (7, 1)])
+@pytest.mark.parametrize(
+    ("head_dim", "heads"),
+    [(8, (3, 3)), (24, (6, 2)), (24, (3, 3)), (64, (7, 1)), (80, (2, 2)), (80, (4, 1))],
+)
 def test_head_sizes_and_groups(head_dim: int, heads: tuple[int, int]) -> None:
     check(AttentionCase(((3, 9), (20, 37)), head_dim=head_dim, heads=heads))
 
@@ -98,13 +100,14 @@ def test_scale_and_soft_cap(soft_cap: float) -> None:
         check(AttentionCase(((3, 9), (20, 37)), scale=scale, soft_cap=soft_cap))
 
 
-@pytest.mark.parametrize("window", [None, 3, 20, 50, 90])
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize(
+    ("window", "fp8"), [(None, False), (3, False), (50, False), (90, False), (50, True)]
+)
 def test_contexts_in_parts(monkeypatch: pytest.MonkeyPatch, window: int | None, fp8: bool) -> None:
     """Rows with few programs: their contexts are cut and merged."""
     monkeypatch.setattr(extend_plan, "SPLIT", 32)
     monkeypatch.setattr(extend_plan, "MIN_PROGRAMS", 8)
-    rows = ((2, 150), (6, 33), (40, 150), (9, 40), (7, 7), (90, 120), (17, 160))
+    rows = ((2, 100), (6, 33), (9, 40), (7, 7), (70, 90), (17, 120))
     case = AttentionCase(rows, window=window, kv_dtype=FP8 if fp8 else None)
     tensors = make_attention(case, CPU)
     plan = plan_extend(tensors.batch, np.arange(len(rows)), window, SHAPES)
