@@ -129,7 +129,7 @@ def variants(arch: int) -> list[Variant]:
     cases = (
         (torch.bfloat16, 2048),
         (torch.bfloat16, 5120),
-        (torch.bfloat16, 8192),
+        (torch.float16, 4096),
         (torch.bfloat16, WIDEST),
         (torch.float32, 16384),
     )
