@@ -10,9 +10,10 @@ many constraints and texts each takes, and the share of forced tokens. Then the 
 serves an extraction load unconstrained, constrained, and constrained with forced text appended,
 in turns.
 
-Of the served loads, `closed` asks for one or two short facts in closed schemas, `open` leaves the
-schemas open, and `records` asks for a record of eight fields with enumerations. `--also FOLDER`
-serves `records` with another model, too: the embedded one is so small that a step takes only about
+Of the served loads, `closed` asks for one or two short facts, `records` for a record of eight fields
+with enumerations, both by schemas that allow no other property; `open` and `open records` leave the
+schemas open, so that llguidance makes the masks. `--also FOLDER` serves `open` with another model,
+too: the embedded one is so small that a step takes only about
 two milliseconds, of which what the host does for a constraint is a larger part than elsewhere.
 
 `--tokenizer` names a folder with a big vocabulary; the embedded model's small one is the default.
@@ -40,6 +41,7 @@ from benchmarks.regexes import REGEXES
 from benchmarks.schemas import SCHEMAS
 from rootlace.runtime.assets import demo_model
 
+LOADS = ("closed", "open", "records", "open records")
 KINDS = {"regex": "20 regular expressions", "json_schema": f"{len(SCHEMAS)} JSON schemas"}
 
 
@@ -219,13 +221,13 @@ def parse_arguments() -> argparse.Namespace:
         "--repetitions", type=int, default=12, help="rounds of the three modes (default 12)"
     )
     parser.add_argument(
-        "--also", type=Path, nargs="*", default=[], help="models to serve the records with, too"
+        "--also", type=Path, nargs="*", default=[], help="models to serve `open` with, too"
     )
     parser.add_argument(
         "--loads",
         nargs="*",
-        choices=("closed", "open", "records"),
-        default=["closed", "open", "records"],
+        choices=LOADS,
+        default=list(LOADS),
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8])
     return parser.parse_args()
@@ -243,7 +245,7 @@ def main() -> None:
         for name in arguments.engines:
             engines[name] = measure_engine(name, tokenizer, arguments.seconds, progress)
         served = [(model, kind) for kind in arguments.loads]
-        served += [(str(folder), "records") for folder in arguments.also]
+        served += [(str(folder), "open") for folder in arguments.also]
         loads = [(*what, count) for what in served for count in arguments.concurrency]
         task = progress.add_task("", total=len(loads) * runs_of(arguments.repetitions))
         for folder, kind, concurrency in loads:

@@ -1,11 +1,11 @@
 """The GPU path in figures: kernels, steps and serving beside what the device can do at most.
 
     python -m benchmarks.gpu --json FILE [--plot FOLDER] [--quick] [--only PART ...]
-    python -m benchmarks.gpu --tune
+    python -m benchmarks.gpu --tune [KERNEL ...]
 
 Every part runs in a process of its own, with a time limit: one that fails or hangs is recorded with
-its error, and the others are measured. `--quick` is done in about a minute and a half; `--tune`
-times the launch settings of the kernels and writes this architecture's table instead.
+its error, and the others are measured. `--tune` times the launch settings of the kernels
+(all, or those named) and writes this architecture's table instead, as far as the budget reaches.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes: every line runs, the figures mean nothing"
     )
-    parser.add_argument("--tune", action="store_true", help="time launch settings, write the table")
+    parser.add_argument(
+        "--tune", nargs="*", metavar="KERNEL", help="time launch settings, write the table"
+    )
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--ceilings", type=json.loads, default={}, help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
-    if found.device == "cpu" and not (found.smoke or found.tune):
+    if found.device == "cpu" and not found.smoke:
         parser.error("--device cpu runs with --smoke only: there is nothing to measure")
     return found
 
@@ -246,10 +248,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: this torch build or machine has no CUDA", file=sys.stderr)
         return 2
-    if arguments.tune:
+    if arguments.tune is not None:
         from benchmarks.gpu_parts import tune
 
-        return tune.main(torch.device(arguments.device), arguments.smoke)
+        device = torch.device(arguments.device)
+        return tune.main(device, arguments.smoke, arguments.tune, arguments.budget)
     result = measure_all(arguments)
     print("\n".join(summary(result)))
     if arguments.plot:

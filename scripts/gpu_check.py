@@ -256,14 +256,14 @@ def run_benchmark(results: Path, extra: Sequence[str]) -> list[Outcome]:
     if importlib.util.find_spec("matplotlib") is not None:
         command += ["--plot", str(results)]
     command += ["--budget", str(BENCH_SECONDS), *extra]
-    # The benchmark keeps to its budget by itself; a margin for its start and its pictures.
+    # The benchmark keeps to its budget by itself; the margin is for start and pictures.
     return [run("benchmark", command, BENCH_SECONDS + 45)]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Check Rootlace on a machine with a GPU. What follows `--` goes to pytest, or to "
-        "the benchmark."
+        description="Check Rootlace on a machine with a GPU. "
+        "What follows `--` goes to pytest, or to the benchmark."
     )
     parser.add_argument("what", choices=("all", "test", "bench", "wheels"))
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the benchmark's")

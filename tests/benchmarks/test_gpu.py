@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_parts import attention, decode_step, plots, targets
+from benchmarks.gpu_parts import attention, decode_step, plots, targets, tune
 from benchmarks.gpu_parts.decode_plans import DecodePlans
 from benchmarks.gpu_parts.engine import EOS, InProcessEngine, grammar_compiler, synthetic_tokenizer
 from benchmarks.gpu_parts.fast_loop import FastLoop
@@ -22,6 +22,8 @@ from benchmarks.gpu_parts.models import SHAPES, RandomModel, random_model
 from benchmarks.gpu_parts.serving import greedy
 from benchmarks.gpu_parts.setting import Report, Setting
 from benchmarks.gpu_parts.trace import device_idle, union
+from rootlace.kernels import KernelSet
+from rootlace.kernels.triton import TRITON, tuning
 from rootlace.protocol import Constraint, SamplingParams
 
 CPU = torch.device("cpu")
@@ -329,3 +331,63 @@ def test_the_synthetic_tokenizer_serves_constraints(model: RandomModel) -> None:
     finally:
         engine.close()
     assert served.tokens == 40
+
+
+# ---------------------------------------------------------------- tuning
+
+
+def test_tuning_finds_what_is_fast_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel whose time and result are made up from its settings."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    first = {"when": {"width": {"most": 9}}, "blocks": {"B": 16}, "num_warps": 4, "num_stages": 3}
+    other = {"when": {}, "blocks": {"B": 99}, "num_warps": 8, "num_stages": 1}
+    committed = {"measured": None, "kernels": {"made_up": [first, other], "rest": [other]}}
+    (folder / "default.json").write_text(json.dumps(committed))
+    monkeypatch.setattr(tuning, "TABLES", folder)
+    tuning.forget()
+
+    def make(kernels: KernelSet) -> Any:
+        launch = tuning.settings("made_up", 90, width=8)
+        size, warps = launch.blocks["B"], launch.num_warps
+        if size == 128:
+            raise RuntimeError("out of resources")
+        value = float("nan") if size == 64 and warps == 8 else 1.0
+
+        def call() -> torch.Tensor:
+            return torch.full((3,), value)
+
+        call.seconds = abs(size - 64) + abs(warps - 8) + 10  # type: ignore[attr-defined]
+        return call
+
+    options = {"B": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
+    case = tune.TuneCase("made_up", {"width": 8}, "a load", make, options)
+    path = folder / "sm_90.json"
+    measured = {"gpu": "none", "triton": "0", "date": "today"}
+    (tuned,) = tune.tune(TRITON, 90, [case], lambda call: call.seconds, path, measured)
+    written = json.loads(path.read_text())
+    # 64 with 8 warps would be the fastest, but is wrong; so is 64 with 4 warps the best.
+    best = {**first, "blocks": {"B": 64}, "num_warps": 4}
+    assert written == {"measured": measured, "kernels": {"made_up": [best, other], "rest": [other]}}
+    assert (tuned.before, tuned.after) == (62e6, 14e6)
+    assert any("out of resources" in text for text in tuned.refused)
+    assert any("another result" in text for text in tuned.refused)
+    tuning.forget()
+    assert tuning.settings("made_up", 90, width=8).blocks["B"] == 64
+    assert tuning.settings("made_up", 80, width=8).blocks["B"] == 16
+    tuning.forget()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels")
+def test_every_kernel_with_settings_can_be_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Interpreted, with one value of one parameter each; the committed tables stay."""
+    before = {path: path.read_bytes() for path in tuning.TABLES.glob("*.json")}
+    assert gpu.main(["--tune", "--smoke", "--device", "cpu"]) == 0
+    done = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    table = json.loads((tuning.TABLES / "default.json").read_text())["kernels"]
+    # The sampler of a GPU has masks in its own kernels; this one is for whoever asks for it alone.
+    assert done == set(table) - {"apply_mask"}
+    assert before == {path: path.read_bytes() for path in tuning.TABLES.glob("*.json")}
+    assert gpu.main(["--tune", "no_such_kernel", "--smoke", "--device", "cpu"]) == 2
