@@ -91,7 +91,7 @@ class InProcessEngine:
             runner.context_length,
             vocab_size=runner.vocab_size,
             masks=StepMasks(runner.vocab_size, self._filler, runner.new_masks),
-            automata=self._overlap,
+            automata=self._overlap or runner.overlaps,
         )
         self._compiler = Compiled(compiler)
         self._next_rid = 0

@@ -219,12 +219,13 @@ def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
             _attends([(1, 4 * context)] * few, shape, device),
             {"CHUNK": (4, 8, 16, 32), "num_warps": (1, 2, 4)},
         )
-        for tile, rows in (("large", [(context, context)]), ("small", [(12, context)] * wide)):
+        chunks = {"large": [(context, context)], "small": [(12, context)] * wide}
+        for tile, parts in chunks.items():
             yield TuneCase(
                 "extend_attention",
                 {"head_dim": dim, "dtype": "bf16", "tile": tile},
-                f"{len(rows)} of {rows[0][0]} tokens behind {context}, heads of {dim}",
-                _attends(rows, shape, device),
+                f"{len(parts)} of {parts[0][0]} tokens behind {context}, heads of {dim}",
+                _attends(parts, shape, device),
                 {"BLOCK_N": (16, 32, 64, 128), "num_stages": (1, 2, 3, 4, 5)}
                 | {"num_warps": WARPS[1:3], "BLOCK_M": (16, 32, 64, 128)},
             )
