@@ -144,9 +144,9 @@ class StepMasks:
         return seconds
 
     def _learn(self) -> None:
-        """From what the last step's jobs took. (One that never ran is of a request that failed.)"""
+        """From what the jobs handed last took; those that have not run (yet) tell nothing."""
         for job in self._handed:
-            if job.shared is not None:
+            if job.shared is not None or not job.seconds:
                 continue
             if job.seconds > QUICK_SECONDS:
                 self._slow.add(job.matcher)

@@ -203,7 +203,9 @@ class Executor(Protocol):
     simulated executor.
 
     At most two plans are launched and not collected. A step's effects on the KV memory come after
-    those of every plan launched before it, whenever they are collected.
+    those of every plan launched before it, whenever they are collected. A late plan is sampled
+    before the next one is launched. Where a step failed, the one launched behind it is sampled and
+    collected all the same, for nothing.
     """
 
     @property

@@ -39,6 +39,7 @@ class _Counters:
     cached_tokens: int = 0
     computed_tokens: int = 0
     output_tokens: int = 0
+    dropped_samples: int = 0
     copies: int = 0
     by_finish: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
@@ -195,10 +196,12 @@ class Scheduler:
         for (sequence, epoch), token, scored in zip(
             flight.sampled, tokens, result.scores, strict=True
         ):
-            if sequence.epoch == epoch and not sequence.finished:
-                update = self._take(sequence, token, scored)
-                if update is not None:
-                    updates.append(update)
+            if sequence.epoch != epoch or sequence.finished:
+                self._count.dropped_samples += 1
+                continue
+            update = self._take(sequence, token, scored)
+            if update is not None:
+                updates.append(update)
         self._check_if_asked()
         return updates
 
@@ -270,6 +273,7 @@ class Scheduler:
             "cached_tokens": count.cached_tokens,
             "computed_tokens": count.computed_tokens,
             "output_tokens": count.output_tokens,
+            "dropped_samples": count.dropped_samples,
             "forced_tokens": self._intake.forced_tokens,
             "jumps": self._intake.jumps,
             "retreats": self._intake.retreats,

@@ -13,6 +13,7 @@ import pytest
 
 from rootlace.errors import ConstraintNotMet, InternalError
 from rootlace.runtime.engine.simulated import BadPlan, CostModel, SimulatedExecutor
+from rootlace.runtime.scheduler.masks import MaskJob
 from rootlace.runtime.scheduler.plan import StepPlan
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
 from tests.scheduler.test_forced import ANY, Fixed, Refusing
@@ -85,6 +86,7 @@ def test_a_stop_costs_one_row_and_changes_nothing() -> None:
         outcomes.append((job.output, job.finish, again.cached, world.stats["output_tokens"]))
         length = free.index(stop) + 1
         assert rows == length + world.overlap
+        assert world.stats["dropped_samples"] == world.overlap
         world.expect_empty()
     assert outcomes[0] == outcomes[1]
 
@@ -164,6 +166,61 @@ def test_an_automaton_that_appears_is_taken_up_and_one_that_raises_is_not_missed
     fresh = world.jobs[rid]
     fresh.constrain = partial(Stepped, 1, 30, 8, 0)
     world.expect_cold(fresh)
+
+
+class Lazy:
+    """Fills masks when they are waited for, and no sooner."""
+
+    def start(self, jobs: list[MaskJob]) -> Callable[[], None]:
+        for job in jobs:
+            job.matcher.busy = True  # type: ignore[attr-defined]
+
+        def wait() -> None:
+            for job in jobs:
+                job.matcher.busy = False  # type: ignore[attr-defined]
+                job.run()
+
+        return wait
+
+
+class Watched:
+    """Another matcher, of which nothing is asked while its mask is being filled."""
+
+    def __init__(self, matcher: Plain) -> None:
+        self.matcher, self.busy = matcher, False
+
+    def __getattr__(self, name: str) -> object:
+        assert not self.busy, f"{name} while the mask is being filled"
+        return getattr(self.matcher, name)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_matcher_is_left_alone_while_its_mask_is_filled(seed) -> None:
+    dice = random.Random(seed)
+    world = ahead(vocab_size=6, filler=Lazy(), automata=bool(seed % 2), num_blocks=60)
+    for _ in range(60):
+        script, length = dice.randrange(9), dice.choice([3, 12])
+        make: Callable[[], Plain] = partial(Script, script, length, 6, 4, dice.random() < 0.3)
+        if dice.random() < 0.4:
+            make = partial(Stepped, script, length, 6, 3, hidden=4)
+        with contextlib.suppress(ConstraintNotMet):
+            world.submit(
+                ids(dice.randrange(1, 9), script, 6),
+                dice.choice([3, 12]),
+                constrain=lambda make=make: Watched(make()),  # type: ignore[misc]
+                jump=dice.random() < 0.5,
+            )
+        for _ in range(dice.randrange(3)):
+            world.step()
+        if dice.random() < 0.1:
+            world.fail(InternalError("injected"))
+        if dice.random() < 0.1 and world.scheduler._running.sequences[1:]:
+            world.scheduler._running.retract(world.scheduler._running.sequences[-1])
+    world.drain()
+    for job in world.jobs.values():
+        if job.finish in ("stop", "length") or job.fails():
+            world.expect_cold(job)
+    assert world.late_rows > 30
 
 
 # ---------------------------------------------------------------- jumps and retreats
