@@ -89,6 +89,8 @@ def check_contents(wheel: Path) -> None:
         )
         for path in (ROOT / folder).rglob("*.py")
     }
+    tables = (ROOT / "kernels" / "triton" / "tuned").glob("*.json")
+    expected |= {f"rootlace/kernels/triton/tuned/{table.name}" for table in tables}
     missing = sorted(expected - names)
     if missing:
         raise SystemExit("wheel: not in the wheel: " + ", ".join(missing))
