@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.scheduler.plan import StepPlan
 from tests.engine.harness import Harness, greedy
 from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 
@@ -103,6 +105,34 @@ def test_constrained(runner, compiler, prompts, name, automata) -> None:
     assert any(outcome.forced for outcome in on.outcomes.values())
     steps = on.scheduler.stats()["steps"] - off.scheduler.stats()["steps"]
     assert steps <= 12 + on.scheduler.stats()["jumps"]
+
+
+@pytest.mark.parametrize("name", ["regex", "choices", "schema"])
+def test_rows_on_whole_automata_never_wait_for_the_host(runner, compiler, prompts, name) -> None:
+    grammar = compiler.compile(**CONSTRAINTS[name])
+    end = time.monotonic() + 60
+    while grammar.matcher().automaton() is None:  # being made, on another thread
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    late, stepped = [], []
+
+    def fill(harness: Harness) -> None:
+        plan = harness.scheduler.plan
+
+        def noted() -> StepPlan | None:
+            planned = plan()
+            if planned is not None:
+                late.append(planned.late)
+                stepped.extend(row.automaton is not None for row in planned.samples)
+            return planned
+
+        if harness.steps is not None:
+            harness.scheduler.plan = noted  # type: ignore[method-assign]
+        for prompt in prompts:
+            harness.add(prompt, greedy(40), matcher=grammar.matcher(), jump=name == "schema")
+
+    both(runner, fill, automata=True)
+    assert stepped and all(stepped) and not any(late)
 
 
 def test_sampled_penalised_scored_and_stopped(runner, prompts) -> None:
