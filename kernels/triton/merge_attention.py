@@ -121,7 +121,7 @@ def variants(arch: int) -> list[Variant]:
         (32, 128, torch.float32, False),
     ):
         launch = settings("merge_attention", arch, head_dim=dim)
-        constants = {
+        constants: dict[str, object] = {
             "HEADS": heads,
             "DIM": dim,
             "LSE": wants,
