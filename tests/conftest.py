@@ -18,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--on-cpu",
-        action="store_true",
-        help="run tests/gpu on the CPU, with the reference kernels and small shapes",
+        nargs="?",
+        const="reference",
+        choices=("reference", "triton"),
+        help="run tests/gpu on the CPU, shapes small (triton: the interpreted kernels alone)",
     )
 
 

@@ -1,7 +1,8 @@
 """Where the tests of this folder run: on a GPU, with real shapes; they are skipped without one.
 
 `pytest tests/gpu --on-cpu` runs them on the CPU, with the reference kernels and small shapes. That
-says nothing about a GPU; it says that the tests themselves are right.
+says nothing about a GPU; it says that the tests themselves are right. `--on-cpu=triton` takes the
+Triton kernels, interpreted, where kernels are tested by themselves.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ def real(device: torch.device) -> bool:
 
 
 @pytest.fixture(scope="session")
-def kernels(device: torch.device, real: bool) -> KernelSet:
+def kernels(request: pytest.FixtureRequest, device: torch.device, real: bool) -> KernelSet:
     """The device's own; on a GPU they must not be the reference."""
+    if request.config.getoption("--on-cpu") == "triton":
+        from rootlace.kernels.triton import TRITON
+
+        return TRITON
     found = kernels_for(device)
     assert found.name == ("triton" if real else "reference")
     return found
