@@ -59,9 +59,12 @@ class DeviceStep:
     """A step under way."""
 
     plan: StepPlan
+    late: bool
     rows: int = 0
     """Rows its logits are padded to; 0: as many as it has samples."""
     sampled: bool = False
+    sampling: SamplingPlan | None = None
+    """Host work of sampling, where it was done before the forward pass was launched."""
     hidden: torch.Tensor | None = None
     """Of prompt tokens to be scored."""
     targets: torch.Tensor | None = None
@@ -131,13 +134,13 @@ class DeviceSteps:
     def launch(self, plan: StepPlan) -> DeviceStep:
         """Give the step to the device; a late plan's up to sampling. What that raises, `collect`
         raises."""
-        step = DeviceStep(plan)
+        step = DeviceStep(plan, plan.late)
         last, self._last = self._last, step
         try:
             _check_order(last, plan)
             with torch.inference_mode(), self._device.work():
                 self._begin(step)
-                if not plan.late:
+                if not step.late:
                     self._end(step, plan.samples)
         except Exception as error:
             step.error = error
@@ -207,7 +210,7 @@ class DeviceSteps:
     def _begin(self, step: DeviceStep) -> None:
         """Copies, and the forward pass up to logits; sampling too, if nothing stands against it."""
         plan = step.plan
-        at_once = not plan.late and plan.wait_for_masks is None
+        at_once = not step.late and plan.wait_for_masks is None
         rows = None if self._decode is None else self._decode.rows_for(plan)
         if rows is None or not self._decode_step(step, rows, at_once):
             self._mixed_step(step, at_once)
@@ -220,19 +223,21 @@ class DeviceSteps:
         sampling = None
         if at_once and in_order and plan.samples:
             sampling = self._sampler.plan(plan.samples, rows)
-        staged = self._decode.stage(plan, rows, {} if sampling is None else sampling.arrays)
+        whole = sampling is not None and sampling.kind is not None
+        staged = self._decode.stage(plan, rows, sampling.arrays if sampling and whole else {})
         if staged is None:
             return False
         copies = self._mixed.copies(plan)
         if copies:
             sent = self._mixed.send(copies)
             self._copy(sent["copy_source"], sent["copy_target"])
-        if sampling is not None and sampling.kind is not None and staged.sampling is not None:
+        if sampling is not None and whole and staged.sampling is not None:
             chosen = sampling
-            self._remember(sampling)
+            self._remember(chosen)
             self._run(GraphKey(rows, True, chosen.kind), lambda: self._whole(staged, chosen))
             step.sampled = True
         else:
+            step.sampling = sampling
             self._run(GraphKey(rows, True, None), lambda: self._forward(staged))
         if in_order:
             step.rows = rows
@@ -276,7 +281,7 @@ class DeviceSteps:
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
         if samples and not step.sampled:
-            self._sample(samples, step.rows)
+            self._sample(step, samples)
             step.sampled = True
         parts = self._scored(step)
         if samples:
@@ -287,9 +292,10 @@ class DeviceSteps:
         step.fetched = self._results.fetch(list(parts.values()))
         step.hidden = step.targets = None
 
-    def _sample(self, samples: Sequence[SampleRow], rows: int) -> None:
-        """From logits that are there; with `rows`, by a graph if there is one."""
-        sampling = self._sampler.plan(samples, rows or len(samples))
+    def _sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """From logits that are there; if they are padded, by a graph if there is one."""
+        rows = step.rows
+        sampling = step.sampling or self._sampler.plan(samples, rows or len(samples))
         if rows and sampling.kind is not None:
             assert self._decode is not None
             places = self._decode.stage_sampling(rows, sampling.arrays)
@@ -377,7 +383,7 @@ def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
     """Raises RuntimeError if what `plan` goes on from is not there."""
-    if last is not None and last.error is None and last.plan.late and not last.sampled:
+    if last is not None and last.error is None and last.late and not last.sampled:
         raise RuntimeError("a late plan is to be sampled before the next one is launched")
     follows = len(plan.feeds) or any(row.source >= 0 for row in plan.samples)
     if follows and (last is None or last.error is not None):

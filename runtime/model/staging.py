@@ -8,6 +8,7 @@ Host memory rotates: a step is laid out while the copy of the one before may sti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,7 +54,7 @@ class StagingLayout:
             raise ValueError(f"{name} has a place already")
         kind = np.dtype(dtype)
         start = -(-self.stop // ALIGNMENT) * ALIGNMENT
-        self.stop = start + kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.stop = start + kind.itemsize * math.prod(shape)
         self._fields[name] = Field(start, self.stop, kind, shape)
 
     def __contains__(self, name: str) -> bool:
