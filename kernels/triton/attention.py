@@ -21,6 +21,9 @@ from rootlace.kernels.triton.numerics import architecture
 from rootlace.kernels.triton.shared_nodes import SharingRule
 from rootlace.kernels.triton.tree_attention import tree_attention, tree_programs, tree_tile
 
+MAX_HEAD_DIM = 256
+"""A tile of queries and its sums are held in registers."""
+
 
 @dataclass(frozen=True)
 class AttentionRules:
@@ -71,7 +74,10 @@ def plan_attention(
     rows: int | None = None,
     rules: AttentionRules | None = None,
 ) -> AttentionPlan:
-    """See `interface.PlanAttention`. Raises ValueError for rows that are no family's."""
+    """See `interface.PlanAttention`. Raises ValueError for rows that are no family's and for heads
+    that are too wide."""
+    if batch.head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"heads of {batch.head_dim}; at most {MAX_HEAD_DIM} are supported")
     rules = rules or AttentionRules()
     arch = architecture(batch.device)
     group = batch.num_heads // batch.num_kv_heads

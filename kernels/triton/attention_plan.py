@@ -62,13 +62,13 @@ class SplitRule:
 def split_rule(num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int) -> SplitRule:
     """Parts that keep a GPU busy and whose partial results cost little.
 
-    A lone row should have a program for each of about 128 multiprocessors. An item should read at
-    least 64 KiB, as much as hides its latencies, and 16 times more than it writes.
+    A lone row should have a program for each of about 128 multiprocessors. A part should read 64
+    KiB, which hides its latencies, and 32 times what it writes; but with large groups that would
+    leave a lone row few parts.
     """
-    busy = 128 // num_kv_heads
-    enough = max((1 << 16) // (2 * head_dim * itemsize), 32 * num_heads // num_kv_heads)
+    enough = max((1 << 16) // (2 * head_dim * itemsize), 64 * num_heads // num_kv_heads)
     least = int(_power_of_two(np.array(enough)))
-    return SplitRule(least=min(max(least, 128), 512), most=max(busy, 8))
+    return SplitRule(least=min(max(least, 128), 256), most=max(128 // num_kv_heads, 8))
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def test_rows_that_are_no_family_are_refused() -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "expected"),
     [
-        (32, 8, 128, SplitRule(128, 16)),
+        (32, 8, 128, SplitRule(256, 16)),
         (32, 8, 64, SplitRule(256, 16)),
         (64, 8, 128, SplitRule(256, 16)),
         (32, 32, 128, SplitRule(128, 8)),

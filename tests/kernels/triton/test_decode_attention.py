@@ -104,8 +104,8 @@ def test_scale_soft_cap_and_fp8(dtype: torch.dtype, fp8: bool, soft_cap: float) 
 
 
 def test_the_defaults() -> None:
-    """As a model of this shape is served: 128 positions per part."""
-    check(AttentionCase(((1, 300), (1, 128), (1, 129)), heads=(4, 2), head_dim=64), rules=None)
+    """As a model of this shape is served: 256 positions per part."""
+    check(AttentionCase(((1, 600), (1, 256), (1, 257)), heads=(4, 2), head_dim=64), rules=None)
 
 
 @pytest.mark.parametrize("window", [None, 45])
@@ -169,4 +169,6 @@ def test_what_cannot_be_is_refused() -> None:
         paged_attention(tensors.q, k.float(), v, bound)
     with pytest.raises(ValueError, match="lie together"):
         paged_attention(tensors.q, k.transpose(0, 1), v, bound)
+    with pytest.raises(ValueError, match="at most 256"):
+        plan_attention(replace(tensors.batch, head_dim=288), None)
     assert TRITON.paged_attention is paged_attention and TRITON.plan_attention is plan_attention
