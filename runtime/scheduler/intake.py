@@ -35,9 +35,7 @@ class TokenIntake:
     allowed. It then says how many tokens it takes back.
     """
 
-    def __init__(self, max_length: int) -> None:
-        """`max_length`: a sequence that is this long ends with "length"."""
-        self._max_length = max_length
+    def __init__(self) -> None:
         self.forced_tokens = 0
         self.jumps = 0
         self.retreats = 0
@@ -87,7 +85,7 @@ class TokenIntake:
             return Ending("stop", token)
         if matcher is not None and matcher.is_finished():
             return Ending("stop")
-        if sequence.outputs >= sequence.max_tokens or sequence.length >= self._max_length:
+        if sequence.length >= sequence.full:
             return Ending("length")
         return None
 

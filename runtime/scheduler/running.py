@@ -31,10 +31,8 @@ class RunningSet:
     oldest.
     """
 
-    def __init__(self, kv: KVStore, max_length: int) -> None:
-        """`max_length`: a sequence that is this long ends."""
+    def __init__(self, kv: KVStore) -> None:
         self._kv = kv
-        self._max_length = max_length
         self.sequences: list[Sequence] = []
         self.retracted: list[Sequence] = []
         self.retractions = 0
@@ -118,6 +116,7 @@ class RunningSet:
     def secure(self, *, may_retract: bool = True) -> list[Sequence] | None:
         """Give every sequence that decodes in the next step a slot for its next token; returns
         these. Retracts where there is none; None if that would be needed and is not allowed.
+        A sequence whose pending token is its last one is not among them.
 
         If the oldest sequence is still in prefill, one more block is left for it.
         """
@@ -126,7 +125,9 @@ class RunningSet:
             ready = [
                 s
                 for s in self.sequences
-                if s.decoding and s.ending is None and not (s.pending and self._ends(s))
+                if s.decoding
+                and s.ending is None
+                and (not s.pending or s.length + s.pending < s.full)
             ]
             if not self.sequences:
                 return ready
@@ -147,14 +148,6 @@ class RunningSet:
                 self._ordered = None
             else:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
-
-    def _ends(self, sequence: Sequence) -> bool:
-        """Whether the pending token of `sequence` is its last, whatever it is."""
-        pending = sequence.pending
-        return (
-            sequence.outputs + pending >= sequence.max_tokens
-            or sequence.length + pending >= self._max_length
-        )
 
     def _victim(self) -> Sequence | None:
         others = self.sequences[1:]

@@ -96,9 +96,9 @@ class Scheduler:
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
-        self._running = RunningSet(self.kv, self._max_length)
+        self._running = RunningSet(self.kv)
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
-        self._intake = TokenIntake(self._max_length)
+        self._intake = TokenIntake()
         self._by_rid: dict[int, Sequence] = {}
         self._updates: list[Update] = []
         self._flights: deque[Flight] = deque()
@@ -116,7 +116,8 @@ class Scheduler:
         """
         try:
             self._validate(request)
-            sequence = Sequence(request, self._arrivals, self._clock() - request.waited)
+            arrived = self._clock() - request.waited
+            sequence = Sequence(request, self._arrivals, arrived, self._max_length)
             self._begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1

@@ -48,6 +48,7 @@ class Sequence:
         "epoch",
         "finished",
         "forced",
+        "full",
         "held",
         "length",
         "node",
@@ -76,7 +77,8 @@ class Sequence:
         "tree_len",
     )
 
-    def __init__(self, request: Request, number: int, arrived: float) -> None:
+    def __init__(self, request: Request, number: int, arrived: float, max_length: int) -> None:
+        """`max_length`: a sequence that is this long ends."""
         params = request.params
         outputs = 0 if request.output_ids is None else len(request.output_ids)
         self.request = request
@@ -93,6 +95,8 @@ class Sequence:
         self.prompt_len = len(request.token_ids)
         self.outputs = outputs
         self.length = self.prompt_len + outputs
+        self.full = min(self.prompt_len + self.max_tokens, max_length)
+        """With so many tokens it ends, whatever they are."""
         self.tokens = np.empty(self.length + 16, np.int32)
         self.tokens[: self.prompt_len] = request.token_ids
         if request.output_ids is not None:
