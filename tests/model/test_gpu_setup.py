@@ -1,0 +1,192 @@
+"""Setting a model up on a GPU, and the little that speaks to CUDA, with CUDA replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.errors import InvalidRequest, UnsupportedModel
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model import device as cuda_layer
+from rootlace.runtime.model import gpu_setup
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.device import CudaDevice
+from rootlace.runtime.model.device_steps import DeviceSteps
+from rootlace.runtime.model.gpu_setup import LoadedModel, StepLimits, on_gpu
+from rootlace.runtime.model.kv_pool import block_bytes
+from rootlace.runtime.model.loader import load_weights
+from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.step_input import StepInputBuilder
+from tests.model.chains import run_ahead, run_plain
+from tests.model.checkpoints import configs, save
+from tests.model.fake_device import FakeDevice
+from tests.model.fixed_kernels import fixed_kernels
+from tests.model.test_device_steps import PLAIN, rows
+from tests.model.test_launched_steps import same
+
+CPU = torch.device("cpu")
+SIZE, CONTEXT = 4, 256
+LIMITS = StepLimits(max_tokens=40, max_rows=6)
+MIB = 1 << 20
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LoadedModel:
+    save(configs()["llama"], tmp_path)
+    config = ModelConfig.read(tmp_path)
+    kernels, _ = fixed_kernels(CONTEXT // SIZE)
+    with torch.inference_mode():
+        rotary = RotaryEmbedding(config, None, CPU, torch.float32)
+        decoder = Decoder(config, load_weights(config, torch.float32, CPU), kernels)
+    inputs = StepInputBuilder(config, kernels, rotary, SIZE, torch.float32, CPU)
+    return LoadedModel(config, kernels, decoder, inputs, torch.float32, rotary.context_length)
+
+
+class Memory:
+    """A device of `free` bytes, of which the trial steps take `used`."""
+
+    def __init__(self, free: int, used: int) -> None:
+        self.free, self.used = free, used
+        self.trials = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def measured(run: Callable[[], None], device: torch.device) -> int:
+            run()
+            self.trials += 1
+            return self.used
+
+        monkeypatch.setattr(gpu_setup, "CudaDevice", lambda device: FakeDevice())
+        monkeypatch.setattr(gpu_setup, "measured", measured)
+        monkeypatch.setattr(gpu_setup, "free_memory", lambda device: (self.free, 2 * self.free))
+
+
+@torch.inference_mode()
+def set_up(
+    model: LoadedModel, executor: ExecutorConfig, cache: CacheConfig
+) -> tuple[DeviceSteps, torch.Tensor]:
+    return on_gpu(model, CPU, LIMITS, cache, executor)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_pool_takes_what_trial_steps_leave(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    memory = Memory(free=400 * MIB, used=30 * MIB)
+    memory.install(monkeypatch)
+    executor = ExecutorConfig(cuda_graphs=graphs)
+    steps, pool = set_up(model, executor, CacheConfig(block_size=SIZE))
+    assert memory.trials == 1
+    size = block_bytes(model.config, SIZE, torch.float32)
+    assert 0.3 * memory.free < pool.shape[2] * size < memory.free - memory.used
+    assert steps.graphs.enabled == graphs
+    # The pool has one block more, which padding writes to.
+    assert pool.untyped_storage().nbytes() == (pool.shape[2] + 1) * size
+
+
+def test_what_is_set_up_runs(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    Memory(free=400 * MIB, used=30 * MIB).install(monkeypatch)
+    steps, pool = set_up(model, ExecutorConfig(), CacheConfig(SIZE, 96))
+    assert pool.shape[2] == 96
+    plain = ModelRunner.load(
+        ExecutorConfig(model=str(model.config.path)), CacheConfig(SIZE, 96), 40, 6
+    )
+    same(run_ahead(steps, rows(3), PLAIN, 4), run_plain(plain, rows(3), PLAIN, 4))
+
+
+def test_no_memory_is_said_so(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(free=30 * MIB, used=30 * MIB)
+    memory.install(monkeypatch)
+    with pytest.raises(UnsupportedModel, match="no memory for the KV cache"):
+        set_up(model, ExecutorConfig(), CacheConfig(SIZE))
+
+    def full(*_: object) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_setup.kv_pool, "allocate", full)
+        with pytest.raises(InvalidRequest, match="lower max_step_tokens"):
+            set_up(model, ExecutorConfig(), CacheConfig(SIZE))
+        patch.setattr(gpu_setup, "measured", lambda run, device: 0)
+        with pytest.raises(InvalidRequest, match="no memory for a KV cache of 7 blocks"):
+            set_up(model, ExecutorConfig(), CacheConfig(SIZE, 7))
+
+
+class Graph:
+    """Records what is called."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def capture_begin(self, **options: Any) -> None:
+        self.calls.append(options)
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+        if "broken" in self.calls:
+            raise RuntimeError("the capture was invalidated")
+
+    def replay(self) -> None:
+        self.calls.append("replay")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[CudaDevice, list[Graph]]:
+    made: list[Graph] = []
+
+    def graph() -> Graph:
+        made.append(Graph())
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "stream")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(cuda_layer.torch.cuda, "CUDAGraph", graph)
+    return CudaDevice(torch.device("cuda")), made
+
+
+def test_graphs_are_captured_in_one_pool(cuda: tuple[CudaDevice, list[Graph]]) -> None:
+    device, made = cuda
+    done: list[int] = []
+    replays = [device.capture(lambda: done.append(1)) for _ in range(2)]
+    assert len(made) == 2 and len(done) == 2
+    options = {"pool": "pool", "capture_error_mode": "thread_local"}
+    for graph, replay in zip(made, replays, strict=True):
+        assert graph.calls == [options, "end"]
+        replay()
+        assert graph.calls[-1] == "replay"
+
+
+def test_a_capture_that_fails_is_ended(cuda: tuple[CudaDevice, list[Graph]]) -> None:
+    device, made = cuda
+
+    def work() -> None:
+        made[-1].calls.append("broken")
+        raise RuntimeError("not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        device.capture(work)
+    assert made[-1].calls[-1] == "end"
+
+
+def test_results_are_finite(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trial steps run on memory that nobody wrote: what is measured must not depend on it."""
+    Memory(free=400 * MIB, used=MIB).install(monkeypatch)
+    found: list[np.ndarray] = []
+    collect = DeviceSteps.collect
+
+    def keep(self: DeviceSteps, step: Any) -> Any:
+        result = collect(self, step)
+        found.append(result.token_ids)
+        return result
+
+    monkeypatch.setattr(DeviceSteps, "collect", keep)
+    set_up(model, ExecutorConfig(), CacheConfig(SIZE, 8))
+    assert len(found) == 5 and all((tokens >= 0).all() for tokens in found)
