@@ -173,6 +173,7 @@ class DeviceSteps:
         count = self.graphs.count
         return {
             "graphs_captured": count.captured,
+            "graphs_dropped": count.dropped,
             "graphs_failed": count.failed,
             "graph_capture_seconds": count.seconds,
             "graph_replays": count.replayed,

@@ -20,6 +20,9 @@ from rootlace.runtime.model.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.step_input import StepInputBuilder
 
+KINDS = PREPARED_KINDS + 1
+"""Kinds of steps that there may be graphs of for every bucket: a few more than are prepared."""
+
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,7 @@ def on_gpu(
     when the first request comes, and to see how much memory they take.
     """
     cuda = CudaDevice(device)
+    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if executor.cuda_graphs else 0
     with cuda.work():
         try:
             step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
@@ -67,9 +71,7 @@ def on_gpu(
 
         def left() -> int:
             free, total = free_memory(device)
-            graphs = PREPARED_KINDS * len(decode_buckets(limits.max_rows))
-            graphs *= executor.cuda_graphs
-            room = kv_bytes(free, total, step_bytes, graphs)
+            room = kv_bytes(free, total, step_bytes, most_graphs)
             log.info(
                 "memory: %d MiB free beside the weights, %d for a step, %d for the KV cache",
                 *(value >> 20 for value in (free, step_bytes, room)),
@@ -85,9 +87,7 @@ def on_gpu(
             left,
         )
         try:
-            steps, pool = _steps(
-                model, cuda, limits, cache.block_size, num_blocks, graphs=executor.cuda_graphs
-            )
+            steps, pool = _steps(model, cuda, limits, cache.block_size, num_blocks, most_graphs)
         except torch.OutOfMemoryError as error:
             raise InvalidRequest(
                 f"{device} has no memory for a KV cache of {num_blocks} blocks of "
@@ -102,8 +102,7 @@ def _steps(
     limits: StepLimits,
     block_size: int,
     num_blocks: int,
-    *,
-    graphs: bool,
+    most_graphs: int,
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
     device = cuda.device
@@ -115,7 +114,7 @@ def _steps(
         model.inputs,
         pool,
         DeviceSampler(model.config.vocab_size, limits.max_rows, device, model.kernels),
-        Graphs(cuda, graphs),
+        Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),
         scratch_block=num_blocks,
@@ -136,7 +135,7 @@ def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_
     )
 
     def run() -> None:
-        steps, _ = _steps(model, cuda, limits, block_size, blocks, graphs=False)
+        steps, _ = _steps(model, cuda, limits, block_size, blocks, most_graphs=0)
         for plan in plans:
             steps.collect(steps.launch(plan))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
@@ -45,6 +45,7 @@ class GraphCounters:
     captured: int = 0
     replayed: int = 0
     """Launches of graphs."""
+    dropped: int = 0
     failed: int = 0
     """What could not be captured; it is launched kernel by kernel for good."""
     seconds: float = 0.0
@@ -52,16 +53,26 @@ class GraphCounters:
 
 
 class Graphs:
-    """Runs pieces of work by their keys: by graph where there is one. Not thread-safe."""
+    """Runs pieces of work by their keys: by graph where there is one. Not thread-safe.
+
+    Every graph takes memory, and there are more kinds of steps than a server ever has: at most
+    `most` graphs are kept, and one more takes the place of that replayed longest ago.
+    """
 
     def __init__(
-        self, device: Device, enabled: bool, clock: Callable[[], float] = time.perf_counter
+        self,
+        device: Device,
+        enabled: bool,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.enabled = enabled
+        self.enabled = enabled and most > 0
+        self._most = most
         self.count = GraphCounters()
         self._device = device
         self._clock = clock
-        self._replays: dict[Hashable, Callable[[], None]] = {}
+        # That replayed longest ago first.
+        self._replays: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
         self._never: set[Hashable] = set()
         self._uses: Counter[Hashable] = Counter()
         self._not_before = 0.0
@@ -83,6 +94,7 @@ class Graphs:
         """
         replay = self._replays.get(key)
         if replay is not None:
+            self._replays.move_to_end(key)
             replay()
             self.count.replayed += 1
             return True
@@ -97,6 +109,8 @@ class Graphs:
         """Make the graph of work that was done before. If it cannot be captured, this is logged,
         and it stays without one."""
         begin = self._clock()
+        if len(self._replays) >= self._most:
+            self._drop_oldest()
         try:
             self._replays[key] = self._device.capture(work)
         except RuntimeError:
@@ -108,3 +122,11 @@ class Graphs:
         end = self._clock()
         self.count.seconds += end - begin
         self._not_before = end + (end - begin) * (1 / CAPTURE_SHARE - 1)
+
+    def _drop_oldest(self) -> None:
+        end = self._device.event()
+        end.record()
+        end.synchronize()  # it may be running
+        key, _ = self._replays.popitem(last=False)
+        del self._uses[key]
+        self.count.dropped += 1

@@ -58,7 +58,7 @@ def device_runner(
         StepInputBuilder(config, kernels, rotary, block_size, torch.float32, CPU),
         pool,
         sampler or DeviceSampler(config.vocab_size, max_rows, CPU, kernels, 1 << 20),
-        Graphs(device, graphs, clock),
+        Graphs(device, graphs, 64, clock),
         max_rows=max_rows,
         max_blocks=-(-rotary.context_length // block_size),
         scratch_block=blocks,

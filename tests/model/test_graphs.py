@@ -57,7 +57,7 @@ class SlowDevice(FakeDevice):
 
 def test_work_is_captured_once_it_was_done_a_few_times() -> None:
     device = SlowDevice()
-    graphs = Graphs(device, True, device.clock)
+    graphs = Graphs(device, True, 100, device.clock)
     done = []
     for use in range(6):
         by_graph = graphs.run("a", lambda: done.append(len(done)))
@@ -70,7 +70,7 @@ def test_work_is_captured_once_it_was_done_a_few_times() -> None:
 
 def test_capturing_takes_no_more_than_its_share_of_a_busy_servers_time() -> None:
     device = SlowDevice()
-    graphs = Graphs(device, True, device.clock)
+    graphs = Graphs(device, True, 100, device.clock)
     start, steps = device.now, 0
     for round in range(40):  # ever new shapes of work, each of which would be captured
         for key in range(round + 1):
@@ -81,10 +81,32 @@ def test_capturing_takes_no_more_than_its_share_of_a_busy_servers_time() -> None
     assert 0.5 * CAPTURE_SHARE < share <= CAPTURE_SHARE + 1.0 / (device.now - start)
 
 
+def test_a_graph_too_many_takes_the_place_of_the_one_replayed_longest_ago() -> None:
+    device = FakeDevice()
+    graphs = Graphs(device, True, 2, lambda: 0.0)
+
+    def use(key: str) -> bool:
+        return graphs.run(key, lambda: None)
+
+    for key in "ab":
+        for _ in range(USES_BEFORE_CAPTURE):
+            use(key)
+    assert use("b") and use("a")
+    waits = len(device.events)
+    for _ in range(USES_BEFORE_CAPTURE):
+        use("c")
+    assert "a" in graphs and "c" in graphs and "b" not in graphs
+    assert graphs.count.dropped == 1
+    # It may have been running.
+    assert len(device.events) == waits + 1 and device.events[-1].waits == 1
+    assert not use("b")  # it has to be needed anew
+    assert "b" not in graphs
+
+
 def test_what_fails_is_not_tried_again() -> None:
     device = SlowDevice()
     device.error = RuntimeError("not permitted")
-    graphs = Graphs(device, True, device.clock)
+    graphs = Graphs(device, True, 100, device.clock)
     done = []
     for _ in range(5):
         assert not graphs.run("a", lambda: done.append(1))
@@ -94,7 +116,7 @@ def test_what_fails_is_not_tried_again() -> None:
 
 def test_without_graphs_nothing_is_captured() -> None:
     device = SlowDevice()
-    graphs = Graphs(device, False, device.clock)
+    graphs = Graphs(device, False, 100, device.clock)
     for _ in range(5):
         assert not graphs.run("a", lambda: None)
     assert graphs.missing(["a"]) == [] and device.captures == 0
