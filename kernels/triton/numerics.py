@@ -123,7 +123,8 @@ def native_e4m3(arch: int) -> bool:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a persistent kernel starts per resident one; a handful without a GPU."""
+    """How many multiprocessors a device has, for kernels that start as many programs as can run at
+    once; a handful without a GPU."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
