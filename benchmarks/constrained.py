@@ -10,11 +10,11 @@ many constraints and texts each takes, and the share of forced tokens. Then the 
 serves an extraction load unconstrained, constrained, and constrained with forced text appended,
 in turns.
 
-Of the served loads, `closed` asks for one or two short facts, `records` for a record of eight fields
-with enumerations, both by schemas that allow no other property; `open` and `open records` leave the
-schemas open, so that llguidance makes the masks. `--also FOLDER` serves `open` with another model,
-too: the embedded one is so small that a step takes only about
-two milliseconds, of which what the host does for a constraint is a larger part than elsewhere.
+Of the served loads, `closed` asks for one or two short facts, `records` for a record of eight
+fields with enumerations, both by schemas that allow no other property; `open` and `open records`
+leave the schemas open, so that llguidance makes the masks. `--also FOLDER` serves `open` with
+another model, too: the embedded one is so small that a step takes only about two milliseconds, of
+which what the host does for a constraint is a larger part than elsewhere.
 
 `--tokenizer` names a folder with a big vocabulary; the embedded model's small one is the default.
 """
