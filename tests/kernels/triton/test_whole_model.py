@@ -17,8 +17,11 @@ from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SplitRule
 from rootlace.kernels.triton.shared_nodes import SharingRule
 from rootlace.protocol import SamplingParams
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
-from tests.model.chains import next_plan, take_behind
+from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.scheduler.plan import AutomatonState, SteppedAutomaton, StepResult
+from tests.model.chains import first_plan, next_plan, run_ahead, take_behind, with_automata
 from tests.model.checkpoints import reference_logprobs, save
 from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice
@@ -101,3 +104,61 @@ def test_greedy_decoding_is_transformers_own(name: str, tmp_path: Path) -> None:
             assert scores is not None
             assert result.token_ids[index] == expected[at].argmax()
             assert abs(scores.logprobs[0] - expected[at].max()) < 1e-4
+
+
+EVEN_ODD = SteppedAutomaton(
+    key=2**42,
+    # Even tokens are of class 0, odd ones of class 1; after an even one comes an odd one.
+    token_class=np.arange(SHAPE["vocab_size"], dtype=np.int32) % 2,
+    next_state=np.array([[1, -1], [-1, 0]], np.int32),
+    mask_of=np.array([0, 1], np.int32),
+    masks=np.array([[0x55555555] * 3, [-0x55555556] * 3], np.int32),
+)
+
+
+def test_sampling_on_the_device_is_the_plain_runners(tmp_path: Path) -> None:
+    """Drawn, cut, penalised, scored and constrained rows, launched ahead."""
+    save(CONFIGS["llama"], tmp_path)
+    plain = ModelRunner.load(
+        ExecutorConfig(model=str(tmp_path), device="cpu"), CacheConfig(SIZE, BLOCKS), 64, 8
+    )
+    runner = device_runner(
+        tmp_path, FakeDevice(), TRITON, blocks=BLOCKS, block_size=SIZE, max_rows=8
+    )
+    params = [
+        SamplingParams(temperature=1.1, seed=3, logprobs=True),
+        SamplingParams(temperature=0.8, seed=4, top_k=9, top_p=0.9, min_p=0.01),
+        SamplingParams(temperature=0.0, seed=5, logprobs=True, top_logprobs=2),
+        SamplingParams(temperature=0.9, seed=6, repetition_penalty=1.3, presence_penalty=0.2),
+    ]
+
+    def chain(executor: ModelRunner, count: int, late: tuple[int, ...]) -> list[StepResult]:
+        blocks = Blocks(BLOCKS, SIZE)
+        rng = np.random.default_rng(2)
+        rows = [
+            Row(blocks, rng.integers(3, SHAPE["vocab_size"], 4 + 5 * i).tolist())
+            for i in range(count)
+        ]
+        return run_ahead(executor, rows, params[:count], 3, lambda step: late)
+
+    for count, late in ((3, ()), (4, (3,))):
+        pairs = zip(chain(runner, count, late), chain(plain, count, late), strict=True)
+        for found, expected in pairs:
+            assert found.token_ids.tolist() == expected.token_ids.tolist()
+            for one, other in zip(found.scores, expected.scores, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None and other is not None:
+                    np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+                    assert one.top_ids.tolist() == other.top_ids.tolist()
+    assert runner.stats()["graph_replays"] == 2 * (3 - USES_BEFORE_CAPTURE)
+
+    blocks = Blocks(BLOCKS, SIZE)
+    rows = [Row(blocks, [5, 6, 7]), Row(blocks, [9, 8])]
+    state = AutomatonState(EVEN_ODD, 0)
+    launched = runner.launch(with_automata(first_plan(rows, params[1:3]), [state, None]))
+    for step in range(2):
+        state = AutomatonState(EVEN_ODD, step % 2)  # before the token that is not known
+        following = runner.launch(with_automata(next_plan(rows, params[1:3]), [state, None]))
+        assert runner.collect(launched).token_ids[0] % 2 == step % 2
+        launched = following
+    assert runner.collect(launched).token_ids[0] % 2 == 0
