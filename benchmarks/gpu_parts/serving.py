@@ -113,7 +113,9 @@ class _Transformers:
         self._rows = rows
         self._settings: dict[str, Any] = {}
         if model.device.type == "cpu":  # it would take nine tenths of the main memory
-            settings = ContinuousBatchingConfig(num_blocks=rows * (1 + length // 256) + 1)
+            settings = ContinuousBatchingConfig(
+                num_blocks=rows * (1 + length // 256) + 1, max_batch_tokens=64
+            )
             self._settings = {"continuous_batching_config": settings}
 
     def run(self, prompts: torch.Tensor, new: int) -> int:
