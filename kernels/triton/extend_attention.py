@@ -134,7 +134,7 @@ def _extend_kernel(
         place = start + tl.arange(0, BLOCK_N)
         # Behind the end the last key stands again, for nothing (no query sees those places): that
         # needs no masks, and slots nobody has written are not read.
-        stored = tl.minimum(place, end - 1)
+        stored = tl.minimum(place, end - 1).to(tl.uint32)  # divided by a shift
         block = tl.load(table + stored // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + stored % BLOCK_SIZE
         offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
