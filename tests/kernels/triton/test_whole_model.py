@@ -162,3 +162,14 @@ def test_sampling_on_the_device_is_the_plain_runners(tmp_path: Path) -> None:
         assert runner.collect(launched).token_ids[0] % 2 == step % 2
         launched = following
     assert runner.collect(launched).token_ids[0] % 2 == 0
+
+
+def test_graphs_are_prepared_on_empty_rows(tmp_path: Path) -> None:
+    save(CONFIGS["qwen3-sliding"], tmp_path)
+    runner = device_runner(
+        tmp_path, FakeDevice(), TRITON, blocks=BLOCKS, block_size=SIZE, max_rows=2
+    )
+    assert runner.prepare() and runner.prepare() and not runner.prepare()
+    assert runner.stats()["graphs_captured"] == 2
+    # Nothing was written where plans may look.
+    assert runner.kv_cache.isnan().all()
