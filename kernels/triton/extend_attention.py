@@ -9,15 +9,15 @@ queries of it, nothing is masked: only tiles on the diagonal and on the window's
 
 Work: 4 D flops per (query, visible key, head). A tile of keys and values is 4 D block_n bytes in 16
 bits and serves 4 D block_m block_n flops: block_m flops per byte read, and all but the first reader
-of a context find it in the L2 cache. At block_m = 128 the matrix units of an H100 (990 Tflop/s) would
-take 7.7 TB/s, so they are the bound, not memory. The exponentials come on top: a tile of 128 x 128
-with a head of 128 is 2048 cycles of products and, at 16 exponentials per cycle and multiprocessor,
-1024 of those; the compiler lets the two follow one another. Expected by that count, and not measured:
-60 % of the matrix units' peak. A row with few tokens is bound by the bytes of its context, which is
-why it is cut into parts.
+of a context find it in the L2 cache. At block_m = 128 the matrix units of an H100 (990 Tflop/s)
+would take 7.7 TB/s, so they are the bound, not memory. The exponentials come on top: a tile of 128
+x 128 with a head of 128 is 2048 cycles of products and, at 16 exponentials per cycle and
+multiprocessor, 1024 of those; the compiler lets the two follow one another. Expected by that count,
+and not measured: 60 % of the matrix units' peak. A row with few tokens is bound by the bytes of its
+context, which is why it is cut into parts.
 
-Keys and values are read two tiles ahead (three buffers; Triton divides num_stages by the depth of the
-chain table -> keys, so that takes five).
+Keys and values are read two tiles ahead (three buffers; Triton divides num_stages by the depth of
+the chain table -> keys, so that takes five).
 """
 
 from __future__ import annotations
