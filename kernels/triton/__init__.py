@@ -7,10 +7,15 @@ from dataclasses import replace
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton.attention import paged_attention, plan_attention
+from rootlace.kernels.triton.automaton import step_automata
+from rootlace.kernels.triton.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.triton.copy_slots import copy_slots
 from rootlace.kernels.triton.embedding import embedding
 from rootlace.kernels.triton.feed_tokens import feed_tokens
 from rootlace.kernels.triton.gated import gelu_mul, silu_mul
+from rootlace.kernels.triton.logits import edit_logits
+from rootlace.kernels.triton.logprobs import token_logprobs
+from rootlace.kernels.triton.pick_tokens import pick_tokens
 from rootlace.kernels.triton.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.triton.rope_and_write import rope_and_write
 
@@ -27,6 +32,12 @@ TRITON = replace(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_mul=gelu_mul,
+    apply_bitmask=apply_bitmask,
+    apply_mask_rows=apply_mask_rows,
+    step_automata=step_automata,
+    edit_logits=edit_logits,
+    pick_tokens=pick_tokens,
+    token_logprobs=token_logprobs,
 )
 
 __all__ = ["TRITON"]
