@@ -16,7 +16,7 @@ by their log-sum-exps.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -25,8 +25,7 @@ from rootlace.kernels.reference.attention_plan import AttentionPlan, SharedGroup
 from rootlace.kernels.reference.fp8 import from_e4m3
 
 
-@dataclass(frozen=True)
-class _Scoring:
+class _Scoring(NamedTuple):
     """How scores are made of products: as in `interface.PagedAttention`."""
 
     scale: float | None
@@ -93,11 +92,12 @@ def paged_attention(
             rows = slice(run.start, run.stop)
             found = _attend_shared(flat[rows], keys, values, run, scoring)
             _merge(out[rows], total[rows], *found)
-    return out.to(dtype), total if want_lse else None
+    if out.dtype != dtype:
+        out = out.to(dtype)
+    return out, total if want_lse else None
 
 
-@dataclass(frozen=True)
-class _Stored:
+class _Stored(NamedTuple):
     """Keys or values of one layer: slots [B * S, Nk, D], float32 [Nk] scales of an fp8 cache."""
 
     slots: torch.Tensor
