@@ -35,11 +35,13 @@ def blocks_of(table, start, last, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexp
         block = tl.load(table + start // BLOCK_SIZE, mask=start < last, other=0)
     else:
         position = start + tl.arange(0, BLOCK_N)
-        block = tl.load(table + position // BLOCK_SIZE, mask=position < last, other=0)
+        index = position.to(tl.uint32) // BLOCK_SIZE  # a shift, where a signed one is four steps
+        block = tl.load(table + index.to(tl.int32), mask=position < last, other=0)
     return block
 
 
 @triton.jit
 def slots_of(block, position, BLOCK_SIZE: tl.constexpr):
     """int64: a layer's cache may have more than 2^31 elements."""
-    return block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    inside = position.to(tl.uint32) % BLOCK_SIZE
+    return block.to(tl.int64) * BLOCK_SIZE + inside.to(tl.int32)

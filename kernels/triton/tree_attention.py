@@ -20,7 +20,7 @@ import triton.language as tl
 
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.triton.attention_plan import FIELDS, HEADER
-from rootlace.kernels.triton.decode_attention import decode_key, score_factors
+from rootlace.kernels.triton.decode_attention import decode_key, score_factors, to_half
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -98,6 +98,9 @@ def tree_kernel(
         factor = score_scale
         if FP8:
             factor = score_scale * tl.load(k_scales + head)
+            if query.dtype != tl.float32:
+                query, unit = to_half(query)
+                factor *= unit
 
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)

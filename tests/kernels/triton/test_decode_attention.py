@@ -103,6 +103,18 @@ def test_scale_soft_cap_and_fp8(dtype: torch.dtype, fp8: bool, soft_cap: float) 
     )
 
 
+def test_large_queries_of_an_fp8_cache() -> None:
+    """Products with e4m3 are in float16, whose largest number is 65504."""
+    case = AttentionCase(((1, 40),), dtype=torch.bfloat16, kv_dtype=FP8, scale=1e-6)
+    tensors = make_attention(case, CPU)
+    large = replace(tensors, q=tensors.q * 2**20)
+    out, lse = attend(large)
+    expected, expected_lse = exact_attention(large)
+    assert lse is not None
+    np.testing.assert_allclose(out.double(), expected, atol=0.1)
+    np.testing.assert_allclose(lse, expected_lse, atol=1e-2)
+
+
 def test_the_defaults() -> None:
     """As a model of this shape is served: 256 positions per part."""
     check(AttentionCase(((1, 600), (1, 256), (1, 257)), heads=(4, 2), head_dim=64), rules=None)
