@@ -195,7 +195,11 @@ def decode_attention(
     fp8 = scales is not None
     launch = settings("decode_attention", arch, **decode_key(dim, q.dtype, fp8))
     factor, cap = score_factors(scale, soft_cap)
-    decode_kernel[(multiprocessors(q.device) * launch.blocks["PROGRAMS"],)](
+    rows = padded(heads // kv_heads, 16)
+    # Programs that do not fit beside the others would begin when these have ended. A larger group
+    # needs more of a multiprocessor than the table counts with.
+    resident = max(launch.blocks["PROGRAMS"] - (rows > 16), 1)
+    decode_kernel[(multiprocessors(q.device) * resident,)](
         q,
         as_bits(k_cache),
         as_bits(v_cache),
@@ -217,7 +221,7 @@ def decode_attention(
         FP8=fp8,
         NATIVE=native_e4m3(arch),
         LSE=lse is not None,
-        BLOCK_M=padded(heads // kv_heads, 16),
+        BLOCK_M=rows,
         BLOCK_N=launch.blocks["BLOCK_N"],
         BLOCK_D=padded(dim, 16),
         num_warps=launch.num_warps,
