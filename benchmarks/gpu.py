@@ -4,8 +4,9 @@
     python -m benchmarks.gpu --tune [KERNEL ...]
 
 Every part runs in a process of its own, with a time limit: one that fails or hangs is recorded with
-its error, and the others are measured. `--tune` times the launch settings of the kernels
-(all, or those named) and writes this architecture's table instead, as far as the budget reaches.
+its error, and the others are measured. `--quick` takes a minute or two: less of everything, in one
+process. `--tune` times the launch settings of the kernels (all, or those named) and writes this
+architecture's table instead, as far as the budget reaches.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def run_part(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure `arguments.part` in this process; what it raises is recorded."""
     import torch
 
-    from benchmarks.gpu_parts.setting import Report, Setting, describe
+    from benchmarks.gpu_parts.setting import Report, Setting, describe, release
 
     setting = Setting(
         torch.device(arguments.device),
@@ -100,6 +101,7 @@ def run_part(arguments: argparse.Namespace) -> dict[str, Any]:
     except Exception as error:
         report.result["error"] = describe(error)
     report.set("seconds", round(time.monotonic() - start, 2))
+    release(setting.device)
     return report.result
 
 
@@ -149,7 +151,7 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
             }
             if left < 5:
                 parts[name] = {"cases": [], "error": "no time was left for it"}
-            elif arguments.smoke:
+            elif arguments.smoke or arguments.quick:
                 settings = {**vars(arguments), "part": name, "into": None, "ceilings": ceilings}
                 parts[name] = run_part(argparse.Namespace(**settings))
             else:

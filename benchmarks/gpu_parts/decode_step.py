@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu_parts.decode_plans import DecodePlans
 from benchmarks.gpu_parts.models import RandomModel, random_model
-from benchmarks.gpu_parts.setting import Report, Setting
+from benchmarks.gpu_parts.setting import Report, Setting, release
 from benchmarks.gpu_parts.timing import synchronize
 from rootlace.runtime.model.runner import ModelRunner
 
@@ -32,7 +32,7 @@ def measure(setting: Setting, report: Report) -> None:
     context = 20 if setting.smoke else CONTEXT
     for name in shapes:
         with random_model(name, setting.device) as model:
-            for graphs in (True, False):
+            for graphs in (True,) if setting.quick else (True, False):
                 with report.attempt(shape=name, graphs=graphs):
                     _measure(setting, report, model, graphs, batches, context)
                 release(setting.device)
@@ -133,12 +133,3 @@ def fill(runner: ModelRunner) -> None:
             layer.normal_()
         else:
             layer.copy_(torch.randn(layer.shape, device=layer.device))
-
-
-def release(device: torch.device) -> None:
-    """Give freed memory back before the next pool is made."""
-    import gc
-
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -34,7 +34,8 @@ def measure(setting: Setting, report: Report) -> None:
         runner = model.runner(blocks, max_running=rows)
         compiler = grammar_compiler(model.config.vocab_size)
         prompts = [[2 + (row + i) % 250 for i in range(128)] for row in range(rows)]
-        for overlap in report.progress((None, False), "idle share"):
+        modes = (None,) if setting.quick else (None, False)
+        for overlap in report.progress(modes, "idle share"):
             with report.attempt(overlap=overlap is None):
                 engine = InProcessEngine(runner, compiler, max_running=rows, overlap=overlap)
                 try:

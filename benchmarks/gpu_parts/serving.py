@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_parts.decode_step import release
 from benchmarks.gpu_parts.engine import InProcessEngine, grammar_compiler
 from benchmarks.gpu_parts.fast_loop import FastLoop
 from benchmarks.gpu_parts.models import RandomModel, random_model
-from benchmarks.gpu_parts.setting import Report, Setting
+from benchmarks.gpu_parts.setting import Report, Setting, release
 from benchmarks.gpu_parts.timing import synchronize
 from rootlace.protocol import SamplingParams
 
@@ -36,7 +35,7 @@ def measure(setting: Setting, report: Report) -> None:
             "gpt-fast-style loop, compiled": lambda: _Loop(model, rows, prompt, new, compiled=True),
             "transformers generate_batch": lambda: _Transformers(model, rows, prompt + new),
         }
-        if setting.smoke:
+        if setting.smoke or setting.quick:
             del makers["gpt-fast-style loop, compiled"]
         what = {"shape": name, "rows": rows, "prompt": prompt, "new": new}
         for label in report.progress(list(makers), "serving"):

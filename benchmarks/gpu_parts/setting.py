@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,3 +112,11 @@ def has_faulted() -> bool:
         return bool(torch.zeros(1, device="cuda").add_(1).item() != 1)
     except RuntimeError:
         return True
+
+
+def release(device: torch.device) -> None:
+    """Give freed memory back, so that others can have it. A device that has faulted has none."""
+    gc.collect()
+    if device.type == "cuda":
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()

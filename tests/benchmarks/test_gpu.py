@@ -27,7 +27,7 @@ from rootlace.kernels.triton import TRITON, tuning
 from rootlace.protocol import Constraint, SamplingParams
 
 CPU = torch.device("cpu")
-ELSEWHERE = ("flashinfer", "not compiled in a smoke run")
+ELSEWHERE = ("flashinfer", "not compiled in a quick run")
 """Errors that are expected without a GPU."""
 
 

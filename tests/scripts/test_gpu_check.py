@@ -80,6 +80,7 @@ def test_a_command_that_takes_too_long_is_stopped(check: ModuleType) -> None:
     outcome = check.run("sleep", [sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
     assert not outcome.passed and "no time was left" in str(outcome)
     assert check.run("good", [sys.executable, "-c", ""], 60).passed
+    assert check.run("fine", [sys.executable, "-c", "exit(5)"], 60, (0, 5)).passed
     assert "FAILED" in str(check.run("bad", [sys.executable, "-c", "exit(3)"], 60))
 
 
@@ -93,3 +94,20 @@ def test_without_a_gpu_it_says_so(what: str) -> None:
     )
     assert done.returncode == 1
     assert "sees no GPU" in done.stderr or "lacks" in done.stderr
+
+
+def test_no_test_is_fine_only_where_tests_are_chosen(
+    check: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def run(name: str, command: list[str], seconds: float, fine: tuple[int, ...]) -> object:
+        asked.append((name, str(fine), *command))
+        return check.Outcome(name, True, 10.0)
+
+    monkeypatch.setattr(check, "run", run)
+    check.run_tests([])
+    check.run_tests(["-k", "norms"])
+    assert [fine for _, fine, *_ in asked] == ["(0,)", "(0,)", "(0, 5)", "(0, 5)"]
+    assert all("tests/gpu" in command for command in asked)
+    assert [command[-1] for command in asked] == ["not whole_gpu", "whole_gpu"] * 2
