@@ -1,4 +1,8 @@
-"""What kernels over rows of logits share: masked loads, keys that order logits, random numbers."""
+"""What kernels over rows of logits share: masked loads, keys that order logits, masses, random
+numbers.
+
+Masses are sums of weights w = exp((x - max x) / T), in float64.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import triton.language as tl
 
 MAX_VOCAB = 1 << 24
 """Of a rank, 24 bits are the token's."""
+EVERYTHING = tl.constexpr(-(1 << 62))
+"""A rank below all."""
 
 
 @triton.jit
@@ -72,3 +78,49 @@ def uniform(seed, position):
     counter = position.to(tl.uint64, bitcast=True) + 1
     bits = _mix(stream + counter * 0x9E3779B97F4A7C15) >> 11
     return bits.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2^-53
+
+
+@triton.jit
+def inverse_of(temperature):
+    """1 / T, finite: a product with 0 stays 0."""
+    return tl.minimum(1.0 / temperature, 1.0e308)
+
+
+@triton.jit
+def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
+    """(rank of the row's best token, its logit, whether that is a finite number)."""
+    tile = tl.arange(0, TILES)
+    ranks = tl.load(best_ptr + row * tiles + tile, mask=tile < tiles, other=EVERYTHING)
+    rank = tl.max(ranks, 0)
+    key = rank_key(rank)
+    # The keys of -inf, and of +inf; NaN is above it.
+    finite = (key > -2139095041) & (key < 2139095040)
+    return rank, key_value(key), finite
+
+
+@triton.jit
+def searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab):
+    """(whether the row has a cut to be searched for, top_k, top_p)."""
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    cut = (top_k < vocab) | (top_p < 1.0)
+    return finite & cut & (tl.load(temperature_ptr + row) > 0), top_k, top_p
+
+
+@triton.jit
+def row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES: tl.constexpr):
+    """float64 [TILES]: the tiles' masses relative to the row's largest logit."""
+    tile = tl.arange(0, TILES)
+    there = tile < tiles
+    ranks = tl.load(best_ptr + row * tiles + tile, mask=there, other=EVERYTHING)
+    tops = tl.where(there, key_value(rank_key(ranks)), float("-inf"))
+    mass = tl.load(mass_ptr + row * tiles + tile, mask=there, other=0.0)
+    share = tl.exp((tops.to(tl.float64) - largest.to(tl.float64)) * inverse)
+    return tl.where(tops > float("-inf"), mass * share, 0.0)
+
+
+@triton.jit
+def kept_weights(x, ids, largest, inverse, cut, min_p):
+    """float64: the weights of those tokens that are kept, 0 for the others."""
+    weights = tl.exp((x.to(tl.float64) - largest.to(tl.float64)) * inverse)
+    return tl.where((rank_of(x, ids) >= cut) & (weights >= min_p), weights, 0.0)

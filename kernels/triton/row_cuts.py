@@ -1,0 +1,291 @@
+"""Where a row's top-k or top-p ends, exactly: the rank of the last token kept; and what is kept.
+
+By bisection over the ranks (logit, then id) of the candidates that the ladders led to, which one
+program holds in registers. Ladders sum weights of a few digits; whether the cut is among the
+candidates is seen here. If not, or if there were more than there is room for (as where many tokens
+tie), the whole row is bisected: some fifty passes of one program, which real logits do not need.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rootlace.kernels.triton.cut_ladders import gathered, last_levels, least_of
+from rootlace.kernels.triton.logit_rows import (
+    EVERYTHING,
+    inverse_of,
+    kept_weights,
+    largest_of,
+    load_logits,
+    rank_of,
+    row_mass,
+    searched_for,
+)
+
+
+@triton.jit
+def _last_by_count(ranks, count, wanted, low, high):
+    """The largest rank that, with `count` tokens above all of `ranks`, at least `wanted` reach.
+    `low` is reached by so many, `high` is not."""
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        enough = count + tl.sum((ranks >= middle).to(tl.int32), 0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def _last_by_mass(ranks, weights, mass, wanted, low, high):
+    """As `_last_by_count`, for what has a mass."""
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        enough = mass + tl.sum(tl.where(ranks >= middle, weights, 0.0), 0) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def _reached(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    vocab,
+    stride,
+    words,
+    row,
+    rank,
+    largest,
+    inverse,
+    MASKED: tl.constexpr,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """How many tokens of the whole row rank `rank` or before, or with `MASS` their mass; float64,
+    which counts exactly."""
+    found = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, vocab, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        inside = ids < vocab
+        x = load_logits(logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, inside, MASKED)
+        counts = inside & (rank_of(x, ids) >= rank)
+        if MASS:
+            below = x.to(tl.float64) - largest.to(tl.float64)
+            found += tl.where(counts, tl.exp(below * inverse), 0.0)
+        else:
+            found += counts.to(tl.float64)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _last_of_row(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    vocab,
+    stride,
+    words,
+    row,
+    wanted,
+    best,
+    largest,
+    inverse,
+    MASKED: tl.constexpr,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest rank that `wanted` tokens, or such a mass, reach: by bisection of all ranks."""
+    low = rank_of(tl.full([], float("-inf"), tl.float32), (1 << 24) - 1)
+    high = best + 1
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        found = _reached(
+            logits_ptr,
+            mask_ptr,
+            mask_row_ptr,
+            vocab,
+            stride,
+            words,
+            row,
+            middle,
+            largest,
+            inverse,
+            MASKED,
+            MASS,
+            BLOCK,
+        )
+        low = tl.where(found >= wanted, middle, low)
+        high = tl.where(found >= wanted, high, middle)
+    return low
+
+
+@triton.jit
+def row_cut_kernel(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    best_ptr,
+    least_ptr,
+    mass_ptr,
+    reached_ptr,
+    above_ptr,
+    value_ptr,
+    id_ptr,
+    cut_ptr,
+    vocab,
+    stride,
+    words,
+    tiles,
+    total,
+    MASKED: tl.constexpr,
+    TILES: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    row = tl.program_id(0)
+    best, largest, finite = largest_of(best_ptr, row, tiles, TILES)
+    searched, top_k, top_p = searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    cut = tl.full([], EVERYTHING, tl.int64)
+    if searched:
+        inverse = inverse_of(tl.load(temperature_ptr + row))
+        _upper, lower, step = last_levels(
+            best_ptr,
+            least_ptr,
+            mass_ptr,
+            reached_ptr,
+            row,
+            tiles,
+            total,
+            largest,
+            inverse,
+            top_k,
+            top_p,
+            vocab,
+            TILES,
+        )
+        by_count = top_k < vocab
+        by_mass = top_p < 1.0
+        split = (top_k >= vocab) | (top_p >= 1.0)
+        all_there = lower == least_of(least_ptr, row, tiles, TILES)
+        above, between = gathered(reached_ptr, row, tiles, total, step, split, TILES)
+        count_above, size = tl.sum(above, 0), tl.sum(between, 0)
+        everything = tl.sum(row_mass(best_ptr, mass_ptr, row, tiles, largest, inverse, TILES), 0)
+        found = size < 0
+        if size <= ROOM:
+            index = tl.arange(0, ROOM)
+            there = index < size
+            x = tl.load(value_ptr + row * ROOM + index, mask=there, other=float("-inf"))
+            ids = tl.load(id_ptr + row * ROOM + index, mask=there, other=0)
+            ranks = tl.where(there, rank_of(x, ids), EVERYTHING)
+            weights = tl.exp((x.to(tl.float64) - largest.to(tl.float64)) * inverse)
+            weights = tl.where(there, weights, 0.0)
+            low = tl.min(tl.where(there, ranks, best), 0)
+            high = tl.max(ranks, 0) + 1
+            if by_count:
+                enough = count_above + size >= top_k
+                found = (count_above < top_k) & (enough | all_there)
+                if enough:
+                    cut = _last_by_count(ranks, count_above, top_k, low, high)
+                if by_mass:
+                    mass = tl.sum(tl.where(ranks >= cut, weights, 0.0), 0)
+                    cut = _last_by_mass(ranks, weights, 0.0, top_p * mass, low, high)
+            else:
+                tile = tl.arange(0, TILES)
+                masses = tl.load(above_ptr + row * tiles + tile, mask=tile < tiles, other=0.0)
+                mass_above, wanted = tl.sum(masses, 0), top_p * everything
+                enough = mass_above + tl.sum(weights, 0) >= wanted
+                found = (mass_above < wanted) & (enough | all_there)
+                if enough:
+                    cut = _last_by_mass(ranks, weights, mass_above, wanted, low, high)
+        if not found:
+            mass = everything
+            if by_count:
+                cut = _last_of_row(
+                    logits_ptr,
+                    mask_ptr,
+                    mask_row_ptr,
+                    vocab,
+                    stride,
+                    words,
+                    row,
+                    top_k.to(tl.float64),
+                    best,
+                    largest,
+                    inverse,
+                    MASKED,
+                    False,
+                    ROOM,
+                )
+                mass = _reached(
+                    logits_ptr,
+                    mask_ptr,
+                    mask_row_ptr,
+                    vocab,
+                    stride,
+                    words,
+                    row,
+                    cut,
+                    largest,
+                    inverse,
+                    MASKED,
+                    True,
+                    ROOM,
+                )
+            if by_mass:
+                cut = _last_of_row(
+                    logits_ptr,
+                    mask_ptr,
+                    mask_row_ptr,
+                    vocab,
+                    stride,
+                    words,
+                    row,
+                    top_p * mass,
+                    best,
+                    largest,
+                    inverse,
+                    MASKED,
+                    True,
+                    ROOM,
+                )
+    tl.store(cut_ptr + row, cut)
+
+
+@triton.jit
+def tile_kept_kernel(
+    logits_ptr,
+    mask_ptr,
+    mask_row_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    best_ptr,
+    cut_ptr,
+    kept_ptr,
+    vocab,
+    stride,
+    words,
+    tiles,
+    MASKED: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    tile, row = tl.program_id(0), tl.program_id(1)
+    _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
+    searched, _top_k, _top_p = searched_for(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
+    temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)
+    if searched | (finite & (temperature > 0) & (min_p > 0)):
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = load_logits(
+            logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
+        )
+        cut = tl.load(cut_ptr + row)
+        weights = kept_weights(x, ids, largest, inverse_of(temperature), cut, min_p)
+        tl.store(kept_ptr + row * tiles + tile, tl.sum(weights, 0))
