@@ -9,14 +9,11 @@ import numpy as np
 
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.byte_trie import ByteTrie
-from rootlace.runtime.constrained.token_classes import TokenClasses, token_classes
 from rootlace.runtime.constrained.token_walk import TokenWalk
 from rootlace.runtime.scheduler.plan import MaskRow
 
 _KEYS = itertools.count()
 _FIRST_ROWS = 8
-_MAX_CLASS_STATES = 2048
-"""Automata with more states get no table of token classes."""
 
 
 class TokenTable:
@@ -44,8 +41,6 @@ class TokenTable:
         self._row_of: dict[int, MaskRow] = {}
         self._filled = bytearray()
         self._rows = np.zeros((0, self._words), np.int32)
-        self._classes: TokenClasses | None = None
-        self._has_classes = False
 
     @property
     def rows(self) -> np.ndarray:
@@ -54,8 +49,7 @@ class TokenTable:
 
     @property
     def nbytes(self) -> int:
-        classes = self._classes.nbytes if self._classes else 0
-        return self._rows.nbytes + self._walk.nbytes + classes + 200 * len(self._row_of)
+        return self._rows.nbytes + self._walk.nbytes + 200 * len(self._row_of)
 
     def filled(self, row: int) -> bool:
         return self._filled[row] != 0
@@ -108,19 +102,6 @@ class TokenTable:
         if not self._filled[place.row]:
             self.fill(state)
         out[:] = self._rows[place.row]
-
-    def classes(self) -> TokenClasses | None:
-        """Token classes and the state after each, for executors that step the automaton on their
-        device; None where the automaton or the table is too large. Made at the first call."""
-        if not self._has_classes:
-            with self._walking:
-                if not self._has_classes:
-                    states = min(_MAX_CLASS_STATES, self._dfa.max_states)
-                    self._classes = token_classes(
-                        self._trie, self._dfa, states, self._max_bytes // 4
-                    )
-                    self._has_classes = True
-        return self._classes
 
     def _mask(self, state: int) -> np.ndarray:
         allowed = self._walk.allowed(state)

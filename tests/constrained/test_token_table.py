@@ -83,7 +83,7 @@ def test_masks_are_the_beginnings_of_the_texts(made: tuple[str, frozenset[str]])
     texts = {text.encode() for text in language}
     prefixes = {text[:end] for text in texts for end in range(len(text) + 1)}
     dfa, table = make(pattern)
-    classes = table.classes()
+    classes = token_classes(TRIE, dfa, 4096, 1 << 20)
     assert classes is not None
     for prefix in sorted(prefixes)[:40]:
         state = dfa.run(dfa.start, prefix)
@@ -113,8 +113,8 @@ def test_infinite_languages_step_by_step(
 
 
 def test_classes_are_the_coarsest() -> None:
-    dfa, table = make("(?:ab|a1é)*[b1]{0,3}")
-    classes = table.classes()
+    dfa = LazyDfa(parse("(?:ab|a1é)*[b1]{0,3}"), 4096)
+    classes = token_classes(TRIE, dfa, 4096, 1 << 20)
     assert classes is not None
     assert classes.next_state.shape[0] == dfa.num_states
     functions = {classes.next_state[:, c].tobytes() for c in range(classes.next_state.shape[1])}
@@ -246,7 +246,7 @@ def test_every_token_of_a_real_vocabulary(
                 expected[token] = dfa.accepting(state)
             np.testing.assert_array_equal(bits(out, vocab.size), expected)
             assert not bits(out, 32 * len(out))[vocab.size :].any()
-    classes = table.classes()
+    classes = token_classes(vocab.trie, dfa, 2048, 16 << 20)
     assert classes is not None
     for state in range(0, dfa.num_states, max(dfa.num_states // 8, 1)):
         place = table.row(state)
