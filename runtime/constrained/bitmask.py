@@ -39,7 +39,7 @@ def writable(out: Any, vocab_size: int) -> np.ndarray:
 def address(words: np.ndarray) -> int:
     """Where a packed mask that may be written to stands in memory; a fifth of the time that
     `words.ctypes.data` takes."""
-    return addressof(c_char.from_buffer(words))
+    return addressof(c_char.from_buffer(words.data))
 
 
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
