@@ -59,15 +59,21 @@ class AutomatonArena:
             "token_class": self._new(self._classes.size, vocab_size),
             "masks": self._new(self._masks.size, self._words),
         }
-        self._states.take(1), self._steps.take(1), self._classes.take(1), self._masks.take(1)
-        for tensor in self._tensors.values():
-            tensor[0] = 0
+        for run in (self._states, self._steps):
+            run.take(1)
+        for places in (self._classes, self._masks):
+            places.take(1)
         self._residents: OrderedDict[Hashable, _Resident] = OrderedDict()  # used longest ago first
         self._in_use: set[Hashable] = set()
         self._private: list[int] = []
         # What is to be written: runs of places by their first one, and masks one by one.
-        self._fresh: list[tuple[str, int, np.ndarray]] = []
-        self._fresh_masks: list[tuple[int, np.ndarray]] = []
+        # The first ones are those of the dead state: on the stream on which they are read.
+        self._fresh: list[tuple[str, int, np.ndarray]] = [
+            (name, 0, np.zeros((1, *tensor.shape[1:]), np.int32))
+            for name, tensor in self._tensors.items()
+            if name != "masks"
+        ]
+        self._fresh_masks: list[tuple[int, np.ndarray]] = [(NOTHING, np.empty(0, np.int32))]
         self.generation = 0
         """How often the tables have moved, since one step needed more room than there was."""
         self.uploaded_bytes = 0
