@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -71,8 +72,18 @@ def package_version(name: str) -> str | None:
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
+    """JSON has no NaN: what was not measured is null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(_without_nan(result), indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n")
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -12,7 +12,7 @@ in turns.
 
 Of the served loads, `closed` asks for one or two short facts, `records` for a record of eight
 fields with enumerations, both by schemas that allow no other property; `open` and `open records`
-leave the schemas open, so that llguidance makes the masks. `--also FOLDER` serves `open` with
+leave the schemas open, so that llguidance makes the masks. `--also FOLDER` serves `records` with
 another model, too: the embedded one is so small that a step takes only about two milliseconds, of
 which what the host does for a constraint is a larger part than elsewhere.
 
@@ -221,7 +221,7 @@ def parse_arguments() -> argparse.Namespace:
         "--repetitions", type=int, default=12, help="rounds of the three modes (default 12)"
     )
     parser.add_argument(
-        "--also", type=Path, nargs="*", default=[], help="models to serve `open` with, too"
+        "--also", type=Path, nargs="*", default=[], help="models to serve `records` with, too"
     )
     parser.add_argument(
         "--loads",
@@ -245,7 +245,7 @@ def main() -> None:
         for name in arguments.engines:
             engines[name] = measure_engine(name, tokenizer, arguments.seconds, progress)
         served = [(model, kind) for kind in arguments.loads]
-        served += [(str(folder), "open") for folder in arguments.also]
+        served += [(str(folder), "records") for folder in arguments.also]
         loads = [(*what, count) for what in served for count in arguments.concurrency]
         task = progress.add_task("", total=len(loads) * runs_of(arguments.repetitions))
         for folder, kind, concurrency in loads:
