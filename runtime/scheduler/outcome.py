@@ -39,7 +39,9 @@ def announce(sequence: Sequence, update: Update) -> None:
     sequence.announced = True
     update.cached_tokens = sequence.cached_tokens
     update.queued = sequence.queued
-    if sequence.prompt_scores and sequence.score_next >= sequence.prompt_len:
+    # Where it is aborted, some may still be under way.
+    scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
+    if scored and scored == sequence.prompt_len - sequence.score_from:
         update.prompt_scores = _joined(sequence.prompt_scores)
         update.prompt_targets = sequence.tokens[sequence.score_from : sequence.prompt_len]
         sequence.prompt_scores = []

@@ -325,6 +325,18 @@ def test_a_sequence_that_finds_its_rest_cached_waits_for_scores_under_way() -> N
     assert update.prompt_scores is not None and len(update.prompt_scores.logprobs) == 8
 
 
+def test_an_abort_tells_no_scores_while_some_are_under_way() -> None:
+    world = ahead(block_size=4, max_step_tokens=8)
+    rid = world.submit(ids(14), 9, prompt_logprobs_from=0)
+    launched(world), launched(world)
+    world.land()  # the first eight tokens' scores are there, the rest comes with the second step
+    world.abort(rid)
+    (update,) = world.jobs[rid].updates
+    assert update.finish == "abort" and update.prompt_scores is None
+    world.drain()
+    world.expect_empty()
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_retracted_sequence_takes_the_tokens_under_way_and_may_end_there(steps) -> None:
     for limit in (2, 3, 9):

@@ -1,0 +1,166 @@
+"""Steps under way while everything else happens at once, in any order.
+
+Requests of every kind come, end, are aborted, retracted and taken back while none, one or two steps
+are under way, and steps fail. Whoever comes to its end has what it would have got alone; whoever is
+stopped has the beginning of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
+from rootlace.runtime.engine.simulated import history_hash, made_up_logprobs
+from tests.scheduler.matchers import Plain, Script, Stepped
+from tests.scheduler.world import Job, World
+
+SIZES: list[dict[str, Any]] = [
+    {"block_size": 4, "num_blocks": 400},
+    {"block_size": 4, "num_blocks": 14, "max_step_tokens": 11},
+    {"block_size": 1, "num_blocks": 40, "max_step_tokens": 7, "max_running": 5},
+    {"block_size": 3, "num_blocks": 20, "policy": "lpm"},
+    {"block_size": 16, "num_blocks": 6, "policy": "dfs"},
+    {"block_size": 4, "num_blocks": 16, "enabled": False},
+    {"block_size": 2, "num_blocks": 30, "context_length": 17, "max_running": 3},
+    {"block_size": 4, "num_blocks": 24, "max_step_tokens": 3, "max_waiting": 4},
+]
+
+
+class Storm:
+    """One world, and what may happen to it next."""
+
+    def __init__(self, seed: int, automata: bool, **sizes: Any) -> None:
+        self.dice = random.Random(seed)
+        self.world = World(overlap=True, automata=automata, vocab_size=7, **sizes)
+        self.stems = [self._tokens(self.dice.randrange(1, 14)) for _ in range(3)]
+        self.programs: list[str] = []
+
+    def run(self, actions: int) -> None:
+        choices: list[tuple[Callable[[], object], int]] = [
+            (self.submit, 30),
+            (self.fork, 6),
+            (self.launch, 60),
+            (self.world.land, 45),
+            (self.abort, 8),
+            (self.retract, 4),
+            (self.world.scheduler.flush, 2),
+            (self.fail, 2),
+            (self.release, 2),
+        ]
+        names, weights = zip(*choices, strict=True)
+        for _ in range(actions):
+            self.dice.choices(names, weights)[0]()
+        self.world.drain()
+        for job in self.world.jobs.values():
+            self.check(job)
+        self.world.expect_empty()
+
+    # ------------------------------------------------------------ what happens
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.dice.randrange(7) for _ in range(count)]
+
+    def _constraint(self) -> Callable[[], Plain] | None:
+        dice = self.dice
+        script, length = dice.randrange(4), dice.choice([1, 2, 9, 30])
+        forcing, kind = dice.choice([0, 3, 7]), dice.randrange(7)
+        if kind < 2:
+            return partial(Script, script, length, 7, forcing, bool(kind))
+        if kind < 4:
+            return partial(Stepped, script, length, 7, forcing, hidden=dice.choice([0, 3, 6]))
+        return None
+
+    def _submit(self, prompt: list[int], limit: int, **options: Any) -> None:
+        # What is forced from the start may fail; the queue may be full, the prompt too long.
+        with contextlib.suppress(ConstraintNotMet, ContextLengthExceeded, Overloaded):
+            self.world.submit(prompt, limit, **options)
+
+    def _options(self, limit: int) -> dict[str, Any]:
+        dice = self.dice
+        logprobs = dice.random() < 0.3
+        return {
+            "stop_token_ids": (0, 1) if dice.random() < 0.3 else (),
+            "min_tokens": min(dice.choice([0, 0, 3]), limit),
+            "frequency_penalty": 0.5 if dice.random() < 0.2 else 0.0,
+            "logprobs": logprobs,
+            "top_logprobs": 2 if logprobs else 0,
+            "prompt_logprobs_from": dice.choice([None, None, None, 0, 2]),
+            "jump": dice.random() < 0.7,
+            "namespace": dice.choice(["", "", "other"]),
+        }
+
+    def submit(self) -> None:
+        dice = self.dice
+        prompt = [*dice.choice(self.stems), *self._tokens(dice.randrange(3))]
+        if dice.random() < 0.2:
+            prompt = self._tokens(1)
+        limit = dice.choice([0, 1, 1, 2, 3, 12, 40])
+        program = ""
+        if dice.random() < 0.2:
+            program = f"program {len(self.programs)}"
+            self.programs.append(program)
+        self._submit(
+            prompt, limit, constrain=self._constraint(), program=program, **self._options(limit)
+        )
+
+    def fork(self) -> None:
+        """Several samples of one prompt."""
+        prompt = [*self.dice.choice(self.stems), *self._tokens(2)]
+        options, constrain = self._options(9), self._constraint()
+        for _ in range(self.dice.randrange(2, 5)):
+            self._submit(prompt, 9, constrain=constrain, **options)
+
+    def launch(self) -> None:
+        if len(self.world.flights) < 2:
+            self.world.launch()
+
+    def abort(self) -> None:
+        if self.world.open_rids():
+            self.world.abort(self.dice.choice(self.world.open_rids()))
+
+    def retract(self) -> None:
+        running = self.world.scheduler._running
+        if running.sequences[1:]:
+            running.retract(self.dice.choice(running.sequences[1:]))
+            self.world.scheduler.check()
+
+    def fail(self) -> None:
+        self.world.fail(InternalError("injected"))
+
+    def release(self) -> None:
+        if self.programs:
+            self.world.scheduler.release_program(self.programs.pop())
+
+    # ------------------------------------------------------------ what came of it
+
+    def check(self, job: Job) -> None:
+        if job.finish in ("stop", "length") or job.fails():
+            self.world.expect_cold(job)
+        else:
+            cold = self.world.cold(job.prompt, job.params, job.constrain)
+            if cold.finish != "error":
+                assert job.output == cold.output[: len(job.output)]
+        for update in job.updates:
+            if update.prompt_scores is not None:
+                start = max(job.params.prompt_logprobs_from or 0, 1)
+                tokens = np.array(job.prompt)
+                wanted = made_up_logprobs(history_hash(tokens)[start - 1 : -1], tokens[start:])
+                assert update.prompt_scores.logprobs.tolist() == wanted.tolist()
+        if job.finish == "length" and job.params.prompt_logprobs_from is not None:
+            scored = any(update.prompt_scores is not None for update in job.updates)
+            first = max(job.params.prompt_logprobs_from, 1)
+            assert scored == (first < len(job.prompt))
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "-".join(map(str, sizes.values())))
+@pytest.mark.parametrize("automata", [False, True])
+def test_storm(sizes: dict[str, Any], automata: bool) -> None:
+    for seed in range(3):
+        Storm(seed, automata, **sizes).run(150)
