@@ -54,7 +54,7 @@ class LLGuidanceGrammar:
         self._limits = parser_limits(config)
         self._lock = threading.Lock()
         self._forced: dict[_Place, _Forced] = {}
-        self.beginning: list[int] | None = None
+        self.beginning: tuple[int, ...] | None = None
         """What is forced before anything else, once a matcher has asked."""
         prototype = self._built()
         self._prototype: LLMatcher | None = prototype
@@ -82,13 +82,13 @@ class LLGuidanceGrammar:
         known = self._forced.get(key)
         if known is not None and following.agrees(known.answers):
             if known.settled:
-                return known.tokens
+                return list(known.tokens)
             # The canonicalizer asks less about a text that it has looked at before.
             following.answers.clear()
         tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
         if len(self._forced) >= REMEMBERED:
             self._forced.clear()
-        self._forced[key] = _Forced(following.asked(), tokens, known is not None)
+        self._forced[key] = _Forced(following.asked(), tuple(tokens), known is not None)
         return tokens
 
     def renewed(self, worn: LLMatcher) -> LLMatcher:
@@ -146,7 +146,7 @@ class _Forced:
 
     answers: list[tuple[list[int] | None, bool]]
     """Of the texts asked for, in tokens of one byte each."""
-    tokens: list[int]
+    tokens: tuple[int, ...]
     settled: bool
     """Whether there is nothing that need not have been asked."""
 
@@ -205,7 +205,9 @@ class LLGuidanceMatcher:
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
         self._settled = -1
-        """How many tokens there are at the end of the last forced run: nothing is forced there."""
+        """How many tokens there are at the end of the last forced run: nothing is forced there, if
+        it was taken in."""
+        self._run: list[int] = []
 
     def allowed_mask(self) -> np.ndarray:
         words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
@@ -294,15 +296,17 @@ class LLGuidanceMatcher:
 
     def forced_tokens(self) -> list[int]:
         at = len(self._tokens)
-        if at == self._settled or self._ended or self._matcher.is_error():
+        if self._ended or self._matcher.is_error():
+            return []
+        if at == self._settled and self._tokens[at - len(self._run) :] == self._run:
             return []
         if at or self._grammar.beginning is None:
             tokens = self._found_forced()
             if not at and not self._matcher.is_error():
-                self._grammar.beginning = tokens
+                self._grammar.beginning = tuple(tokens)
         else:
-            tokens = self._grammar.beginning
-        self._settled = at + len(tokens)
+            tokens = list(self._grammar.beginning)
+        self._settled, self._run = at + len(tokens), tokens.copy()
         return tokens
 
     def _found_forced(self) -> list[int]:

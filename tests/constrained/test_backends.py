@@ -199,6 +199,37 @@ def test_matchers_of_one_grammar_do_not_share_state(
     assert first.error()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forced_tokens_belong_to_who_asked(vocabulary: Vocabulary, backend: Any) -> None:
+    """Also where a grammar remembers them for all requests, and wherever one stands."""
+    compiler = GrammarCompiler(vocabulary, config=ConstraintConfig(backend=backend))
+    grammar = compiler.compile(regex='\\{"name":"(Mara|Ida)","age":[0-9]\\}')
+    wanted = list(grammar.matcher().forced_tokens())
+    assert wanted
+    tokens = vocabulary.encode(b'{"name":"Mara","age":3}')
+    runs = []
+    for _ in range(3):
+        matcher = grammar.matcher()
+        found = []
+        for token in tokens:
+            found.append(list(matcher.forced_tokens()))
+            matcher.forced_tokens().append(7)
+            assert matcher.forced_tokens() == found[-1]
+            assert matcher.advance(token)
+        runs.append(found)
+    assert runs[0] == runs[1] == runs[2]
+    assert runs[0][0] == wanted
+    # Taken in otherwise, so many tokens are another place.
+    spelt = grammar.matcher()
+    spelt.forced_tokens()
+    for byte in vocabulary.bytewise(b'{"name":"Mar')[: len(wanted)]:
+        assert spelt.advance(byte)
+    same = grammar.matcher()
+    for byte in vocabulary.bytewise(b'{"name":"Mar')[: len(wanted)]:
+        assert same.advance(byte)
+    assert spelt.forced_tokens() == same.forced_tokens()
+
+
 @pytest.mark.parametrize("backend", ["automaton", "outlines_core"])
 def test_what_is_not_regular_needs_llguidance(
     compilers: dict[str, GrammarCompiler], backend: str
