@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import Atom, Conjunction
 from rootlace.runtime.constrained.schema.evaluated import evaluated_keys
+from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
+from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
+from rootlace.runtime.constrained.schema.trees import NOTHING, with_length
 
 
 class Lookup(Protocol):
@@ -110,21 +114,45 @@ class Keys:
         names = self._leaf.get("propertyNames", True)
         if isinstance(names, bool) or _no_others(names):
             return None
-        said = {key: value for key, value in names.items() if key in _OF_NAMES}
-        if set(said) != {key for key in names if key not in _SILENT} or not said:
-            if set(names) - _SILENT:
-                self._note("propertyNames")
+        said = {key: value for key, value in names.items() if key not in _SILENT}
+        if said.get("format", "") not in FORMATS:  # a note to the reader
+            said.pop("format", None)
+        if not said:
             return None
-        if set(said) == {"pattern"}:
-            return str(said["pattern"])
-        if "pattern" not in said:
-            least, most = said.get("minLength", 0), said.get("maxLength", "")
-            return rf"^[\s\S]{{{least},{most}}}$"
+        found = _pattern_of(said)
+        if found is not None:
+            return found
         self._note("propertyNames")
-        return str(said["pattern"])
+        return _content(said)  # that much of it
 
 
-_OF_NAMES = frozenset(("pattern", "minLength", "maxLength"))
+def _content(said: dict[str, Any]) -> str | None:
+    """The pattern or the format among these keywords, as a pattern."""
+    if "$ref" in said:  # what stands beside it may mean nothing
+        return None
+    if "format" in said:
+        return pattern_of_format(said["format"])
+    return str(said["pattern"]) if "pattern" in said else None
+
+
+def _pattern_of(said: dict[str, Any]) -> str | None:
+    """The strings that satisfy these keywords, as one pattern; None if there may be none."""
+    if not set(said) <= _OF_NAMES or {"pattern", "format"} <= set(said):
+        return None
+    content = _content(said)
+    least, most = int(said.get("minLength", 0)), said.get("maxLength")
+    if content is None:
+        return rf"^[\s\S]{{{least},{'' if most is None else int(most)}}}$"
+    if not least and most is None:
+        return content
+    try:
+        fitted = with_length(regex_of_pattern(content), least, None if most is None else int(most))
+    except NotTranslated:
+        return None
+    return None if fitted is None or fitted == NOTHING else f"^(?:{pattern_of(fitted)})$"
+
+
+_OF_NAMES = frozenset(("pattern", "format", "minLength", "maxLength"))
 _SILENT = frozenset(["type", "title", "description", "$comment", "examples", "default"])
 
 

@@ -47,7 +47,13 @@ class _Relaxation:
     def __init__(self, checked: CheckedSchema, satisfies: Satisfies) -> None:
         self._cases = Cases(checked, satisfies, self._empty)
         self._shapes = Shapes(
-            self._empty, self._child, satisfies, takes_pattern, patterns_apart, checked
+            self._empty,
+            self._child,
+            satisfies,
+            takes_pattern,
+            patterns_apart,
+            lambda shape: _nothing_satisfies(json.dumps(shape)),
+            checked,
         )
         self._known: dict[Conjunction, tuple[list[Shape], set[Residual]]] = {}
         self._reasons: dict[Conjunction, str] = {}
@@ -207,6 +213,12 @@ def _place(conjunction: Conjunction, keyword: str) -> str:
 def takes_pattern(pattern: str) -> bool:
     """Whether llguidance takes it."""
     return accepted({"type": "string", "pattern": pattern}) == ""
+
+
+@lru_cache(maxsize=4096)
+def _nothing_satisfies(schema: str) -> bool:
+    """Whether llguidance is sure of that."""
+    return accepted(json.loads(schema)).startswith("Unsatisfiable")
 
 
 @lru_cache(maxsize=1024)

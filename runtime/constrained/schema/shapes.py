@@ -39,7 +39,8 @@ Leaf = tuple[Located, dict[str, Any]]
 class Shapes:
     """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it;
     `child(parent, path, schema)` is an atom; `satisfies` as in `Cases`; `takes(pattern)` says
-    whether a mask can hold it, `apart(patterns)` whether no key matches two of them."""
+    whether a mask can hold it, `apart(patterns)` whether no key matches two of them,
+    `impossible(shape)` whether no string has this shape."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Shapes:
         satisfies: Callable[[Located, Any], bool],
         takes: Callable[[str], bool],
         apart: Callable[[tuple[str, ...]], bool],
+        impossible: Callable[[Shape], bool],
         checked: CheckedSchema,
     ) -> None:
         self.empty = empty
@@ -55,6 +57,7 @@ class Shapes:
         self.satisfies = satisfies
         self.takes = takes
         self.apart = apart
+        self.impossible = impossible
         self.checked = checked
         self.reason = ""
         """Where it showed that the case asked for last has no shapes."""
@@ -121,6 +124,8 @@ class Shapes:
             if "pattern" in leaf:
                 if self.takes(leaf["pattern"]):
                     wanted.append(("pattern", leaf["pattern"]))
+                elif self.impossible({"type": "string", "pattern": leaf["pattern"]}):
+                    return self._none(((located, leaf),), "pattern")
                 else:
                     notes.add(Residual(f"{located.pointer}/pattern", "pattern"))
             name = leaf.get("format")
@@ -133,6 +138,8 @@ class Shapes:
                     more.append({"type": "string", keyword: value})
         if more:
             shape["allOf"] = more
+        if set(shape) & {"pattern", "format"} and len(shape) > 2 and self.impossible(shape):
+            return self._none(leaves, "pattern", "format")
         return [shape]
 
     # ------------------------------------------------------------ arrays
@@ -263,11 +270,12 @@ class Shapes:
             found += self._split(spec.without(gone), leaves, notes)
         return found
 
-    def _none(self, leaves: tuple[Leaf, ...], keyword: str) -> list[Any]:
-        for located, leaf in leaves:
-            if keyword in leaf:
-                self.reason = f"{located.pointer}/{keyword}"
-                return []
+    def _none(self, leaves: tuple[Leaf, ...], *keywords: str) -> list[Any]:
+        for keyword in keywords:
+            for located, leaf in leaves:
+                if keyword in leaf:
+                    self.reason = f"{located.pointer}/{keyword}"
+                    return []
         self.reason = leaves[0][0].pointer if leaves else ""
         return []
 
