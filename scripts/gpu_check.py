@@ -188,11 +188,12 @@ def look_at_machine() -> None:
     """Say what was found. Raises CheckError for what must be there and is not."""
     lacks = missing(NEEDED)
     if lacks:
+        python = ".".join(map(str, sys.version_info[:2]))
         raise CheckError(
             f"{sys.executable} lacks {', '.join(lacks)}. Small ones can be brought along: run "
-            "`make gpu-wheels` where there is a package index, copy build/gpu-wheels here, and try "
-            "again. torch with CUDA, triton and transformers must be there; name another Python "
-            "with `make GPU_PYTHON=... gpu-check`"
+            f"`make gpu-wheels GPU_PYTHON_VERSION={python}` where there is a package index, copy "
+            "build/gpu-wheels here, and try again. torch with CUDA, triton and transformers must "
+            "be there; name another Python with `make GPU_PYTHON=... gpu-check`"
         )
     absent = missing(USEFUL)
     if absent:
