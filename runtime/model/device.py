@@ -32,6 +32,10 @@ class Device(Protocol):
         """Record the operations that `work` gives to the device, without running them; what is
         returned runs them again, on whatever their tensors hold then."""
 
+    def works(self) -> bool:
+        """Whether it still does anything, after a fault: some end it for the whole process. Waits
+        for what it was given."""
+
 
 class CudaDevice:
     """One stream for everything: copies to the device, kernels and copies back are in order without
@@ -42,6 +46,7 @@ class CudaDevice:
         self._stream = torch.cuda.Stream(device)
         # Graphs run one after the other, so all may use the same memory between their nodes.
         self._pool = torch.cuda.graph_pool_handle()
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def work(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
@@ -63,14 +68,30 @@ class CudaDevice:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
+                graph.capture_end()
             except BaseException:
-                _abandon(graph)
+                self._abandon(graph)
                 raise
-            graph.capture_end()
         return graph.replay
 
+    def works(self) -> bool:
+        try:
+            self._stream.synchronize()
+        except RuntimeError:
+            return False
+        return True
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
-    """End a capture that failed: the stream must leave the capturing state."""
-    with contextlib.suppress(RuntimeError):  # the reason is the error under way
-        graph.capture_end()
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture that failed: stream and allocator must leave the capturing state.
+
+        Where the capture was invalidated, `capture_end` raises before it tells the allocator, which
+        then refuses every later capture into the pool; and a pool whose only graph failed is dead
+        to torch. So later graphs get another pool. The graph is kept, as the allocator may refer to
+        it.
+        """
+        with contextlib.suppress(RuntimeError):  # the reason is the error under way
+            graph.capture_end()
+        with contextlib.suppress(RuntimeError, AttributeError):  # it knows already, as a rule
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        self._failed.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()

@@ -24,6 +24,8 @@ USES_BEFORE_CAPTURE = 2
 at first use cannot be captured."""
 CAPTURE_SHARE = 0.2
 """Share of a busy server's time that capturing may take."""
+MOST_FAILURES = 3
+"""After so many captures that failed no more are tried: each may cost memory that stays taken."""
 FINE_BUCKETS = 256
 """Up to so many rows buckets are 8 apart: a row too many costs little, a graph costs memory."""
 
@@ -115,13 +117,19 @@ class Graphs:
             self._replays[key] = self._device.capture(work)
         except RuntimeError:
             log.warning("%s cannot be captured and runs without a graph", key, exc_info=True)
-            self._never.add(key)
-            self.count.failed += 1
+            self.give_up(key)
         else:
             self.count.captured += 1
         end = self._clock()
         self.count.seconds += end - begin
         self._not_before = end + (end - begin) * (1 / CAPTURE_SHARE - 1)
+
+    def give_up(self, key: Hashable) -> None:
+        """There will be no graph of it."""
+        self._never.add(key)
+        self.count.failed += 1
+        if self.count.failed >= MOST_FAILURES:
+            self.enabled = False
 
     def _drop_oldest(self) -> None:
         end = self._device.event()

@@ -54,6 +54,9 @@ class FakeDevice:
         self.captures += 1
         return work
 
+    def works(self) -> bool:
+        return True
+
 
 class RecordingDevice(FakeDevice):
     """Graphs as CUDA's are: the operations on tensors that `work` did, on the same memory, with the

@@ -8,6 +8,7 @@ import pytest
 
 from rootlace.runtime.model.graphs import (
     CAPTURE_SHARE,
+    MOST_FAILURES,
     USES_BEFORE_CAPTURE,
     Graphs,
     bucket_of,
@@ -112,6 +113,20 @@ def test_what_fails_is_not_tried_again() -> None:
         assert not graphs.run("a", lambda: done.append(1))
     assert len(done) == 5 and graphs.count.failed == 1
     assert graphs.missing(["a", "b"]) == ["b"]
+
+
+def test_where_nothing_can_be_captured_no_more_is_tried() -> None:
+    device = SlowDevice()
+    graphs = Graphs(device, True, 100, lambda: 0.0)
+    for _ in range(USES_BEFORE_CAPTURE):
+        graphs.run("before", lambda: None)
+    device.error = RuntimeError("not permitted")
+    tries = device.now
+    for key in range(10):
+        for _ in range(3):
+            assert not graphs.run(key, lambda: None)
+    assert device.now - tries == MOST_FAILURES == graphs.count.failed
+    assert graphs.run("before", lambda: None), "what there is stays"
 
 
 def test_without_graphs_nothing_is_captured() -> None:
