@@ -145,8 +145,8 @@ def serve(config: EngineProcessConfig) -> None:
     finally:
         service.close()
         filler.close()
-    # What was said last must still leave; the gateway may be reading it right now.
-    context.destroy(linger=1000)
+        # What was said last must still leave; the gateway may be reading it right now.
+        context.destroy(linger=1000)
 
 
 def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:

@@ -6,7 +6,7 @@ import logging
 import time
 
 from rootlace.errors import InternalError, RootlaceError
-from rootlace.runtime.scheduler.plan import Executor, Launched, StepPlan
+from rootlace.runtime.scheduler.plan import Executor, ExecutorLost, Launched, StepPlan
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.update import Update
 
@@ -34,7 +34,10 @@ class Steps:
         """Those of them spent in the executor: launching, or waiting for results."""
 
     def step(self) -> list[Update]:
-        """Plan, run, commit what can be; returns the news. Does nothing if there is no work."""
+        """Plan, run, commit what can be; returns the news. Does nothing if there is no work.
+
+        What a step raises ends its requests; only `ExecutorLost` is raised on.
+        """
         started = time.perf_counter()
         count = self.count
         updates = self._overlapped() if self._overlap else self._plain()
@@ -126,10 +129,14 @@ class Steps:
     def _collect_in_vain(self, launched: Launched) -> None:
         try:
             self._executor.collect(launched)
+        except ExecutorLost:
+            raise
         except Exception:
             log.exception("step %d, which was given up, failed", launched.plan.step)
 
     def _failed(self, plan: StepPlan, error: Exception) -> list[Update]:
+        if isinstance(error, ExecutorLost):
+            raise error
         log.error("step %d failed", plan.step, exc_info=error)
         self.count += 1
         reason = error if isinstance(error, RootlaceError) else InternalError(repr(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -24,6 +26,16 @@ def score_on_device(
         return logprobs, none.to(torch.int32), none
     ids = best_ids_unseen(logits, top)
     return logprobs, ids.to(torch.int32), logits.gather(1, ids) - normaliser
+
+
+def score_in_parts(
+    logits: Callable[[slice], torch.Tensor], tokens: torch.Tensor, top: int, size: int
+) -> list[torch.Tensor]:
+    """`score_on_device` of N > 0 tokens, `size` at a time: so memory does not grow with N."""
+    count = len(tokens)
+    parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    found = [score_on_device(logits(part), tokens[part], top) for part in parts]
+    return [torch.cat(each) for each in zip(*found, strict=True)]
 
 
 def token_scores(

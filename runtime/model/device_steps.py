@@ -12,6 +12,7 @@ more tokens, and the device takes longer for them than the host.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from rootlace.kernels import KernelSet
 from rootlace.runtime.model.decode_staging import DecodeStaging, StagedDecode
 from rootlace.runtime.model.decoder import Decoder
 from rootlace.runtime.model.device import Device
-from rootlace.runtime.model.device_scores import score_on_device, token_scores
+from rootlace.runtime.model.device_scores import score_in_parts, token_scores
 from rootlace.runtime.model.graphs import Graphs
 from rootlace.runtime.model.mixed_staging import MixedStaging
 from rootlace.runtime.model.plain_steps import LOGITS_BYTES
@@ -32,6 +33,7 @@ from rootlace.runtime.model.staging import HostBuffers
 from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.model.step_sampler import SamplingPlan, StepSampler
 from rootlace.runtime.scheduler.plan import (
+    ExecutorLost,
     PromptScoreRow,
     SampleRow,
     StepPlan,
@@ -43,7 +45,7 @@ FIRST_HOST_BYTES = 1 << 20
 PREPARED_KINDS = 2
 """Kinds of sampling that graphs are captured for while there is no work."""
 
-Tensors = list[torch.Tensor]
+log = logging.getLogger(__name__)
 
 
 class GraphKey(NamedTuple):
@@ -158,11 +160,16 @@ class DeviceSteps:
 
     def collect(self, step: DeviceStep) -> StepResult:
         """Wait for the step's results, not for what was launched after it."""
-        if step.error is not None:
-            raise step.error
-        if step.fetched is None:
-            raise RuntimeError("a late plan is to be sampled before its result is collected")
-        found = dict(zip(step.parts, step.fetched.wait(), strict=True))
+        try:
+            if step.error is not None:
+                raise step.error
+            if step.fetched is None:
+                raise RuntimeError("a late plan is to be sampled before its result is collected")
+            found = dict(zip(step.parts, step.fetched.wait(), strict=True))
+        except Exception as error:
+            step.error = error
+            _raise_if_lost(self._device, error)
+            raise
         return StepResult(
             found.get("tokens", np.empty(0, np.int32)),
             _sample_scores(step.samples, found),
@@ -181,21 +188,36 @@ class DeviceSteps:
         }
 
     def prepare(self) -> bool:
-        """Capture the next graph of a whole step, of the kinds used last; False: there is none."""
+        """Capture the next graph of a whole step, of the kinds used last; False: there is none.
+
+        Never raises but `ExecutorLost`: nobody asked for it, so nobody is to suffer from it.
+        """
         if self._decode is None or not self.graphs.enabled:
             return False
         for kind, plan in reversed(self._kinds.items()):
             for rows in self._decode.buckets:
-                if self.graphs.missing([GraphKey(rows, True, kind)]):
-                    sampling = self._sampler.plan_like(plan, rows)
-                    return self._capture(self._decode, rows, sampling)
+                key = GraphKey(rows, True, kind)
+                if self.graphs.missing([key]):
+                    self._prepare(self._decode, key, plan)
+                    return True
         return False
 
-    def _capture(self, decode: DecodeStaging, rows: int, sampling: SamplingPlan) -> bool:
-        """Capture a whole step of empty rows. What the step launched last has found is lost."""
+    def _prepare(self, decode: DecodeStaging, key: GraphKey, plan: SamplingPlan) -> None:
+        try:
+            done = self._capture(decode, key, self._sampler.plan_like(plan, key.rows))
+        except Exception as error:
+            _raise_if_lost(self._device, error)
+            log.warning("%s could not be prepared", key, exc_info=True)
+            done = False
+        if not done:
+            self.graphs.give_up(key)
+
+    def _capture(self, decode: DecodeStaging, key: GraphKey, sampling: SamplingPlan) -> bool:
+        """Capture a whole step of empty rows. What the step launched last has found is lost.
+        False: it has no fixed form."""
         self._last = None
         with torch.inference_mode(), self._device.work():
-            staged = decode.stage(_empty_plan(), rows, sampling.arrays)
+            staged = decode.stage(_empty_plan(), key.rows, sampling.arrays)
             if staged is None or staged.sampling is None:
                 return False
 
@@ -203,7 +225,7 @@ class DeviceSteps:
                 self._whole(staged, sampling)
 
             work()  # kernel by kernel once: what is compiled at first use cannot be captured
-            self.graphs.capture(GraphKey(rows, True, sampling.kind), work)
+            self.graphs.capture(key, work)
         return True
 
     # ------------------------------------------------------------ parts of a step
@@ -317,29 +339,22 @@ class DeviceSteps:
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
         """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
+        size = max(LOGITS_BYTES // (4 * self._decoder.vocab_size), 1)
         asked = (row.params for row in step.samples if row.params.logprobs)
         top = max((params.top_logprobs for params in asked), default=0)
         if top:
-            count = len(step.samples)
-            _, ids, logprobs = score_on_device(self._logits[:count], self._tokens[:count], top)
+            tokens = self._tokens[: len(step.samples)]
+            _, ids, logprobs = score_in_parts(self._logits.__getitem__, tokens, top, size)
             parts["top_ids"], parts["top_logprobs"] = ids, logprobs
-        if step.hidden is not None and step.targets is not None:
-            found = self._score_prompts(step.plan.prompt_scores, step.hidden, step.targets)
+        hidden, targets = step.hidden, step.targets
+        if hidden is not None and targets is not None:
+            top = max(row.top_logprobs for row in step.plan.prompt_scores)
+            found = score_in_parts(
+                lambda part: self._decoder.logits(hidden[part]), targets, top, size
+            )
             names = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
             parts |= zip(names, found, strict=True)
         return parts
-
-    def _score_prompts(
-        self, rows: Sequence[PromptScoreRow], hidden: torch.Tensor, targets: torch.Tensor
-    ) -> Tensors:
-        """All rows' targets, in parts, so that memory does not grow with the prompts."""
-        top = max(row.top_logprobs for row in rows)
-        size = max(LOGITS_BYTES // (4 * self._decoder.vocab_size), 1)
-        found = [
-            score_on_device(self._decoder.logits(part), targets[start : start + size], top)
-            for start, part in zip(range(0, len(hidden), size), hidden.split(size), strict=True)
-        ]
-        return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     # ------------------------------------------------------------ what graphs are captured of
 
@@ -348,20 +363,17 @@ class DeviceSteps:
             self.eager_steps += key.forward
 
     def _whole(self, staged: StagedDecode, sampling: SamplingPlan) -> None:
+        assert self._decode is not None and staged.sampling is not None
         self._forward(staged)
-        self._draw(staged, sampling)
+        arrays = self._decode.sampling_tensors(staged.sampling)
+        logits = self._logits[: staged.bucket.rows]
+        self._sampler.run(sampling, logits, arrays, self._tokens, self._logprobs)
 
     def _forward(self, staged: StagedDecode) -> None:
         assert self._decode is not None
         given = self._decode.step_input(staged, self._tokens)
         hidden = self._decoder.forward(given, self._cache)
         self._decoder.write_logits(hidden, self._logits[: staged.bucket.rows])
-
-    def _draw(self, staged: StagedDecode, sampling: SamplingPlan) -> None:
-        assert self._decode is not None and staged.sampling is not None
-        arrays = self._decode.sampling_tensors(staged.sampling)
-        logits = self._logits[: staged.bucket.rows]
-        self._sampler.run(sampling, logits, arrays, self._tokens, self._logprobs)
 
     def _remember(self, sampling: SamplingPlan) -> None:
         """What graphs are prepared for: the kinds used last."""
@@ -380,6 +392,12 @@ _PREFIX = "sampling "
 
 def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {_PREFIX + name: array for name, array in arrays.items()}
+
+
+def _raise_if_lost(device: Device, error: Exception) -> None:
+    """Faults of a kernel come to light at any later call, and end the device's context."""
+    if not device.works():
+        raise ExecutorLost(f"{device.device} is lost: {error!r}") from error
 
 
 def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:

@@ -86,10 +86,11 @@ class PlainSteps:
             step.error = error
 
     def collect(self, step: PlainStep) -> StepResult:
+        if step.error is None and step.result is None:
+            step.error = RuntimeError("a late plan is to be sampled before its result is collected")
         if step.error is not None:
             raise step.error
-        if step.result is None:
-            raise RuntimeError("a late plan is to be sampled before its result is collected")
+        assert step.result is not None
         return step.result
 
     def prepare(self) -> bool:

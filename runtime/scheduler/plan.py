@@ -198,6 +198,11 @@ class StepResult:
     prompt_scores: list[TokenScores]
 
 
+class ExecutorLost(Exception):
+    """The executor cannot run any step any more, in this process: some faults of a GPU end its
+    context. Whoever drives it is to end, and to be started anew."""
+
+
 class Executor(Protocol):
     """Runs plans, in the order they are launched. Implementations: the model runner, and the
     simulated executor.
@@ -230,7 +235,7 @@ class Executor(Protocol):
         """Let a late plan's step end: its `samples`, none of them late any more."""
 
     def collect(self, launched: Launched) -> StepResult:
-        """Wait for a step's result. Raises what running it raised."""
+        """Wait for a step's result. Raises what running it raised, or `ExecutorLost`."""
 
 
 class Launched(Protocol):
@@ -242,7 +247,6 @@ class Launched(Protocol):
 
 def run(executor: Executor, plan: StepPlan) -> StepResult:
     """One step from beginning to end, with none under way."""
-    launched = executor.launch(plan)
     if plan.late:
         raise ValueError("a late plan follows another")
-    return executor.collect(launched)
+    return executor.collect(executor.launch(plan))

@@ -12,7 +12,7 @@ from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.engine.simulated import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult
+from rootlace.runtime.scheduler.plan import ExecutorLost, SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from tests.engine.harness import Harness, Outcome
 from tests.scheduler.matchers import Script, Stepped
@@ -123,6 +123,23 @@ def test_faults_end_the_requests_of_one_step_once_and_the_engine_goes_on(what, w
     assert failed
     harnessed.scheduler.flush()
     assert harnessed.scheduler.stats()["blocks_free"] == 64
+
+
+@pytest.mark.parametrize("what", ["launch", "sample", "collect"])
+def test_an_executor_that_is_lost_ends_the_engine(what) -> None:
+    """Whoever started it starts it anew; the requests are not to be told that they failed."""
+
+    class Lost(Logged):
+        def note(self, name: str, step: int) -> None:
+            self.calls.append((name, step))
+            if name == what and step >= 2:
+                raise ExecutorLost("the device is gone")
+
+    harnessed = harness(Lost())
+    rids = submit(harnessed)
+    with pytest.raises(ExecutorLost):
+        harnessed.finish()
+    assert not any(harnessed.outcomes[rid].finish for rid in rids)
 
 
 def test_a_token_is_told_as_soon_as_its_step_is_done() -> None:

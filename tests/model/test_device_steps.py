@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.device_steps import DeviceSteps, GraphKey
 from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
 from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import AutomatonState, StepPlan, StepResult
+from rootlace.runtime.scheduler.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.device_runner import device_runner
@@ -333,7 +334,8 @@ def test_graphs_are_prepared_for_what_is_asked_for(llama: Path) -> None:
     work = [Work(row, params=CUT) for row in _grown(mine)]
     found = it.run(with_automata(make_plan(work), [None, start]))
     assert it.steps.eager_steps == before and found.token_ids[1] % 2 == 0
-    it.steps._capture(it.steps._decode, 1, it.steps._sampler.plan([], 1))
+    greedy = it.steps._sampler.plan([], 1)
+    it.steps._capture(it.steps._decode, GraphKey(1, True, greedy.kind), greedy)
     with pytest.raises(RuntimeError, match="there was none"):  # its tokens were overwritten
         it.run(next_plan(mine, [CUT, CUT]))
 
@@ -348,6 +350,67 @@ def test_idle_time_is_used_to_capture(llama: Path) -> None:
     expected = run_plain(it.plain, rows(3), PLAIN, 3)
     same(run_ahead(it.steps, rows(3), PLAIN, 3), expected)
     assert it.steps.graphs.count.replayed == 3 and it.steps.eager_steps == 1
+
+
+def test_what_cannot_be_prepared_is_left_alone(llama: Path) -> None:
+    """Nobody asked for it: it ends neither the loop nor what else there is to prepare."""
+    it = subject(llama, FakeDevice())
+    decode = it.steps._decode
+    assert decode is not None
+    stage = decode.stage
+
+    def full(plan: StepPlan, rows: int, arrays: Any) -> Any:
+        if rows == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return None if rows == 4 else stage(plan, rows, arrays)
+
+    decode.stage = full  # type: ignore[method-assign]
+    prepared = 0
+    while it.steps.prepare():
+        prepared += 1
+    count = it.steps.graphs.count
+    assert prepared == len(decode.buckets) and count.failed == 2
+    assert count.captured == len(decode.buckets) - 2
+    decode.stage = stage  # type: ignore[method-assign]
+    same(run_ahead(it.steps, rows(2), PLAIN[:2], 3), run_plain(it.plain, rows(2), PLAIN[:2], 3))
+
+
+@pytest.mark.parametrize("where", ["launch", "collect", "prepare"])
+def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> None:
+    class Faulty(FakeDevice):
+        lost = False
+
+        def works(self) -> bool:
+            return not self.lost
+
+    device = Faulty()
+    it = subject(llama, device)
+
+    def fault(*_: object, **__: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    if where != "collect":
+        device.lost = True
+        it.steps._decoder.forward = fault  # type: ignore[method-assign]
+    launched = it.steps.launch(first_plan(rows(1), PLAIN[:1]))
+    if where == "collect":
+        device.lost = True
+        assert launched.fetched is not None
+        launched.fetched.wait = fault  # type: ignore[method-assign]
+    with pytest.raises(ExecutorLost, match="illegal memory access"):
+        if where == "prepare":
+            it.steps.prepare()
+        else:
+            it.steps.collect(launched)
+
+
+def test_alternatives_of_many_rows_are_scored_in_parts(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.model.device_steps.LOGITS_BYTES", 4 * VOCAB * 2)
+    it = subject(llama, FakeDevice(), sampler=True)
+    params = [SCORED, PLAIN[1], SCORED, SCORED, PLAIN[0]]
+    same(run_ahead(it.steps, rows(5), params, 3), run_plain(it.plain, rows(5), params, 3))
 
 
 def test_a_failed_step_is_raised_where_it_is_collected(llama: Path) -> None:
