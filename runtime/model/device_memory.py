@@ -20,6 +20,9 @@ SPARE_SHARE = 0.02
 """Share of the device's memory that stays free: the allocator rounds up and splits, libraries load
 things late, and other programs start."""
 
+_RANDOM = SamplingParams(temperature=1.0, seed=0)
+_GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=True)
+
 
 def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
     """Bytes for the KV cache, of `free` ones of a device that has `total`, where a step takes
@@ -53,21 +56,29 @@ def trial_steps(
     """Steps of made-up tokens, and how many blocks they name.
 
     Together they need the most of everything: prompts of as many tokens as fit, one of them scored,
-    and as many rows as may run, each with a token to be sampled in the most expensive way. The last
-    two are what a first request begins with: kernels are compiled for a single row apart.
+    and as many rows as may run, each with a token to be sampled in the most expensive way. The
+    others take no memory, but kernels are compiled apart for few rows (whose tiles are smaller),
+    for a single one, and for each way to sample. The last two are what a first request begins with.
     """
     rng = np.random.default_rng(0)
+    cut = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, min_p=1e-6, seed=0)
     rows = min(max_rows, max_tokens)
     prompts = _cut(max_tokens, context_length)
     first = min(19, max_tokens, context_length)
     plans = [
-        _plan(rng, vocab_size, prompts[:max_rows], block_size, scored=True),
-        _plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size),
-        _plan(rng, vocab_size, [1] * rows, block_size),
-        _plan(rng, vocab_size, [first], block_size),
-        _plan(rng, vocab_size, [1], block_size),
+        _plan(rng, vocab_size, prompts[:max_rows], block_size, cut, scored=True),
+        _plan(rng, vocab_size, _spread(max_tokens, rows, context_length), block_size, cut),
+        _plan(rng, vocab_size, [1] * rows, block_size, cut),
+        *(_plan(rng, vocab_size, [1] * few, block_size, _RANDOM) for few in _powers_below(rows)),
+        _plan(rng, vocab_size, [first], block_size, _RANDOM),
+        _plan(rng, vocab_size, [1], block_size, _GREEDY),
     ]
     return plans, max(int(plan.block_tables.max()) + 1 for plan in plans)
+
+
+def _powers_below(count: int) -> list[int]:
+    """2, 4, 8, ..."""
+    return [1 << power for power in range(1, (count - 1).bit_length())]
 
 
 def _cut(tokens: int, length: int) -> list[int]:
@@ -86,6 +97,7 @@ def _plan(
     vocab_size: int,
     lengths: list[int],
     block_size: int,
+    params: SamplingParams,
     scored: bool = False,
 ) -> StepPlan:
     """Rows of so many new tokens each, with nothing before them."""
@@ -100,7 +112,6 @@ def _plan(
     owner = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(token_ids)) - starts[owner]
     slots = tables[owner, positions // block_size].astype(np.int64) * block_size
-    params = SamplingParams(temperature=1.0, top_k=vocab_size // 2, top_p=0.9, min_p=1e-6, seed=0)
     samples = [
         SampleRow(row, params, token_ids[starts[row] : starts[row + 1]], lengths[row])
         for row in range(len(counts))

@@ -30,8 +30,14 @@ def test_trial_steps_are_steps(max_tokens: int, max_rows: int, context: int, siz
         assert plan.context_len.max() <= context
     assert plans[0].num_tokens == min(max_tokens, max_rows * context)
     assert max(len(plan.samples) for plan in plans) == min(max_rows, max_tokens)
-    assert plans[2].num_tokens == plans[2].num_rows
-    assert [(plan.num_rows, plan.num_tokens > 1) for plan in plans[3:]] == [
+    decoding = plans[2:-2]
+    rows = min(max_rows, max_tokens)
+    assert all(plan.num_tokens == plan.num_rows for plan in decoding)
+    # So that there is one for every tile, and one for every way to sample.
+    assert [plan.num_rows for plan in decoding] == [rows, *(n for n in (2, 4) if n < rows)]
+    asked = [plan.samples[0].params for plan in plans]
+    assert {(p.temperature > 0, p.top_k > 0) for p in asked} >= {(False, False), (True, True)}
+    assert [(plan.num_rows, plan.num_tokens > 1) for plan in plans[-2:]] == [
         (1, max_tokens > 1),
         (1, False),
     ]
