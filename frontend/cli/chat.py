@@ -21,7 +21,8 @@ HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) · Ctrl
 
 def chat(
     model: Annotated[
-        str | None, typer.Option(help="Model folder to start a runtime with. [default: demo model]")
+        str | None,
+        typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")

@@ -32,7 +32,8 @@ def run(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model folder to start a runtime with. [default: demo model]")
+        str | None,
+        typer.Option(help="Model folder to start a runtime with.", show_default="demo model"),
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="Use a running server: http://, tcp:// or ipc://.")

@@ -64,7 +64,9 @@ class LogLevel(StrEnum):
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(help="Folder of the model (Hugging Face layout). [default: demo model]"),
+        typer.Argument(
+            help="Folder of the model (Hugging Face layout).", show_default="demo model"
+        ),
     ] = None,
     model_option: Annotated[
         str | None, typer.Option("--model", help="The same, as an option.")
@@ -75,14 +77,16 @@ def serve(
     ),
     program_address: Annotated[
         str | None,
-        typer.Option(help="Where programs connect, tcp:// or ipc://. [default: tcp, port + 1]"),
+        typer.Option(
+            help="Where programs connect, tcp:// or ipc://.", show_default="tcp, port + 1"
+        ),
     ] = None,
     api_key: Annotated[str, typer.Option(help="Refuse clients that do not have this key.")] = "",
     api_key_file: Annotated[
         Path | None, typer.Option(help="Read the key from a file: arguments are seen by `ps`.")
     ] = None,
     served_name: Annotated[
-        str, typer.Option(help="Name of the model for clients. [default: the folder's]")
+        str, typer.Option(help="Name of the model for clients.", show_default="the folder's")
     ] = "",
     dtype: Annotated[Dtype, typer.Option(help="Weights and KV cache; auto is as stored.")] = (
         Dtype.auto
@@ -94,7 +98,7 @@ def serve(
     ] = None,
     block_size: Annotated[int, typer.Option(min=1, help="Token slots per KV block.")] = 16,
     kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks in the KV pool. [default: by memory]")
+        int | None, typer.Option(min=1, help="Blocks in the KV pool.", show_default="by memory")
     ] = None,
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory of the KV pool, such as 512M or 4G.")
@@ -122,7 +126,8 @@ def serve(
         bool | None,
         typer.Option(
             "--overlap/--no-overlap",
-            help="Plan a step while the one before it runs. [default: on a GPU]",
+            help="Plan a step while the one before it runs.",
+            show_default="on a GPU",
         ),
     ] = None,
     no_cuda_graphs: Annotated[

@@ -76,6 +76,19 @@ def test_help_names_every_command() -> None:
     assert CliRunner().invoke(app, []).exit_code == 2
 
 
+def test_help_tells_defaults_that_are_no_values() -> None:
+    """In the help's text square brackets would be taken for markup, and left out."""
+    wide = {"COLUMNS": "200"}
+    for command, defaults in {
+        "serve": ("demo model", "tcp, port + 1", "the folder's", "by memory", "on a GPU"),
+        "run": ("demo model",),
+        "chat": ("demo model",),
+    }.items():
+        found = CliRunner().invoke(app, [command, "--help"], env=wide, terminal_width=200)
+        text = " ".join(found.output.replace("│", " ").split())
+        assert all(f"default: ({default})" in text for default in defaults), text
+
+
 def test_the_command_line_is_light() -> None:
     """Neither the version nor the help needs the runtime's libraries."""
     code = (
