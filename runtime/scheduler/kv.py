@@ -142,10 +142,11 @@ class KVStore:
         node = self.tree.insert(node, sequence.tokens, end, table, sequence.program)
         self.tree.fill_table(node, sequence.table, new, sequence.tree_len)
         if builder is not None:
-            unwanted = self.pool.refs[held] == 1
-            if unwanted.any():
-                builder.drop_later(held[unwanted])
-                held = held[~unwanted]
+            # The tree may hold one, too, and give it up for a better one before the plan is made.
+            replaced = held != sequence.table[old:new]
+            if replaced.any():
+                builder.drop_later(held[replaced])
+                held = held[~replaced]
         self.pool.drop(held, pinned=True)
         sequence.node = node
         sequence.tree_len = end

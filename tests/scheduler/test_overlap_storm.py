@@ -159,6 +159,13 @@ class Storm:
             assert scored == (first < len(job.prompt))
 
 
+def test_a_block_given_up_is_nobodys_until_the_step_is_planned() -> None:
+    """Of several samples of one prompt, each computes what is forced, to score it. One had given
+    its block up for the tree's, the tree gave it up for another's, and a third was to write there
+    in the same step."""
+    Storm(103, automata=False, **SIZES[0]).run(150)
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda sizes: "-".join(map(str, sizes.values())))
 @pytest.mark.parametrize("automata", [False, True])
 def test_storm(sizes: dict[str, Any], automata: bool) -> None:
