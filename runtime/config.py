@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+"""Checked where a configuration is received, so that who sent it is told which of its values."""
 
 Policy = Literal["lpm", "fcfs", "dfs"]
 
@@ -12,8 +17,8 @@ Policy = Literal["lpm", "fcfs", "dfs"]
 class CacheConfig:
     """The KV pool and its tree. `num_blocks=None` lets the executor size it from free memory."""
 
-    block_size: int = 16
-    num_blocks: int | None = None
+    block_size: Positive = 16
+    num_blocks: Positive | None = None
     enabled: bool = True
     """False: nothing is matched and nothing kept (for measurements)."""
 
@@ -28,9 +33,9 @@ class SchedulerConfig:
     """
 
     policy: Policy = "lpm"
-    max_step_tokens: int = 2048
-    max_running: int = 256
-    max_waiting: int = 16384
+    max_step_tokens: Positive = 2048
+    max_running: Positive = 256
+    max_waiting: Annotated[int, Meta(ge=0)] = 16384
     max_overtaken: int = 64
     check_invariants: bool = False
 
@@ -42,9 +47,9 @@ class ExecutorConfig:
     model: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
-    threads: int | None = None
+    threads: Positive | None = None
     context_length: int | None = None
-    kv_memory_bytes: int | None = None
+    kv_memory_bytes: Positive | None = None
     kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
     cuda_graphs: bool = True
