@@ -19,6 +19,9 @@ from rootlace.kernels.triton.logit_rows import (
 )
 
 LEVELS = tl.constexpr(16)
+WIDEST = tl.constexpr(3.0e38)
+"""Between two levels or logits, at most: a difference that overflows makes levels of -inf, which
+masked tokens reach, and 0 times it is not a number."""
 
 
 @triton.jit
@@ -33,7 +36,7 @@ def least_of(least_ptr, row, tiles, TILES: tl.constexpr):
 def _level(upper, lower, largest, step):
     """float32: `upper` (inf at first) at step 0, then in equal steps down to `lower`."""
     top = tl.minimum(upper, largest)
-    level = top - (top - lower) * (step.to(tl.float32) * (1.0 / (LEVELS - 1)))
+    level = top - tl.minimum(top - lower, WIDEST) * (step.to(tl.float32) * (1.0 / (LEVELS - 1)))
     level = tl.where(step == LEVELS - 1, lower, level)
     return tl.where(step == 0, upper, level)
 
@@ -133,7 +136,7 @@ def tile_levels_kernel(
             logits_ptr, stride, mask_ptr, mask_row_ptr, words, row, ids, ids < vocab, MASKED
         )
         scale = tl.minimum(inverse * 1.4426950408889634, 1.0e30).to(tl.float32)  # log2(e) / T
-        pairs = _pair(tl.exp2((x - largest) * scale))
+        pairs = _pair(tl.exp2(tl.maximum(x - largest, -WIDEST) * scale))
         for index in range(LEVELS):
             step = tl.zeros([], tl.int32) + index
             reaches = (x >= _level(upper, lower, largest, step)) & (ids < vocab)
