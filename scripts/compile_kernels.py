@@ -165,7 +165,7 @@ def compile_variant(variant: Variant, arch: int) -> tuple[Any, str]:
         "num_warps": variant.num_warps,
         "num_stages": variant.num_stages,
         # Said rather than left to the default, which is about to change in Triton 3.10.
-        "enable_fp_fusion": True,
+        "enable_fp_fusion": variant.fp_fusion,
     }
     log = io.StringIO()
     with triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):

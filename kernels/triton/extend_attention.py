@@ -385,8 +385,12 @@ def variants(arch: int) -> list[Variant]:
             ("large", "small"), tile_shapes(arch, dim, group, dtype), strict=True
         ):
             found.append(_variant(arch, dtype, cache, dim, group, window, capped, size, shape))
-    found.append(_merge_variant(bf16, 32, 128))
-    found.append(_merge_variant(fp32, 6, 32))
+            if (dtype, dim, group, window) == (bf16, 128, 4, 0):
+                found.append(_variant(arch, dtype, cache, dim, group, 0, False, size, shape, True))
+    for wants in (False, True):
+        found.append(_merge_variant(bf16, 32, 64, wants))
+        found.append(_merge_variant(bf16, 32, 128, wants))
+    found.append(_merge_variant(fp32, 6, 32, True))
     return found
 
 
@@ -400,7 +404,9 @@ def _variant(
     capped: bool,
     size: str,
     shape: TileShape,
+    wants: bool = False,
 ) -> Variant:
+    """`wants`: log-sum-exps, which serving a model never does."""
     fp8 = cache == torch.uint8
     kind, cache_kind = TYPE_NAMES[dtype], TYPE_NAMES[cache]
     constants: dict[str, Any] = {
@@ -412,17 +418,19 @@ def _variant(
         "CAPPED": capped,
         "FP8": fp8,
         "NATIVE": native_e4m3(arch),
-        "LSE": True,
+        "LSE": wants,
         "BLOCK_M": shape.block_m,
         "BLOCK_N": shape.block_n,
         "BLOCK_D": padded(dim, 16),
     }
     if not fp8:
         constants |= {"k_scales": None, "v_scales": None}
+    if not wants:
+        constants |= {"lse": None}
     scale = "*fp32" if fp8 else "constexpr"
     name = f"extend_attention {kind} cache {cache_kind} D{dim} G{group} W{window}"
     return Variant(
-        name=f"{name}{' capped' if capped else ''} {size}",
+        name=f"{name}{' capped' if capped else ''}{' log-sum-exp' if wants else ''} {size}",
         kernel=_extend_kernel,
         signature={
             "q": f"*{kind}",
@@ -433,7 +441,7 @@ def _variant(
             "block_tables": "*i32",
             "items": "*i32",
             "out": f"*{kind}",
-            "lse": "*fp32",
+            "lse": "*fp32" if wants else "constexpr",
             "part_out": "*fp32",
             "part_lse": "*fp32",
             "score_scale": "fp32",
@@ -446,24 +454,27 @@ def _variant(
         }
         | dict.fromkeys(CONSTANTS, "constexpr"),
         constants=constants,
-        divisible=DIVISIBLE,
+        divisible=tuple(name for name in DIVISIBLE if wants or name != "lse"),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
         matrix_units=dtype != torch.float32,
     )
 
 
-def _merge_variant(dtype: torch.dtype, heads: int, dim: int) -> Variant:
+def _merge_variant(dtype: torch.dtype, heads: int, dim: int, wants: bool) -> Variant:
     kind = TYPE_NAMES[dtype]
-    constants = {
+    constants: dict[str, Any] = {
         "HEADS": heads,
         "DIM": dim,
-        "LSE": True,
+        "LSE": wants,
         "BLOCK_H": MERGE_HEADS,
         "BLOCK_D": padded(dim, 16),
     }
+    if not wants:
+        constants |= {"lse": None}
+    divisible = ("part_out", "part_lse", "out", "out_token_stride", "out_head_stride")
     return Variant(
-        name=f"extend_attention merge {kind} D{dim}",
+        name=f"extend_attention merge {kind} D{dim}{' log-sum-exp' if wants else ''}",
         kernel=_merge_kernel,
         signature={
             "part_out": "*fp32",
@@ -476,5 +487,5 @@ def _merge_variant(dtype: torch.dtype, heads: int, dim: int) -> Variant:
         }
         | dict.fromkeys(constants, "constexpr"),
         constants=constants,
-        divisible=("part_out", "part_lse", "out", "lse", "out_token_stride", "out_head_stride"),
+        divisible=divisible,
     )

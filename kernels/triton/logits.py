@@ -155,6 +155,7 @@ def variants(arch: int) -> list[Variant]:
     for dtype, masked, biased, penalised in (
         (torch.bfloat16, True, True, True),
         (torch.float32, True, True, True),
+        (torch.bfloat16, False, True, True),
         (torch.bfloat16, False, True, False),
         (torch.bfloat16, False, False, True),
         (torch.bfloat16, True, False, False),
@@ -176,6 +177,7 @@ def variants(arch: int) -> list[Variant]:
                 },
                 (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
                 num_warps=launch.num_warps,
+                fp_fusion=False,
             )
         )
     return found

@@ -111,7 +111,7 @@ def variants(arch: int) -> list[Variant]:
                     **dict.fromkeys(("stride", "tiles"), "i32"),
                     "TILES": "constexpr",
                 },
-                {"TILES": 64},
+                {"TILES": 32},
                 ("logits_ptr", "token_ptr", *stats, "out_ptr", "stride"),
                 num_warps=1,
             )

@@ -311,7 +311,7 @@ def pick_tokens(
 
 
 def variants(arch: int) -> list[Variant]:
-    """Every launch of a vocabulary of up to 64 tiles, as all models' are, masked and not."""
+    """Every launch of a vocabulary of up to 32 and of up to 64 tiles, masked and not."""
     size = sizes(arch)
     types = {
         **dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr"), "*fp64"),
@@ -320,8 +320,7 @@ def variants(arch: int) -> list[Variant]:
         **dict.fromkeys(("least_ptr", "value_ptr"), "*fp32"),
         **dict.fromkeys(("vocab", "stride", "words", "tiles", "total"), "i32"),
     }
-    sized = {"TILE": size.tile, "TILES": 64, "ROOM": size.room}
-    sized["PART"] = min(PART, size.tile)
+    sized = {"TILE": size.tile, "ROOM": size.room, "PART": min(PART, size.tile)}
     launches: list[tuple[Any, str, dict[str, bool]]] = [
         (tile_stats_kernel, "greedy", {"MASS": False, "LEAST": False}),
         (tile_stats_kernel, "random", {"MASS": True, "LEAST": False}),
@@ -337,17 +336,19 @@ def variants(arch: int) -> list[Variant]:
     ]
     found = []
     for kernel, what, flags in launches:
-        for dtype, masked in (
-            (torch.bfloat16, False),
-            (torch.bfloat16, True),
-            (torch.float32, False),
+        for dtype, masked, tiles in (
+            (torch.bfloat16, False, 32),
+            (torch.bfloat16, True, 32),
+            (torch.bfloat16, True, 64),
+            (torch.float32, False, 32),
+            (torch.float32, False, 64),
         ):
             names = kernel.arg_names
-            constants = {**sized, **flags, "MASKED": masked}
+            constants = {**sized, **flags, "MASKED": masked, "TILES": tiles}
             signature = {name: types.get(name, "*i32") for name in names}
             signature |= {name: "constexpr" for name in constants if name in names}
             signature["logits_ptr"] = f"*{TYPE_NAMES[dtype]}"
-            parts = [what, TYPE_NAMES[dtype], "masked" if masked else ""]
+            parts = [what, TYPE_NAMES[dtype], "masked" if masked else "", f"{tiles} tiles"]
             found.append(
                 Variant(
                     ", ".join(part for part in parts if part),
@@ -356,6 +357,7 @@ def variants(arch: int) -> list[Variant]:
                     {name: value for name, value in constants.items() if name in names},
                     (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
                     num_warps=size.num_warps,
+                    fp_fusion=False,
                 )
             )
     return found

@@ -128,6 +128,7 @@ def variants(arch: int) -> list[Variant]:
     """Widths of small and large models, one that is no power of two, and the widest row."""
     cases = (
         (torch.bfloat16, 2048),
+        (torch.bfloat16, 4096),
         (torch.bfloat16, 5120),
         (torch.float16, 4096),
         (torch.bfloat16, WIDEST),

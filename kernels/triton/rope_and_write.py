@@ -227,6 +227,7 @@ def variants(arch: int) -> list[Variant]:
     """Heads of 64, 80, 128 and 256; with and without norms, duplicates and fp8."""
     return [
         _variant(arch, "Llama-1B", torch.bfloat16, (32, 8, 64)),
+        _variant(arch, "Llama-8B", torch.bfloat16, (32, 8, 128)),
         _variant(arch, "Llama-8B, duplicates", torch.bfloat16, (32, 8, 128), tokens=True),
         _variant(arch, "Llama-8B, fp8", torch.bfloat16, (32, 8, 128), fp8=True),
         _variant(arch, "Qwen3-8B", torch.bfloat16, (32, 8, 128), norm=True),

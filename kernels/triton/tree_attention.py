@@ -99,8 +99,8 @@ def tree_kernel(
         if FP8:
             factor = score_scale * tl.load(k_scales + head)
             if query.dtype != tl.float32:
-                query, unit = to_half(query)
-                factor *= unit
+                query, divisor = to_half(query)
+                factor *= divisor
 
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)

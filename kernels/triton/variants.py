@@ -12,7 +12,8 @@ class Variant:
 
     `signature` names every parameter of the kernel in order with its type ("*bf16", "i32", "fp32",
     "constexpr"); `constants` gives the compile-time ones; `divisible` names pointers and integers
-    that are multiples of 16. `matrix_units`: its PTX must use them.
+    that are multiples of 16. `fp_fusion`: products and sums may be one operation, rounded once.
+    `matrix_units`: its PTX must use them.
     """
 
     name: str
@@ -22,4 +23,5 @@ class Variant:
     divisible: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3
+    fp_fusion: bool = True
     matrix_units: bool = False

@@ -1,0 +1,226 @@
+"""What serving a model launches is what is compiled ahead of time, down to every constant.
+
+Nothing runs here: launches are written down, on tensors without memory, with the sizes of models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.jit import KernelInterface
+
+import rootlace.kernels.triton as kernels
+from rootlace.kernels.interface import (
+    AttentionBatch,
+    AutomatonTables,
+    Choice,
+    KVScales,
+    LogitEdits,
+    PickRows,
+)
+from rootlace.kernels.triton import TRITON
+from rootlace.kernels.triton.numerics import TYPE_NAMES
+from rootlace.kernels.triton.variants import Variant
+
+ARCH = 90
+META = torch.device("meta")
+VOCAB = 128256
+NAMES = {**TYPE_NAMES, torch.float64: "fp64"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes, and how keys and values are stored."""
+
+    hidden: int
+    wide: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    fp8: bool = False
+
+
+MODELS = {
+    "Llama-1B": Model(2048, 8192, 32, 8, 64),
+    "Llama-8B": Model(4096, 14336, 32, 8, 128),
+    "Llama-8B, fp8": Model(4096, 14336, 32, 8, 128, fp8=True),
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    found: list[Launched] = []
+
+    def written_down(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(size >= 1 for size in grid)
+        assert all(size <= 65535 for size in grid[1:])
+
+        def launch(*args: Any, **named: Any) -> None:
+            parameters = list(inspect.signature(kernel.fn).parameters)
+            arguments = dict(zip(parameters, args, strict=False))
+            arguments |= {name: value for name, value in named.items() if name in parameters}
+            assert set(arguments) == set(parameters)
+            options = {name: value for name, value in named.items() if name not in parameters}
+            found.append(Launched(kernel, arguments, options))
+
+        return launch
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", written_down)
+    for module in modules():
+        if hasattr(module, "architecture"):
+            monkeypatch.setattr(module, "architecture", lambda device: ARCH)
+    return found
+
+
+def modules() -> list[Any]:
+    entries = pkgutil.iter_modules(kernels.__path__)
+    return [importlib.import_module(f"{kernels.__name__}.{entry.name}") for entry in entries]
+
+
+def check(launches: list[Launched]) -> None:
+    """Each is in some variant."""
+    variants = [
+        variant
+        for module in modules()
+        if hasattr(module, "variants")
+        for variant in module.variants(ARCH)
+    ]
+    assert launches
+    for launch in launches:
+        same = [each for each in variants if each.kernel is launch.kernel]
+        name = launch.kernel.fn.__name__
+        differences = {each.name: differing(each, launch) for each in same}
+        assert any(not found for found in differences.values()), (name, differences)
+
+
+def differing(variant: Variant, launch: Launched) -> list[str]:
+    found = []
+    for name, value in launch.arguments.items():
+        kind = variant.signature[name]
+        if isinstance(value, torch.Tensor):
+            # What is given twice is not read under this name: it only has to be there.
+            twice = sum(value is other for other in launch.arguments.values()) > 1
+            fits = kind == f"*{NAMES[value.dtype]}" or (twice and kind[0] == "*")
+        elif kind == "constexpr":
+            fits = variant.constants[name] == value
+        else:
+            fits = kind.startswith("fp" if isinstance(value, float) else "i")
+        if not fits:
+            found.append(f"{name}: {value} for {variant.constants.get(name, kind)}")
+    compiled = {
+        "num_warps": (variant.num_warps, 4),
+        "num_stages": (variant.num_stages, 3),
+        "enable_fp_fusion": (variant.fp_fusion, True),
+    }
+    for option, (value, default) in compiled.items():
+        if launch.options.get(option, default) != value:
+            found.append(f"{option}: {launch.options.get(option, default)} for {value}")
+    assert launch.options.keys() <= compiled.keys()
+    return found
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("lengths", [(1,) * 64, (1,), (1, 700, 3)], ids=["batch", "row", "mixed"])
+def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -> None:
+    model = MODELS[name]
+    rows, tokens = len(lengths), sum(lengths)
+    context = np.array([5000 + new for new in lengths], np.int32)
+    batch = AttentionBatch(
+        row_start=np.cumsum([0, *lengths]).astype(np.int32),
+        context_len=context,
+        block_tables=np.arange(rows * 400, dtype=np.int32).reshape(rows, 400),
+        block_size=16,
+        num_heads=model.heads,
+        num_kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        dtype=torch.bfloat16,
+        device=META,
+    )
+    family = None if tokens > rows else rows
+    plan = TRITON.plan_attention(batch, None, family)
+    bound = plan.bind([torch.from_numpy(array).to(META) for array in plan.arrays])
+    stored = torch.float8_e4m3fn if model.fp8 else torch.bfloat16
+    shape = (rows * 400, 16, model.kv_heads, model.head_dim)
+    k, v = tensor(*shape, dtype=stored), tensor(*shape, dtype=stored)
+    scale = tensor(model.kv_heads, dtype=torch.float32)
+    scales = KVScales(scale, scale) if model.fp8 else None
+
+    ids = tensor(tokens, dtype=torch.int64)
+    ids = TRITON.feed_tokens(ids, ids, tensor(rows, dtype=torch.int32))
+    residual = TRITON.embedding(tensor(VOCAB, model.hidden), ids)
+    TRITON.rms_norm(residual, tensor(model.hidden), 1e-5)
+    qkv = tensor(tokens, model.heads + 2 * model.kv_heads, model.head_dim)
+    angles = tensor(tokens, model.head_dim // 2)
+    q = TRITON.rope_and_write(qkv, angles, angles, k, v, ids, scales=scales)
+    TRITON.paged_attention(q, k, v, bound, scales=scales)
+    TRITON.add_rms_norm(residual, residual, tensor(model.hidden), 1e-5)
+    TRITON.silu_mul(tensor(tokens, 2 * model.wide))
+    TRITON.copy_slots(torch.stack((k, v)), ids, ids)
+    check(launches)
+    attention = {"decode_kernel"} if 1 in lengths else set()
+    attention |= {"tree_kernel"} if lengths == (1,) * 64 else set()
+    attention |= {"_extend_kernel"} if max(lengths) > 1 else set()
+    assert attention <= {launch.kernel.fn.__name__ for launch in launches}
+
+
+@pytest.mark.parametrize("choice", ["greedy", "random", "cut"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_sampling(launches: list[Launched], choice: Choice, masked: bool) -> None:
+    rows = 64
+    numbers = tensor(rows, dtype=torch.int32)
+    real, large = tensor(rows, dtype=torch.float64), tensor(rows, dtype=torch.int64)
+    table = tensor(100, -(-VOCAB // 32), dtype=torch.int32)
+    tables = AutomatonTables(
+        numbers, numbers, numbers, numbers, tensor(3, VOCAB, dtype=torch.int32), table
+    )
+    asked = PickRows(real, numbers, real, real, large, large)
+    if masked:
+        _, mask_row = TRITON.step_automata(numbers, numbers, numbers, numbers, tables)
+        asked = replace(asked, mask_table=table, mask_row=mask_row)
+    logits = tensor(rows, VOCAB)
+    TRITON.pick_tokens(logits, asked, choice)
+    TRITON.token_logprobs(logits, numbers)
+    check(launches)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_sampling_with_lists(launches: list[Launched], masked: bool) -> None:
+    rows = 64
+    numbers, real = tensor(rows, dtype=torch.int32), tensor(rows, dtype=torch.float64)
+    single, large = tensor(rows, dtype=torch.float32), tensor(rows, dtype=torch.int64)
+    start = tensor(rows + 1, dtype=torch.int32)
+    edits = LogitEdits(
+        bias_start=start,
+        bias_token=numbers,
+        bias=single,
+        mask_table=tensor(100, -(-VOCAB // 32), dtype=torch.int32) if masked else None,
+        mask_row=numbers if masked else None,
+        seen_start=start,
+        seen_token=numbers,
+        seen_count=numbers,
+        repetition=single,
+        frequency=real,
+        presence=real,
+    )
+    edited = TRITON.edit_logits(tensor(rows, VOCAB), edits)
+    TRITON.pick_tokens(edited, PickRows(real, numbers, real, real, large, large), "cut")
+    check(launches)
