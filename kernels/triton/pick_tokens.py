@@ -52,6 +52,8 @@ from rootlace.kernels.triton.variants import Variant
 
 PART = 2048
 """Tokens of a tile that are looked at together where registers are short."""
+PICK_PART = 4096
+"""As many in the last launch: with half of them Triton 3.6 and its assembler spill registers."""
 
 
 @triton.jit
@@ -303,7 +305,7 @@ def pick_tokens(
         MASKED=masked,
         DRAW=draw,
         CUT=cut,
-        PART=min(PART, size.tile),
+        PART=min(PICK_PART, size.tile),
         **grid,
         **options,
     )
@@ -321,7 +323,8 @@ def variants(arch: int) -> list[Variant]:
         **dict.fromkeys(("vocab", "stride", "words", "tiles", "total"), "i32"),
     }
     sized = {"TILE": size.tile, "ROOM": size.room, "PART": min(PART, size.tile)}
-    launches: list[tuple[Any, str, dict[str, bool]]] = [
+    pick = {"PART": min(PICK_PART, size.tile)}
+    launches: list[tuple[Any, str, dict[str, Any]]] = [
         (tile_stats_kernel, "greedy", {"MASS": False, "LEAST": False}),
         (tile_stats_kernel, "random", {"MASS": True, "LEAST": False}),
         (tile_stats_kernel, "cut", {"MASS": True, "LEAST": True}),
@@ -330,9 +333,9 @@ def variants(arch: int) -> list[Variant]:
         (tile_candidates_kernel, "", {}),
         (row_cut_kernel, "", {}),
         (tile_kept_kernel, "", {}),
-        (row_pick_kernel, "greedy", {"DRAW": False, "CUT": False}),
-        (row_pick_kernel, "random", {"DRAW": True, "CUT": False}),
-        (row_pick_kernel, "cut", {"DRAW": True, "CUT": True}),
+        (row_pick_kernel, "greedy", {"DRAW": False, "CUT": False, **pick}),
+        (row_pick_kernel, "random", {"DRAW": True, "CUT": False, **pick}),
+        (row_pick_kernel, "cut", {"DRAW": True, "CUT": True, **pick}),
     ]
     found = []
     for kernel, what, flags in launches:
