@@ -52,8 +52,8 @@ from rootlace.kernels.triton.variants import Variant
 
 PART = 2048
 """Tokens of a tile that are looked at together where registers are short."""
-PICK_PART = 4096
-"""As many in the last launch: with half of them Triton 3.6 and its assembler spill registers."""
+PICK_WARPS = 4
+"""Of the last launch: with more, Triton 3.6 or 3.9 spills registers on Hopper."""
 
 
 @triton.jit
@@ -305,9 +305,9 @@ def pick_tokens(
         MASKED=masked,
         DRAW=draw,
         CUT=cut,
-        PART=min(PICK_PART, size.tile),
+        PART=min(PART, size.tile),
         **grid,
-        **options,
+        **options | {"num_warps": PICK_WARPS},
     )
     return out
 
@@ -323,8 +323,7 @@ def variants(arch: int) -> list[Variant]:
         **dict.fromkeys(("vocab", "stride", "words", "tiles", "total"), "i32"),
     }
     sized = {"TILE": size.tile, "ROOM": size.room, "PART": min(PART, size.tile)}
-    pick = {"PART": min(PICK_PART, size.tile)}
-    launches: list[tuple[Any, str, dict[str, Any]]] = [
+    launches: list[tuple[Any, str, dict[str, bool]]] = [
         (tile_stats_kernel, "greedy", {"MASS": False, "LEAST": False}),
         (tile_stats_kernel, "random", {"MASS": True, "LEAST": False}),
         (tile_stats_kernel, "cut", {"MASS": True, "LEAST": True}),
@@ -333,9 +332,9 @@ def variants(arch: int) -> list[Variant]:
         (tile_candidates_kernel, "", {}),
         (row_cut_kernel, "", {}),
         (tile_kept_kernel, "", {}),
-        (row_pick_kernel, "greedy", {"DRAW": False, "CUT": False, **pick}),
-        (row_pick_kernel, "random", {"DRAW": True, "CUT": False, **pick}),
-        (row_pick_kernel, "cut", {"DRAW": True, "CUT": True, **pick}),
+        (row_pick_kernel, "greedy", {"DRAW": False, "CUT": False}),
+        (row_pick_kernel, "random", {"DRAW": True, "CUT": False}),
+        (row_pick_kernel, "cut", {"DRAW": True, "CUT": True}),
     ]
     found = []
     for kernel, what, flags in launches:
@@ -359,7 +358,7 @@ def variants(arch: int) -> list[Variant]:
                     signature,
                     {name: value for name, value in constants.items() if name in names},
                     (*(name for name in names if name.endswith("_ptr")), "vocab", "stride"),
-                    num_warps=size.num_warps,
+                    num_warps=PICK_WARPS if kernel is row_pick_kernel else size.num_warps,
                     fp_fusion=False,
                 )
             )
