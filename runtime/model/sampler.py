@@ -1,4 +1,4 @@
-"""From logits to tokens, all rows of a step at once.
+"""From logits to tokens on the CPU, all rows of a step at once (`device_sampler` does it on a GPU).
 
 A row's distribution, after `logit_edits`: softmax of the logits divided by the temperature, then
 
@@ -48,7 +48,7 @@ MORE_CANDIDATES = 16
 def sample(
     logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
 ) -> np.ndarray:
-    """Draw one token per row. logits float32 [S, V], not changed -> int32 [S]."""
+    """Draw one token per row, on the host. logits float32 [S, V], not changed -> int32 [S]."""
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not random:
         return _best(logits, rows, kernels, tables)
@@ -81,8 +81,6 @@ def _best(
     logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
 ) -> np.ndarray:
     """The token of greedy rows, int32 [S]."""
-    if logits.device.type != "cpu":
-        return _greedy(_edited(logits, rows, kernels, tables))
     # Where the best token of all may be taken, nothing else has to be looked at.
     tokens = _greedy(logits)
     values = logits.numpy()
@@ -127,15 +125,11 @@ def _is_cut(row: SampleRow) -> bool:
 
 
 def _greedy(logits: torch.Tensor) -> np.ndarray:
-    # NaN counts as the largest, the first of equals wins.
-    if logits.device.type == "cpu":  # several times as fast as torch
-        values = logits.numpy()
-        host = values.argmax(axis=1)
-        finite = np.isfinite(values[np.arange(len(host)), host])
-        return np.where(finite, host, NO_TOKEN).astype(np.int32)
-    best, token = logits.max(dim=1)
-    found = torch.where(best.isfinite(), token, NO_TOKEN)
-    return found.cpu().numpy().astype(np.int32)
+    # NaN counts as the largest, the first of equals wins. Several times as fast as torch.
+    values = logits.numpy()
+    best = values.argmax(axis=1)
+    finite = np.isfinite(values[np.arange(len(best)), best])
+    return np.where(finite, best, NO_TOKEN).astype(np.int32)
 
 
 def _select(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:
