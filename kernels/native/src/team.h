@@ -1,0 +1,63 @@
+// A team of threads of our own: no OpenMP, which would be a second pool beside torch's.
+//
+// Code runs in *regions*: every thread of the team executes the same function, and shares work by
+// `each`. Tasks are taken from a counter, not dealt out: a thread that loses its core to another
+// program delays the rest by one task, not by its whole share.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+namespace rootlace {
+
+class Team;
+
+// One thread's view of a region.
+class Crew {
+ public:
+  Crew(Team& team, int rank) : team_(team), rank_(rank) {}
+
+  int rank() const { return rank_; }
+  int size() const;
+
+  // Run task(0) .. task(tasks - 1), each once on some thread. All threads of the region call it
+  // with the same count; returns when all tasks are done and their writes are seen by all.
+  template <class Task>
+  void each(int tasks, Task&& task) {
+    int turn = begin(tasks);
+    for (int i; (i = take(turn)) < tasks;) task(i);
+    end(turn);
+  }
+
+  // At least `bytes` of this thread's own memory, 64-byte aligned, kept from region to region; the
+  // next call may move it. Contents are undefined.
+  void* scratch(size_t bytes);
+
+ private:
+  int begin(int tasks);
+  int take(int turn);
+  void end(int turn);
+
+  Team& team_;
+  int rank_;
+  int turn_ = 0;
+};
+
+// `threads` includes the calling one. One region at a time.
+class Team {
+ public:
+  explicit Team(int threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const;
+  void run(const std::function<void(Crew&)>& region);
+
+ private:
+  friend class Crew;
+  struct State;
+  State* state_;
+};
+
+}  // namespace rootlace
