@@ -1,0 +1,46 @@
+// y = x W^T + bias for any number of rows, with what follows it in a layer folded in.
+//
+// Weights are packed once (`rl_pack`) into panels of PANEL columns, each contiguous in memory, so
+// that a product reads them as one stream. A row's bits do not depend on the other rows, on how
+// work is cut into tasks nor on the number of threads: every sum runs over the inputs in order.
+#pragma once
+
+#include <cstddef>
+
+#include "api.h"
+#include "team.h"
+#include "vec.h"
+
+namespace rootlace {
+
+enum class Epilogue : int32_t {
+  STORE = 0,     // T* out[rows, outputs]
+  FLOAT32 = 1,   // float* out[rows, outputs]: logits
+  ADD = 2,       // float* out[rows, outputs] += y: the residual stream
+  SILU_MUL = 3,  // T* out[rows, outputs / 2] = silu(gate) * up; weights packed as gated
+};
+
+// Called by all threads of a region with the same arguments; on return all of `out` is written and
+// seen by all. x[rows, inputs] and out have rows `ldx` and `ldo` elements apart, T (or `out`'s
+// type) aligned, and do not overlap. `rows` may be 0. Uses no scratch of the crew.
+template <class T>
+void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
+            Epilogue epilogue, void* out, size_t ldo);
+
+}  // namespace rootlace
+
+extern "C" {
+
+// Size of what `rl_pack` writes; `gated`: the weights are gate and up of `outputs / 2` rows each.
+int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated);
+
+// weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`
+// (a rootlace::Team*). Padding is zero.
+void rl_pack(void* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
+             int32_t gated, void* packed);
+
+// One `linear` in a region of its own, x[rows, inputs] and out contiguous; for tests and
+// measurements. `epilogue` is a rootlace::Epilogue.
+void rl_linear(void* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
+               const RlLinear* weights, void* out);
+}
