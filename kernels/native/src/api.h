@@ -7,6 +7,10 @@
 
 #include <cstdint>
 
+namespace rootlace {
+class Team;
+}
+
 extern "C" {
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
@@ -70,5 +74,15 @@ struct RlStep {
   RlRows rows;
   void* hidden;  // out [N, hidden], final-normed
 };
+
+// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
+void rl_sizes(int64_t* sizes);
+
+// Threads for all functions that take a team; see team.h.
+rootlace::Team* rl_team_new(int32_t threads);
+void rl_team_free(rootlace::Team* team);
+int32_t rl_team_size(rootlace::Team* team);
+int64_t rl_team_try(rootlace::Team* team, int32_t rounds, int32_t tasks, int64_t work,
+                    int32_t* counts);
 
 }

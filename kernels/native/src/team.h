@@ -2,10 +2,14 @@
 //
 // Code runs in *regions*: every thread of the team executes the same function, and shares work by
 // `each`. Tasks are taken from a counter, not dealt out: a thread that loses its core to another
-// program delays the rest by one task, not by its whole share.
+// program delays the rest by one task, not by its whole share. A thread that comes late, even after
+// all tasks of several `each`, walks through the function and finds them done. So outside of tasks
+// a region's function may only compute values of its own: it may run before, after or at the same
+// time as the tasks around it.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace rootlace {
@@ -24,9 +28,9 @@ class Crew {
   // with the same count; returns when all tasks are done and their writes are seen by all.
   template <class Task>
   void each(int tasks, Task&& task) {
-    int turn = begin(tasks);
-    for (int i; (i = take(turn)) < tasks;) task(i);
-    end(turn);
+    int64_t first = begin(tasks);
+    for (int i; (i = take(first, tasks)) < tasks;) task(i);
+    end();
   }
 
   // At least `bytes` of this thread's own memory, 64-byte aligned, kept from region to region; the
@@ -34,16 +38,18 @@ class Crew {
   void* scratch(size_t bytes);
 
  private:
-  int begin(int tasks);
-  int take(int turn);
-  void end(int turn);
+  int64_t begin(int tasks);
+  int take(int64_t first, int tasks);
+  void end();
 
   Team& team_;
   int rank_;
-  int turn_ = 0;
+  int64_t begun_ = 0;     // tasks of all `each` so far
+  int64_t finished_ = 0;  // tasks of this `each` that this thread ran
 };
 
-// `threads` includes the calling one. One region at a time.
+// `threads` includes the calling one. One region at a time: callers take turns. Regions do not
+// nest. In a child made by fork the team gets new threads.
 class Team {
  public:
   explicit Team(int threads);

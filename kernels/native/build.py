@@ -1,0 +1,229 @@
+"""Compile `src/*.cpp` into a shared library for this machine, once.
+
+The library lies in the user's cache folder under a name made of everything it depends on: sources,
+flags, processor and compiler. Processes may build it at the same time: each links a file of its
+own and renames it into place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "src"
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+NATIVE = (("-march=native",), ("-mcpu=native",), ())
+"""How compilers are told to use all of this processor; the first that one understands."""
+COMPILE_SECONDS = 600.0
+SHOWN_CHARACTERS = 4000
+
+Report = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+
+class NativeUnavailable(Exception):
+    """The native kernels cannot be compiled or loaded here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    path: str
+    version: str
+    target: tuple[str, ...]
+    """Flags that select the processor."""
+
+
+def default_cache() -> Path:
+    """Where libraries are kept: `$XDG_CACHE_HOME/rootlace/native`, by default in ~/.cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "rootlace" / "native"
+
+
+@contextmanager
+def library_file(
+    cache: Path | None = None,
+    compilers: Sequence[str] = COMPILERS,
+    target: Sequence[str] | None = None,
+    report: Report | None = None,
+) -> Iterator[Path]:
+    """The library's path, valid in the `with` block: it is compiled if it is not in `cache`.
+
+    `target` replaces the flags that select this processor. `report` is told that a compilation
+    begins. Raises `NativeUnavailable` with the compilers' messages if none can do it; without a
+    compiler a library that one made before is taken.
+    """
+    common = _common_digest(target)
+    faults = []
+    with ExitStack() as stack:
+        folder = cache or default_cache()
+        for name in compilers:
+            compiler = find_compiler(name, target)
+            if compiler is None:
+                continue
+            path = folder / f"{common}-{_digest([compiler.version, *compiler.target])}.so"
+            try:
+                if not _is_ours(path):
+                    path = _made(path, compiler, report, stack)
+            except NativeUnavailable as fault:
+                faults.append(str(fault))
+                continue
+            yield path
+            return
+        made_before = sorted(filter(_is_ours, _listed(folder, f"{common}-*.so")))
+        if made_before:
+            yield made_before[0]
+            return
+    if not faults:
+        raise NativeUnavailable(f"no C++ compiler was found ({', '.join(compilers)})")
+    raise NativeUnavailable("\n".join(faults))
+
+
+def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | None:
+    """The compiler of that name, if there is one that runs."""
+    path = shutil.which(name)
+    if path is None:
+        return None
+    version = _output([path, "--version"])
+    if version is None:
+        return None
+    for flags in NATIVE if target is None else (tuple(target),):
+        probe = [path, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+        if target is not None or _output(probe) is not None:
+            return Compiler(path, version, tuple(flags))
+    return Compiler(path, version, ())
+
+
+def _made(path: Path, compiler: Compiler, report: Report | None, stack: ExitStack) -> Path:
+    """Compile to `path`; where that cannot be written, to a folder that goes with `stack`."""
+    if report is not None:
+        report("compiling native kernels")
+    started = time.monotonic()
+    work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rootlace-")))
+    library = work / "native.so"
+    _compile(compiler, work, library)
+    log.info("native kernels compiled by %s in %.1f s", compiler.path, time.monotonic() - started)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix="new-", delete=False) as new:
+            try:
+                new.write(library.read_bytes())
+                new.flush()
+                Path(new.name).rename(path)
+            except BaseException:
+                Path(new.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        log.warning("native kernels are compiled at every start: %s: %s", path.parent, error)
+        return library
+    return path
+
+
+def _compile(compiler: Compiler, work: Path, library: Path) -> None:
+    """Each source by a process of its own, all at once; then they are linked."""
+    flags = [*FLAGS, *compiler.target]
+    objects = [work / f"{source.stem}.o" for source in _sources(".cpp")]
+    _run_all(
+        [compiler.path, *flags, "-c", str(source), "-o", str(made)]
+        for source, made in zip(_sources(".cpp"), objects, strict=True)
+    )
+    _run_all([[compiler.path, *flags, "-shared", *map(str, objects), "-o", str(library)]])
+
+
+def _run_all(commands: Iterable[list[str]]) -> None:
+    """Raises `NativeUnavailable` if one fails; none is left running."""
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for command in commands:
+            running.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            )
+        until = time.monotonic() + COMPILE_SECONDS
+        for process in running:
+            output, _ = process.communicate(timeout=max(until - time.monotonic(), 0))
+            if process.returncode:
+                said = output.strip()[:SHOWN_CHARACTERS] or f"exit status {process.returncode}"
+                raise NativeUnavailable(f"{_shown(process)}: {said}")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"the compiler does not work: {error}") from error
+    finally:
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _shown(process: subprocess.Popen[str]) -> str:
+    args = process.args
+    return " ".join(map(str, args)) if isinstance(args, list) else str(args)
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command prints; None if it cannot be run or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")
+
+
+def _sources(*suffixes: str) -> list[Path]:
+    return sorted(path for path in SOURCES.iterdir() if path.suffix in suffixes)
+
+
+def _common_digest(target: Sequence[str] | None) -> str:
+    """Of all that a library depends on but the compiler."""
+    sources = [f"{path.name}\n{path.read_text('utf-8')}" for path in _sources(".cpp", ".h")]
+    flags = [*FLAGS, "native" if target is None else " ".join(target)]
+    return _digest([*sources, *flags, platform.machine(), _processor()])
+
+
+def _processor() -> str:
+    """What kind of processor this is and what it can do."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(line for line in text.splitlines() if line.startswith(wanted))
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _is_ours(path: Path) -> bool:
+    """A file that another user put there is not loaded."""
+    try:
+        return path.stat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return list(folder.glob(pattern))
+    except OSError:
+        return []

@@ -1,0 +1,127 @@
+"""`src/api.h` in ctypes: structures, and functions that check nothing.
+
+Calls release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from typing import Any
+
+from rootlace.kernels.native.build import NativeUnavailable, library_file
+
+FLOAT32, BFLOAT16 = 0, 1
+
+
+class Linear(ctypes.Structure):
+    _fields_ = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+    ]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("input_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("post_norm", c_void_p),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("window", c_int32),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        ("dtype", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("inner", c_int32),
+        ("num_layers", c_int32),
+        ("vocab", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("layers", POINTER(Layer)),
+        ("head", Linear),
+        ("cache", c_void_p),
+        ("num_blocks", c_int64),
+        ("block_size", c_int32),
+    ]
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_int32),
+        ("width", c_int32),
+        ("row_start", c_void_p),
+        ("context_len", c_void_p),
+        ("block_tables", c_void_p),
+        ("num_runs", c_int32),
+        ("runs", c_void_p),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        ("tokens", c_int32),
+        ("writes", c_int32),
+        ("wanted", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("sources", c_void_p),
+        ("wanted_tokens", c_void_p),
+        ("rows", Rows),
+        ("hidden", c_void_p),
+    ]
+
+
+STRUCTURES = (Linear, Layer, Model, Rows, Step)
+
+# Name -> (result, arguments). Arrays are passed as addresses.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "rl_sizes": (None, [c_void_p]),
+    "rl_team_new": (c_void_p, [c_int32]),
+    "rl_team_free": (None, [c_void_p]),
+    "rl_team_size": (c_int32, [c_void_p]),
+    "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
+}
+
+
+def load(report: Callable[[str], None] | None = None) -> ctypes.CDLL:
+    """The library for this machine, compiled if need be.
+
+    `report` is told that a compilation begins. Raises `NativeUnavailable`.
+    """
+    with library_file(report=report) as path:
+        return open_library(str(path))
+
+
+def open_library(path: str) -> ctypes.CDLL:
+    """Load a library and say what its functions take. Raises `NativeUnavailable`."""
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    sizes = (c_int64 * len(STRUCTURES))()
+    library.rl_sizes(sizes)
+    if list(sizes) != [ctypes.sizeof(structure) for structure in STRUCTURES]:
+        raise NativeUnavailable("the compiled kernels lay out structures in another way")
+    return library

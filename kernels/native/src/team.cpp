@@ -1,0 +1,241 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "api.h"
+
+namespace rootlace {
+namespace {
+
+// How long a waiting thread looks before it sleeps. Sleeping and waking take about as long; a
+// thread that looks much longer takes its core from the one it waits for, or from other programs.
+constexpr int PAUSES = 256;
+constexpr std::chrono::microseconds LOOK{50};
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Where threads wait for a condition on atomics that other threads change.
+class Place {
+ public:
+  template <class Ready>
+  void wait(Ready ready) {
+    if (look(ready)) return;
+    sleepers_.fetch_add(1);
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, ready);
+    }
+    sleepers_.fetch_sub(1);
+  }
+
+  // To be called after the change. Either this sees the sleeper or the sleeper sees the change.
+  void wake() {
+    if (sleepers_.load() == 0) return;
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    changed_.notify_all();
+  }
+
+ private:
+  template <class Ready>
+  static bool look(Ready& ready) {
+    for (int i = 0; i < PAUSES; i++) {
+      if (ready()) return true;
+      pause();
+    }
+    auto until = std::chrono::steady_clock::now() + LOOK;
+    do {
+      sched_yield();  // whoever has something to do goes first
+      if (ready()) return true;
+    } while (std::chrono::steady_clock::now() < until);
+    return false;
+  }
+
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+struct Scratch {
+  void* memory = nullptr;
+  size_t size = 0;
+};
+
+constexpr uint64_t OPEN = uint64_t{1} << 31;
+constexpr uint64_t INSIDE = OPEN - 1;
+
+}  // namespace
+
+struct Team::State {
+  // Number of the region << 32, whether workers may still enter, how many are inside.
+  alignas(64) std::atomic<uint64_t> entry{0};
+  // Tasks taken and done in this region, over all its `each`.
+  alignas(64) std::atomic<int64_t> taken{0};
+  alignas(64) std::atomic<int64_t> done{0};
+  alignas(64) Place outside;  // workers between regions
+  Place inside;               // threads that wait for tasks or for workers to leave
+  const std::function<void(Crew&)>* region = nullptr;
+  std::atomic<bool> stop{false};
+
+  std::mutex turn;  // of those who call `run`
+  std::vector<std::thread> workers;
+  std::vector<Scratch> scratch;
+  pid_t owner = getpid();
+
+  State(Team& team, int threads) : scratch(threads) {
+    // Signals are the program's: its own threads take them.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      for (int rank = 1; rank < threads; rank++)
+        workers.emplace_back([this, &team, rank] { work(team, rank); });
+    } catch (...) {  // no more threads to be had: those there are do it
+      scratch.resize(workers.size() + 1);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~State() {
+    stop.store(true);
+    outside.wake();
+    for (auto& worker : workers) worker.join();
+    for (auto& one : scratch) std::free(one.memory);
+  }
+
+  void work(Team& team, int rank) {
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), "rootlace");
+#endif
+    uint64_t last = 0;
+    for (;;) {
+      outside.wait([&] {
+        uint64_t now = entry.load();
+        return stop.load() || ((now & OPEN) && (now >> 32) != last);
+      });
+      if (stop.load()) return;
+      uint64_t now = entry.load();
+      while ((now & OPEN) && !entry.compare_exchange_weak(now, now + 1)) {
+      }
+      if (!(now & OPEN)) continue;
+      last = now >> 32;
+      Crew crew(team, rank);
+      (*region)(crew);
+      entry.fetch_sub(1);
+      inside.wake();
+    }
+  }
+};
+
+Team::Team(int threads) : state_(new State(*this, threads < 1 ? 1 : threads)) {}
+
+Team::~Team() {
+  // In a child the threads are not there to be joined; what they had is given up with the child.
+  if (state_->owner == getpid()) delete state_;
+}
+
+int Team::size() const { return static_cast<int>(state_->scratch.size()); }
+
+void Team::run(const std::function<void(Crew&)>& region) {
+  if (state_->owner != getpid()) state_ = new State(*this, size());
+  State& state = *state_;
+  std::lock_guard<std::mutex> lock(state.turn);
+  state.region = &region;
+  state.taken.store(0);
+  state.done.store(0);
+  state.entry.store((((state.entry.load() >> 32) + 1) << 32) | OPEN);
+  state.outside.wake();
+  Crew crew(*this, 0);
+  region(crew);
+  state.entry.fetch_and(~OPEN);
+  state.inside.wait([&] { return (state.entry.load() & INSIDE) == 0; });
+}
+
+int Crew::size() const { return team_.size(); }
+
+int64_t Crew::begin(int tasks) {
+  int64_t first = begun_;
+  begun_ += tasks;
+  finished_ = 0;
+  return first;
+}
+
+// All tasks of earlier `each` are done when a thread is here, so the counter is at `first` or
+// beyond; beyond the last task it counts those of a later `each`.
+int Crew::take(int64_t first, int tasks) {
+  auto& taken = team_.state_->taken;
+  int64_t next = taken.load(std::memory_order_relaxed);
+  do {
+    if (next >= first + tasks) return tasks;
+  } while (!taken.compare_exchange_weak(next, next + 1, std::memory_order_relaxed));
+  finished_++;
+  return static_cast<int>(next - first);
+}
+
+void Crew::end() {
+  auto& state = *team_.state_;
+  if (finished_ && state.done.fetch_add(finished_) + finished_ == begun_) state.inside.wake();
+  if (state.done.load() >= begun_) return;
+  state.inside.wait([&] { return state.done.load() >= begun_; });
+}
+
+void* Crew::scratch(size_t bytes) {
+  Scratch& mine = team_.state_->scratch[rank_];
+  if (mine.size < bytes) {
+    std::free(mine.memory);
+    mine.size = (bytes + 4095) / 4096 * 4096;
+    mine.memory = std::aligned_alloc(64, mine.size);
+    if (!mine.memory) throw std::bad_alloc();
+  }
+  return mine.memory;
+}
+
+}  // namespace rootlace
+
+extern "C" {
+
+rootlace::Team* rl_team_new(int32_t threads) { return new rootlace::Team(threads); }
+
+void rl_team_free(rootlace::Team* team) { delete team; }
+
+int32_t rl_team_size(rootlace::Team* team) { return team->size(); }
+
+// For tests: a region of `rounds` times `tasks` tasks of about `work` additions each. counts
+// [rounds, tasks] says how often each was run; returns how often a task began before all of the
+// round before were done.
+int64_t rl_team_try(rootlace::Team* team, int32_t rounds, int32_t tasks, int64_t work,
+                    int32_t* counts) {
+  std::atomic<int64_t> early{0};
+  team->run([&](rootlace::Crew& crew) {
+    for (int32_t round = 0; round < rounds; round++)
+      crew.each(tasks, [&](int task) {
+        if (round)
+          for (int32_t i = 0; i < tasks; i++)
+            if (counts[static_cast<int64_t>(round - 1) * tasks + i] < 1) early++;
+        volatile int64_t sum = 0;
+        for (int64_t i = 0; i < work; i++) sum = sum + i;
+        int32_t* mine = static_cast<int32_t*>(crew.scratch(4096));
+        *mine = 1;
+        counts[static_cast<int64_t>(round) * tasks + task] += *mine;
+      });
+  });
+  return early.load();
+}
+}
