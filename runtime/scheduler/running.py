@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import dataclass
 
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.order import depth_first
 from rootlace.runtime.scheduler.sequence import Sequence
 
-_LEAST_RESERVE = 8.0
-_MOST_RESERVE = 4096.0
-_DECAY = 0.998
+
+@dataclass(frozen=True)
+class Headroom:
+    """Bounds of `reserve` in tokens, and what is left of it after a step without a retraction."""
+
+    least: float = 8.0
+    most: float = 4096.0
+    decay: float = 0.998
 
 
 def by_order(sequence: Sequence) -> int:
@@ -24,19 +30,20 @@ class RunningSet:
     next `reserve` output tokens (fewer if it may not generate as many). A request is admitted if
     the available blocks cover those promises and the same for itself; with nothing running it
     always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 8 and
-    4096 tokens: so retractions stay rare without knowing how long outputs get.
+    4096 tokens (`Headroom`): so retractions stay rare without knowing how long outputs get.
 
     *Retraction.* The victim is the sequence that would have to compute the fewest tokens again if
     all it does not share with other running ones were evicted; of equals the youngest. Never the
     oldest.
     """
 
-    def __init__(self, kv: KVStore) -> None:
+    def __init__(self, kv: KVStore, headroom: Headroom) -> None:
         self._kv = kv
+        self._headroom = headroom
         self.sequences: list[Sequence] = []
         self.retracted: list[Sequence] = []
         self.retractions = 0
-        self.reserve = _LEAST_RESERVE
+        self.reserve = headroom.least
         self._ordered: list[Sequence] | None = None
         self._admissions = 0
 
@@ -71,7 +78,7 @@ class RunningSet:
         self.leave(sequence)
         insort(self.retracted, sequence, key=by_order)
         self.retractions += 1
-        self.reserve = min(2 * self.reserve, _MOST_RESERVE)
+        self.reserve = min(2 * self.reserve, self._headroom.most)
 
     def jumped(self, sequence: Sequence) -> None:
         """Tokens were appended to a decoding sequence that are to be computed as a chunk."""
@@ -172,7 +179,7 @@ class RunningSet:
 
     def relax(self) -> None:
         """A step went by."""
-        self.reserve = max(_DECAY * self.reserve, _LEAST_RESERVE)
+        self.reserve = max(self._headroom.decay * self.reserve, self._headroom.least)
 
     def _ahead(self, sequence: Sequence) -> int:
         """Tokens that `sequence` is promised to reach."""

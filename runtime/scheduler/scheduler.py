@@ -23,7 +23,7 @@ from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.request import Request
-from rootlace.runtime.scheduler.running import RunningSet, by_order
+from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
@@ -77,11 +77,13 @@ class Scheduler:
         vocab_size: int = 0,
         masks: StepMasks | None = None,
         automata: bool = False,
+        headroom: Headroom | None = None,
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes their masks; without it they are filled while a step is planned. `automata`:
-        rows name the state of their automaton instead, where there is one.
+        rows name the state of their automaton instead, where there is one. `headroom` is for who
+        counts in other units than tokens.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -96,7 +98,7 @@ class Scheduler:
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
-        self._running = RunningSet(self.kv)
+        self._running = RunningSet(self.kv, headroom or Headroom())
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._intake = TokenIntake()
         self._by_rid: dict[int, Sequence] = {}

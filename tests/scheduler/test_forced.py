@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 
 from rootlace.errors import ConstraintNotMet, InternalError
-from rootlace.runtime.scheduler import running
+from rootlace.runtime.scheduler.running import Headroom
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import World
 
 VOCAB = 4
 
 
-def pressed(seed: int, block_size: int, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> World:
+def pressed(seed: int, block_size: int, overlap: bool) -> World:
     """A random load of constrained requests, with faults, until all have ended."""
     dice = random.Random(seed)
-    monkeypatch.setattr(running, "_LEAST_RESERVE", 0.0)
     world = World(
         block_size=block_size,
         num_blocks=dice.choice([48, 96, 400]) // block_size,
@@ -33,8 +32,8 @@ def pressed(seed: int, block_size: int, overlap: bool, monkeypatch: pytest.Monke
         policy=dice.choice(["lpm", "fcfs", "dfs"]),
         overlap=overlap,
         automata=dice.random() < 0.7,
+        headroom=Headroom(least=0.0),
     )
-    world.scheduler._running.reserve = 0.0
     stems = [[dice.randrange(VOCAB) for _ in range(12)] for _ in range(2)]
     for _ in range(150):
         if len(world.open_rids()) < 12 and len(world.jobs) < 40:
@@ -92,12 +91,12 @@ def abort_one(world: World, dice: random.Random) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_outputs_flags_and_scores_under_pressure(block_size, overlap, monkeypatch) -> None:
+def test_outputs_flags_and_scores_under_pressure(block_size, overlap) -> None:
     seen = dict.fromkeys(("jumps", "retreats", "retractions", "copies", "evicted_blocks"), 0)
     ends: set[str] = set()
     late = 0
     for seed in range(25):
-        world = pressed(seed, block_size, overlap, monkeypatch)
+        world = pressed(seed, block_size, overlap)
         late += world.late_rows
         for job in world.jobs.values():
             assert job.finish is not None

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
 from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler import running
+from rootlace.runtime.scheduler.running import Headroom
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import World
 
@@ -66,6 +66,7 @@ class Machine(RuleBasedStateMachine):
             max_step_tokens=step_tokens,
             max_running=rows,
             max_overtaken=overtaken,
+            headroom=Headroom(least=0.0),
         )
         # With little headroom kept free, retractions are frequent.
         self.world.scheduler._running.reserve = reserve
@@ -335,8 +336,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_machine(block_size: int, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_LEAST_RESERVE", 0.0)
+def test_machine(block_size: int, overlap: bool) -> None:
     name = f"Machine{block_size}" + "Overlapped" * overlap
     machine = type(name, (Machine,), {"block_size": block_size, "overlap": overlap})
     case = machine.TestCase

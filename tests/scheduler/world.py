@@ -21,6 +21,7 @@ from rootlace.runtime.engine.simulated import (
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.plan import SampleRow, StepPlan
 from rootlace.runtime.scheduler.request import Matcher, Request
+from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.update import Update
@@ -94,6 +95,7 @@ class World:
         filler: MaskFiller | None = None,
         overlap: bool = False,
         automata: bool = False,
+        headroom: Headroom | None = None,
         **config: Any,
     ) -> None:
         self.overlap = overlap
@@ -110,6 +112,7 @@ class World:
             vocab_size=vocab_size,
             masks=StepMasks(vocab_size, filler, spot_seconds=0.0),
             automata=automata,
+            headroom=headroom,
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
