@@ -40,6 +40,8 @@ class NativeUnavailable(Exception):
 @dataclass(frozen=True)
 class Compiler:
     path: str
+    program: str
+    """The file that `path` leads to."""
     version: str
     target: tuple[str, ...]
     """Flags that select the processor."""
@@ -57,6 +59,7 @@ def library_file(
     compilers: Sequence[str] = COMPILERS,
     target: Sequence[str] | None = None,
     report: Report | None = None,
+    sources: Path = SOURCES,
 ) -> Iterator[Path]:
     """The library's path, valid in the `with` block: it is compiled if it is not in `cache`.
 
@@ -64,18 +67,20 @@ def library_file(
     begins. Raises `NativeUnavailable` with the compilers' messages if none can do it; without a
     compiler a library that one made before is taken.
     """
-    common = _common_digest(target)
+    common = _common_digest(sources, target)
     faults = []
+    tried = set()
     with ExitStack() as stack:
         folder = cache or default_cache()
         for name in compilers:
             compiler = find_compiler(name, target)
-            if compiler is None:
+            if compiler is None or compiler.program in tried:
                 continue
+            tried.add(compiler.program)
             path = folder / f"{common}-{_digest([compiler.version, *compiler.target])}.so"
             try:
                 if not _is_ours(path):
-                    path = _made(path, compiler, report, stack)
+                    path = _made(path, compiler, sources, report, stack)
             except NativeUnavailable as fault:
                 faults.append(str(fault))
                 continue
@@ -101,18 +106,20 @@ def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | 
     for flags in NATIVE if target is None else (tuple(target),):
         probe = [path, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
         if target is not None or _output(probe) is not None:
-            return Compiler(path, version, tuple(flags))
-    return Compiler(path, version, ())
+            return Compiler(path, os.path.realpath(path), version, tuple(flags))
+    return Compiler(path, os.path.realpath(path), version, ())
 
 
-def _made(path: Path, compiler: Compiler, report: Report | None, stack: ExitStack) -> Path:
+def _made(
+    path: Path, compiler: Compiler, sources: Path, report: Report | None, stack: ExitStack
+) -> Path:
     """Compile to `path`; where that cannot be written, to a folder that goes with `stack`."""
     if report is not None:
         report("compiling native kernels")
     started = time.monotonic()
     work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rootlace-")))
     library = work / "native.so"
-    _compile(compiler, work, library)
+    _compile(compiler, sources, work, library)
     log.info("native kernels compiled by %s in %.1f s", compiler.path, time.monotonic() - started)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,13 +137,14 @@ def _made(path: Path, compiler: Compiler, report: Report | None, stack: ExitStac
     return path
 
 
-def _compile(compiler: Compiler, work: Path, library: Path) -> None:
+def _compile(compiler: Compiler, sources: Path, work: Path, library: Path) -> None:
     """Each source by a process of its own, all at once; then they are linked."""
     flags = [*FLAGS, *compiler.target]
-    objects = [work / f"{source.stem}.o" for source in _sources(".cpp")]
+    parts = _files(sources, ".cpp")
+    objects = [work / f"{part.stem}.o" for part in parts]
     _run_all(
-        [compiler.path, *flags, "-c", str(source), "-o", str(made)]
-        for source, made in zip(_sources(".cpp"), objects, strict=True)
+        [compiler.path, *flags, "-c", str(part), "-o", str(made)]
+        for part, made in zip(parts, objects, strict=True)
     )
     _run_all([[compiler.path, *flags, "-shared", *map(str, objects), "-o", str(library)]])
 
@@ -189,15 +197,15 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.decode(errors="replace")
 
 
-def _sources(*suffixes: str) -> list[Path]:
-    return sorted(path for path in SOURCES.iterdir() if path.suffix in suffixes)
+def _files(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in suffixes)
 
 
-def _common_digest(target: Sequence[str] | None) -> str:
+def _common_digest(sources: Path, target: Sequence[str] | None) -> str:
     """Of all that a library depends on but the compiler."""
-    sources = [f"{path.name}\n{path.read_text('utf-8')}" for path in _sources(".cpp", ".h")]
+    texts = [f"{path.name}\n{path.read_text('utf-8')}" for path in _files(sources, ".cpp", ".h")]
     flags = [*FLAGS, "native" if target is None else " ".join(target)]
-    return _digest([*sources, *flags, platform.machine(), _processor()])
+    return _digest([*texts, *flags, platform.machine(), _processor()])
 
 
 def _processor() -> str:

@@ -79,13 +79,16 @@ class Step(ctypes.Structure):
         ("tokens", c_int32),
         ("writes", c_int32),
         ("wanted", c_int32),
+        ("copies", c_int32),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),
         ("sources", c_void_p),
         ("wanted_tokens", c_void_p),
+        ("copied", c_void_p),
         ("rows", Rows),
         ("hidden", c_void_p),
+        ("nanos", c_void_p),
     ]
 
 

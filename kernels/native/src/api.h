@@ -7,10 +7,6 @@
 
 #include <cstdint>
 
-namespace rootlace {
-class Team;
-}
-
 extern "C" {
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
@@ -59,30 +55,56 @@ struct RlRows {
   const int32_t* block_tables;  // [R, width]
   // Runs of rows with leading blocks in common: rows begin : end share the blocks low : high of
   // their tables. Depth first, outer before inner; every row keeps at least its own new tokens'
-  // positions outside its runs.
+  // positions outside its runs. With num_runs < 0, `rl_forward` finds the runs.
   int32_t num_runs;
   const int32_t* runs;  // [num_runs, 4]: begin, end, low, high
 };
 
+// Where the time of a step goes.
+enum RlPart : int32_t { RL_PLAN = 0, RL_ELEMENTWISE, RL_LINEAR, RL_ATTENTION, RL_PARTS };
+
+// First copies, which are independent of each other, then layer by layer: keys and values of the
+// T new tokens and of the M - T duplicates, then attention.
 struct RlStep {
-  int32_t tokens, writes, wanted;  // T, M, N
+  int32_t tokens, writes, wanted, copies;  // T, M, N, C
   const int32_t* token_ids;        // [T]
   const int32_t* positions;        // [T], rows of cos and sin
   const int64_t* slots;            // [M], where keys and values go
-  const int32_t* sources;          // [M], the token that goes to each slot; null: M = T, in order
+  // [M], the token that goes to each slot, the first T in order; null: M = T.
+  const int32_t* sources;
   const int32_t* wanted_tokens;    // [N], ascending or not; null: all (N = T)
+  const int32_t* copied;           // [C, 3]: source block, target block, slots from the first on
   RlRows rows;
-  void* hidden;  // out [N, hidden], final-normed
+  void* hidden;    // out [N, hidden], final-normed
+  int64_t* nanos;  // [RL_PARTS], nanoseconds are added; null: not measured
 };
+
+// What `rl_forward` keeps between steps: its memory, which grows as steps do. One per model.
+struct RlWorkspace;
+RlWorkspace* rl_workspace_new();
+void rl_workspace_free(RlWorkspace* workspace);
+
+// All layers. `team` (here and below) is a rootlace::Team*.
+void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
+
+// hidden[rows, hidden] -> logits[rows, vocab].
+void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows, float* logits);
+
+// The largest of each of `rows` rows of `vocab`, the smallest id among equals; -1 where it is not
+// finite or a number of the row is NaN.
+void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens);
 
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.
-rootlace::Team* rl_team_new(int32_t threads);
-void rl_team_free(rootlace::Team* team);
-int32_t rl_team_size(rootlace::Team* team);
-int64_t rl_team_try(rootlace::Team* team, int32_t rounds, int32_t tasks, int64_t work,
-                    int32_t* counts);
+void* rl_team_new(int32_t threads);
+void rl_team_free(void* team);
+int32_t rl_team_size(void* team);
+
+// For tests: a region of `rounds` times `tasks` tasks of about `work` additions each. Adds to
+// counts[rounds, tasks] how often each was run; returns how often a task saw one of the round
+// before that was not done.
+int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int32_t* counts);
 
 }

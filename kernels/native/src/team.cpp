@@ -211,29 +211,24 @@ void* Crew::scratch(size_t bytes) {
 
 extern "C" {
 
-rootlace::Team* rl_team_new(int32_t threads) { return new rootlace::Team(threads); }
+void* rl_team_new(int32_t threads) { return new rootlace::Team(threads); }
 
-void rl_team_free(rootlace::Team* team) { delete team; }
+void rl_team_free(void* team) { delete static_cast<rootlace::Team*>(team); }
 
-int32_t rl_team_size(rootlace::Team* team) { return team->size(); }
+int32_t rl_team_size(void* team) { return static_cast<rootlace::Team*>(team)->size(); }
 
-// For tests: a region of `rounds` times `tasks` tasks of about `work` additions each. counts
-// [rounds, tasks] says how often each was run; returns how often a task began before all of the
-// round before were done.
-int64_t rl_team_try(rootlace::Team* team, int32_t rounds, int32_t tasks, int64_t work,
-                    int32_t* counts) {
+int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int32_t* counts) {
   std::atomic<int64_t> early{0};
-  team->run([&](rootlace::Crew& crew) {
-    for (int32_t round = 0; round < rounds; round++)
+  static_cast<rootlace::Team*>(team)->run([&](rootlace::Crew& crew) {
+    for (int64_t round = 0; round < rounds; round++)
       crew.each(tasks, [&](int task) {
-        if (round)
-          for (int32_t i = 0; i < tasks; i++)
-            if (counts[static_cast<int64_t>(round - 1) * tasks + i] < 1) early++;
+        for (int32_t i = 0; round && i < tasks; i++)
+          if (counts[(round - 1) * tasks + i] < 1) early++;
         volatile int64_t sum = 0;
         for (int64_t i = 0; i < work; i++) sum = sum + i;
-        int32_t* mine = static_cast<int32_t*>(crew.scratch(4096));
+        auto* mine = static_cast<int32_t*>(crew.scratch(4096));
         *mine = 1;
-        counts[static_cast<int64_t>(round) * tasks + task] += *mine;
+        counts[round * tasks + task] += *mine;
       });
   });
   return early.load();
