@@ -34,13 +34,13 @@ extern "C" {
 // Size of what `rl_pack` writes; `gated`: the weights are gate and up of `outputs / 2` rows each.
 int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated);
 
-// weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`
-// (a rootlace::Team*). Padding is zero.
-void rl_pack(void* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
+// weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`.
+// Padding is zero.
+void rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
              int32_t gated, void* packed);
 
 // One `linear` in a region of its own, x[rows, inputs] and out contiguous; for tests and
 // measurements. `epilogue` is a rootlace::Epilogue.
-void rl_linear(void* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
+void rl_linear(rootlace::Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
                const RlLinear* weights, void* out);
 }

@@ -1,49 +1,163 @@
 // The innermost product: a few rows of A times a panel of B, sums in registers.
 //
 // Every sum runs over the depth in order, whatever ROWS and VECS are: a row's result has the same
-// bits in any company.
+// bits in any company. A sum may be interrupted and taken up again (`add`): that changes no bits.
 #pragma once
 
 #include "vec.h"
 
 namespace rootlace {
 
-// c[ROWS, VECS * 16] (+)= a[ROWS, depth] b, with a row-major (`lda` elements apart), c float32.
-// b is packed, float32: [depth][VECS * 16]; bfloat16: [depth / 2][VECS * 16][2], depth even.
-template <int ROWS, int VECS>
-inline void tile(const bf16* a, size_t lda, const bf16* b, int depth, float* c, size_t ldc,
-                 bool add) {
-  Vec acc[ROWS][VECS];
-  for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECS; j++) acc[i][j] = add ? load(c + i * ldc + j * LANES) : Vec{};
-  for (int k = 0; k < depth; k += 2) {
-    Ints panel[VECS];
-    for (int j = 0; j < VECS; j++) panel[j] = load_pairs(b + (size_t)k * VECS * LANES + j * 32);
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      Ints pair = splat_pair(a + i * lda + k);
-      for (int j = 0; j < VECS; j++) acc[i][j] = dot_pairs(acc[i][j], pair, panel[j]);
-    }
-  }
-  for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
+// What one register holds. `Vec` is 16 lanes everywhere; without AVX-512 compilers would keep it in
+// memory, and sums here must stay in registers.
+#if defined(__AVX512F__)
+constexpr int NATIVE = 16;
+#elif defined(__AVX__)
+constexpr int NATIVE = 8;
+#else
+constexpr int NATIVE = 4;
+#endif
+typedef float Native __attribute__((vector_size(NATIVE * 4)));
+typedef int32_t NativeInts __attribute__((vector_size(NATIVE * 4)));
+
+// The largest tile whose sums fit in registers: 24 of 32 of AVX-512, 12 of 16 of AVX, 24 of 32 of
+// NEON (SSE spills).
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 8, TILE_VECS = 3;
+#else
+constexpr int TILE_ROWS = 6, TILE_VECS = 1;
+#endif
+
+// Inputs in a 32-bit word of a panel: bfloat16 come in pairs.
+template <class T>
+constexpr int STEP = 4 / static_cast<int>(sizeof(T));
+
+// Cache lines to fetch while a tile is computed: `lines` more for every AHEAD_STEPS steps.
+constexpr int AHEAD_STEPS = 4;
+struct Ahead {
+  const char* from = nullptr;
+  int lines = 0;
+  bool near = false;  // to the first level, for this tile; else to the second, for the next ones
+};
+
+namespace detail {
+
+template <int ROWS, int COLUMNS>
+struct Sums {
+  Native at[ROWS][COLUMNS];
+};
+
+template <class V>
+inline V load_as(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
 }
 
-template <int ROWS, int VECS>
-inline void tile(const float* a, size_t lda, const float* b, int depth, float* c, size_t ldc,
-                 bool add) {
-  Vec acc[ROWS][VECS];
-  for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECS; j++) acc[i][j] = add ? load(c + i * ldc + j * LANES) : Vec{};
-  for (int k = 0; k < depth; k++) {
-    Vec panel[VECS];
-    for (int j = 0; j < VECS; j++) panel[j] = load(b + ((size_t)k * VECS + j) * LANES);
+// One step: sums += a word of each row x a row of the panel.
+template <int ROWS, int COLUMNS>
+[[gnu::always_inline]] inline void step(const float* a, size_t lda, const float* b,
+                                        Sums<ROWS, COLUMNS>& sums) {
+  Native panel[COLUMNS];
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++)
-      for (int j = 0; j < VECS; j++) acc[i][j] += a[i * lda + k] * panel[j];
-  }
+  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<Native>(b + j * NATIVE);
+#pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += a[i * lda] * panel[j];
+}
+
+// The same with pairs of bfloat16, of which `word(row)` gives those of A.
+template <int ROWS, int COLUMNS, class Word>
+[[gnu::always_inline]] inline void step_pairs(const bf16* b, Sums<ROWS, COLUMNS>& sums,
+                                              Word&& word) {
+#if defined(__AVX512BF16__)
+  __m512bh panel[COLUMNS];
+#pragma GCC unroll 16
+  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<__m512bh>(b + j * NATIVE * 2);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    __m512bh pair = (__m512bh)_mm512_set1_epi32(word(i));
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      sums.at[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums.at[i][j], pair, panel[j]);
+  }
+#else
+  // A bfloat16 is the upper half of a float32. Odd inputs first, as in `dot_pairs`.
+  const int32_t upper = static_cast<int32_t>(0xffff0000u);
+  Native odd[COLUMNS], even[COLUMNS];
+#pragma GCC unroll 16
+  for (int j = 0; j < COLUMNS; j++) {
+    NativeInts pairs = load_as<NativeInts>(b + j * NATIVE * 2);
+    odd[j] = (Native)(pairs & upper);
+    even[j] = (Native)(pairs << 16);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    float high = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16)});
+    float low = to_float(bf16{static_cast<uint16_t>(word(i))});
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += high * odd[j];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += low * even[j];
+  }
+#endif
+}
+
+template <int ROWS, int COLUMNS>
+[[gnu::always_inline]] inline void step(const bf16* a, size_t lda, const bf16* b,
+                                        Sums<ROWS, COLUMNS>& sums) {
+  step_pairs(b, sums, [&](int i) { return load_as<int32_t>(a + i * lda); });
+}
+
+// The last input of an odd number of them: what follows it in memory is not A's.
+template <int ROWS, int COLUMNS>
+[[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
+                                        Sums<ROWS, COLUMNS>& sums) {
+  step_pairs(b, sums, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
+}
+
+template <int ROWS, int COLUMNS>
+inline void last(const float*, size_t, const float*, Sums<ROWS, COLUMNS>&) {}
+
+}  // namespace detail
+
+// c[ROWS, VECS * 16] (+)= a[ROWS, depth] b, with a row-major (`lda` elements apart), c float32.
+// b is packed in rows of `ldb` elements, float32: [depth][>= VECS * 16]; bfloat16:
+// [(depth + 1) / 2][>= VECS * 16][2], and if depth is odd the last pairs' second halves are finite.
+template <int ROWS, int VECS, class T>
+inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c, size_t ldc,
+                 bool add, Ahead ahead = {}) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      sums.at[i][j] = add ? detail::load_as<Native>(c + i * ldc + j * NATIVE) : Native{};
+  int steps = depth / STEP<T>, k = 0;
+  for (; k + AHEAD_STEPS <= steps; k += AHEAD_STEPS) {
+    if (ahead.near)
+      for (int i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.from + i * 64, 0, 3);
+    else
+      for (int i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.from + i * 64, 0, 2);
+    ahead.from += ahead.lines * 64;
+#pragma GCC unroll 4
+    for (int i = 0; i < AHEAD_STEPS; i++, a += STEP<T>, b += ldb) detail::step(a, lda, b, sums);
+  }
+  for (; k < steps; k++, a += STEP<T>, b += ldb) detail::step(a, lda, b, sums);
+  if (depth % STEP<T>) detail::last(a, lda, b, sums);
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
+}
+
+// The same with b's rows right behind one another.
+template <int ROWS, int VECS, class T>
+inline void tile(const T* a, size_t lda, const T* b, int depth, float* c, size_t ldc, bool add) {
+  tile<ROWS, VECS>(a, lda, b, static_cast<size_t>(VECS) * LANES * STEP<T>, depth, c, ldc, add);
 }
 
 }  // namespace rootlace

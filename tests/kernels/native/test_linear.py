@@ -1,0 +1,252 @@
+"""Linear layers in C++ against float64, for every kind of processor that can be compiled for."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
+from rootlace.kernels.native.library import FUNCTIONS
+from rootlace.kernels.native.linear import Epilogue, PackedLinear, allocate, packed_bytes
+
+PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
+DTYPES = (torch.float32, torch.bfloat16)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 64, 97, 130, 200)
+# Outputs: panels are 48 wide; inputs: odd, short, more than one stretch.
+SHAPES = ((1, 1), (5, 3), (16, 7), (47, 64), (48, 8), (49, 33), (130, 65), (300, 128), (33, 4100))
+
+
+def compiled(folder: Path, target: str) -> ctypes.CDLL:
+    """linear.cpp and team.cpp for another kind of processor."""
+    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    path = folder / f"{target}.so"
+    sources = [str(SOURCES / name) for name in ("linear.cpp", "team.cpp")]
+    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"{target}: {done.stderr[:300]}")
+    library = ctypes.CDLL(str(path))
+    for name in ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear"):
+        function = getattr(library, name)
+        function.restype, function.argtypes = FUNCTIONS[name]
+    return library
+
+
+class Machine:
+    """The kernels for one kind of processor, with teams of several sizes."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.teams = {threads: library.rl_team_new(threads) for threads in (1, 2, 3)}
+
+    def packed(
+        self, weight: Tensor, bias: Tensor | None = None, gated: bool = False, threads: int = 2
+    ) -> PackedLinear:
+        return PackedLinear(self.library, self.teams[threads], weight, bias, gated=gated)
+
+
+@pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
+def machine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Machine]:
+    if request.param == "-march=x86-64-v3" and not runs_v3():
+        pytest.skip("this processor has no AVX2")
+    machine = Machine(compiled(tmp_path_factory.mktemp("native"), request.param))
+    yield machine
+    for team in machine.teams.values():
+        machine.library.rl_team_free(team)
+
+
+def runs_v3() -> bool:
+    return "avx2" in torch.backends.cpu.get_cpu_capability().lower() or (
+        "avx512" in torch.backends.cpu.get_cpu_capability().lower()
+    )
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def poisoned(packed: PackedLinear, epilogue: Epilogue, rows: int) -> Tensor:
+    """An output of NaN, or a residual: what must be overwritten, or added to."""
+    columns = packed.outputs // 2 if packed.gated else packed.outputs
+    if epilogue == Epilogue.ADD:
+        return random(rows, columns, seed=3)
+    own = epilogue in (Epilogue.STORE, Epilogue.SILU_MUL)
+    return torch.full((rows, columns), torch.nan, dtype=packed.dtype if own else torch.float32)
+
+
+def multiplied(packed: PackedLinear, epilogue: Epilogue, x: Tensor) -> Tensor:
+    out = poisoned(packed, epilogue, x.shape[0])
+    packed.multiply(epilogue, x, out)
+    return out
+
+
+def reference(
+    weight: Tensor, bias: Tensor | None, epilogue: Epilogue, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is to come out, in float64, and how large the sums' terms are."""
+    y = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    if bias is not None:
+        y += bias.double()
+        size += bias.double().abs()
+    if epilogue == Epilogue.SILU_MUL:
+        gate, up = y.chunk(2, -1)
+        gate_size, up_size = size.chunk(2, -1)
+        # |d silu| <= 1.1, |silu(x)| <= |x|.
+        return silu(gate) * up, 1.1 * gate_size * up.abs() + gate.abs() * up_size
+    if epilogue == Epilogue.ADD:
+        residual = random(*y.shape, seed=3).double()
+        return residual + y, size + residual.abs()
+    return y, size
+
+
+def assert_near(out: Tensor, weight: Tensor, want: Tensor, size: Tensor) -> None:
+    """Within the rounding of float32 sums, and of one rounding to the output's dtype."""
+    terms = weight.shape[1] ** 0.5 + 8
+    bound = size * terms * 2**-23 + want.abs() * torch.finfo(out.dtype).eps + 1e-30
+    if weight.dtype == torch.bfloat16:
+        bound += 1e-30  # products below float32's normal range count as zero
+    wrong = ~((out.double() - want).abs() <= bound)
+    assert not wrong.any(), (wrong.sum(), (out.double() - want).abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, inputs", SHAPES)
+def test_products_are_those_of_float64(
+    machine: Machine, outputs: int, inputs: int, dtype: torch.dtype
+) -> None:
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, seed=2)
+    with_bias, without = machine.packed(weight, bias), machine.packed(weight)
+    for rows in ROWS if inputs < 4000 else (1, 9, 70):
+        x = random(rows, inputs, dtype=dtype, seed=rows)
+        for epilogue in PLAIN:
+            out = multiplied(with_bias, epilogue, x)
+            assert_near(out, weight, *reference(weight, bias, epilogue, x))
+        out = multiplied(without, Epilogue.STORE, x)
+        assert_near(out, weight, *reference(weight, None, Epilogue.STORE, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inner, inputs", [(1, 1), (20, 9), (48, 16), (100, 65), (160, 130)])
+def test_gated_products_are_those_of_float64(
+    machine: Machine, inner: int, inputs: int, dtype: torch.dtype
+) -> None:
+    weight = random(2 * inner, inputs, dtype=dtype, seed=1)
+    for bias in (None, random(2 * inner, seed=2)):
+        packed = machine.packed(weight, bias, gated=True)
+        for rows in (1, 2, 8, 9, 17, 97):
+            x = random(rows, inputs, dtype=dtype, seed=rows)
+            out = multiplied(packed, Epilogue.SILU_MUL, x)
+            assert_near(out, weight, *reference(weight, bias, Epilogue.SILU_MUL, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("epilogue", list(Epilogue))
+@pytest.mark.parametrize("outputs, inputs", [(50, 33), (336, 96), (64, 4100)])
+def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
+    machine: Machine, outputs: int, inputs: int, epilogue: Epilogue, dtype: torch.dtype
+) -> None:
+    gated = epilogue == Epilogue.SILU_MUL
+    weight = random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, seed=2)
+    teams = {t: machine.packed(weight, bias, gated, threads=t) for t in machine.teams}
+    x = random(203, inputs, dtype=dtype, seed=5)
+    all_rows = multiplied(teams[2], epilogue, x)
+    residual = poisoned(teams[2], epilogue, 203)
+    for threads, packed in teams.items():
+        begin = 0
+        for count in (203,) if inputs > 4000 else (1, 2, 7, 8, 13, 30, 65, 77):
+            out = residual[begin : begin + count].clone()
+            packed.multiply(epilogue, x[begin : begin + count], out)
+            assert torch.equal(out, all_rows[begin : begin + count]), (threads, begin, count)
+            begin += count
+        assert begin == 203
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_with_infinities_and_nans_leave_the_others_alone(
+    machine: Machine, dtype: torch.dtype
+) -> None:
+    """With an odd number of inputs what follows a row's last one in memory is another row's."""
+    weight = random(37, 5, dtype=dtype, seed=1)
+    packed = machine.packed(weight)
+    x = random(11, 5, dtype=dtype, seed=2)
+    want = multiplied(packed, Epilogue.FLOAT32, x)
+    bad = x.clone()
+    bad[1::2] = torch.tensor([torch.inf, torch.nan, 1, 2, torch.nan], dtype=dtype)
+    out = multiplied(packed, Epilogue.FLOAT32, bad)
+    assert torch.equal(out[::2], want[::2])
+    assert out[1::2].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_far_from_zero_neither_overflow_nor_lose_their_sign(
+    machine: Machine, dtype: torch.dtype
+) -> None:
+    gate = torch.tensor([-200.0, -100, -88, -20, -1e-6, 0, 1e-6, 20, 88, 100, 200])
+    weight = torch.cat([gate, torch.ones_like(gate)])[:, None].to(dtype)
+    out = multiplied(
+        machine.packed(weight, gated=True), Epilogue.SILU_MUL, torch.ones(3, 1).to(dtype)
+    )
+    want = silu(weight[: len(gate), 0].double())
+    torch.testing.assert_close(out.double(), want.expand(3, -1), rtol=2**-8, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_rows_are_no_work(machine: Machine, dtype: torch.dtype) -> None:
+    packed = machine.packed(random(20, 8, dtype=dtype))
+    packed.multiply(Epilogue.STORE, torch.empty(0, 8, dtype=dtype), torch.empty(0, 20, dtype=dtype))
+
+
+def test_what_is_beside_the_output_stays(machine: Machine) -> None:
+    packed = machine.packed(random(50, 9, dtype=torch.bfloat16))
+    around = torch.full((12, 50), 7.0, dtype=torch.bfloat16)
+    packed.multiply(Epilogue.STORE, random(9, 9, dtype=torch.bfloat16), around[2:11])
+    assert (around[:2] == 7).all() and (around[11:] == 7).all()
+
+
+def test_storage_may_be_given(machine: Machine) -> None:
+    weight = random(50, 9)
+    size = packed_bytes(machine.library, weight)
+    arena = allocate(size + 128)
+    arena.fill_(255)
+    packed = PackedLinear(machine.library, machine.teams[2], weight, storage=arena[64:-64])
+    x = random(4, 9, seed=4)
+    assert torch.equal(
+        multiplied(packed, Epilogue.STORE, x),
+        multiplied(machine.packed(weight), Epilogue.STORE, x),
+    )
+    assert (arena[:64] == 255).all() and (arena[-64:] == 255).all()
+
+
+def test_bad_arguments_are_refused(machine: Machine) -> None:
+    with pytest.raises(ValueError, match="float32 or bfloat16 matrix"):
+        machine.packed(random(3, 4).double())
+    with pytest.raises(ValueError, match="float32 or bfloat16 matrix"):
+        machine.packed(random(3, 4)[0])
+    with pytest.raises(ValueError, match="3 rows are not a gate"):
+        machine.packed(random(3, 4), gated=True)
+    with pytest.raises(ValueError, match="a bias of shape"):
+        machine.packed(random(3, 4), random(4))
+    with pytest.raises(ValueError, match="storage is"):
+        PackedLinear(machine.library, machine.teams[1], random(3, 4), storage=allocate(5))
+    packed = machine.packed(random(4, 4))
+    with pytest.raises(ValueError, match="SILU_MUL and for nothing else"):
+        packed.multiply(Epilogue.SILU_MUL, random(2, 4), random(2, 2))
+    with pytest.raises(ValueError, match="x is contiguous"):
+        packed.multiply(Epilogue.STORE, random(4, 2).T, random(2, 4))
+    with pytest.raises(ValueError, match="out is contiguous"):
+        packed.multiply(Epilogue.STORE, random(2, 4), random(2, 4).bfloat16())
