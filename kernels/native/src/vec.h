@@ -46,7 +46,7 @@ inline Vec load(const bf16* p) {
   Halves h;
   std::memcpy(&h, p, sizeof h);
   Words w = __builtin_convertvector(h, Words) << 16;
-  return reinterpret_cast<Vec&>(w);
+  return reinterpret_cast<Vec>(w);
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
@@ -54,13 +54,13 @@ inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 // Rounded to nearest, ties to even. NaN stays NaN.
 inline void store(bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
-  __m256bh h = _mm512_cvtneps_pbh(reinterpret_cast<__m512&>(v));
+  __m256bh h = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(v));
   std::memcpy(p, &h, sizeof h);
 #else
-  Words w = reinterpret_cast<Words&>(v);
+  Words w = reinterpret_cast<Words>(v);
   Words rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
   Words quiet = (w >> 16) | 0x40;
-  Words is_nan = reinterpret_cast<const Words&>(static_cast<const Ints&>(v != v));
+  Words is_nan = reinterpret_cast<Words>(v != v);
   Halves h = __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), Halves);
   std::memcpy(p, &h, sizeof h);
 #endif
@@ -94,8 +94,8 @@ inline Vec dot_pairs(Vec acc, Ints a, Ints b) {
   Ints al = a << 16, bl = b << 16;
   const int32_t high = static_cast<int32_t>(0xffff0000u);
   Ints ah = a & high, bh = b & high;
-  acc += reinterpret_cast<Vec&>(ah) * reinterpret_cast<Vec&>(bh);
-  return acc + reinterpret_cast<Vec&>(al) * reinterpret_cast<Vec&>(bl);
+  acc += reinterpret_cast<Vec>(ah) * reinterpret_cast<Vec>(bh);
+  return acc + reinterpret_cast<Vec>(al) * reinterpret_cast<Vec>(bl);
 #endif
 }
 
@@ -130,7 +130,7 @@ inline Vec exp(Vec x) {
   p = p * r + 5.0000001201e-1f;
   Vec y = p * r * r + r + 1.0f;
   Ints e = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Vec result = y * reinterpret_cast<Vec&>(e);
+  Vec result = y * reinterpret_cast<Vec>(e);
   return x < -87.3f ? Vec{} : result;
 }
 
