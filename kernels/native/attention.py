@@ -1,0 +1,105 @@
+"""`src/attention.cpp` alone, for tests and measurements: a forward pass calls it from C++."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rootlace.kernels.interface import AttentionBatch
+from rootlace.kernels.native.library import Rows
+from rootlace.kernels.native.linear import DTYPES
+
+
+def attend(
+    library: ctypes.CDLL,
+    team: int,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    *,
+    runs: Sequence[tuple[int, int, int, int]] = (),
+    window: int | None = None,
+    scale: float | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """Attention of a step in one layer, or in L layers with the same queries, one after another.
+
+    q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D], contiguous, or L of them a
+    fixed distance apart [L, B, S, Nk, D]; `runs` are (begin, end, low, high): rows begin : end
+    have the blocks low : high of their tables in common (`RlRows` of api.h). `lse` float32
+    [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last layer), allocated if
+    not given. Raises ValueError.
+    """
+    tokens, heads, dim = q.shape
+    if q.dtype not in DTYPES or q.dtype != k_cache.dtype or q.dtype != v_cache.dtype:
+        raise ValueError(f"queries {q.dtype}, keys {k_cache.dtype}, values {v_cache.dtype}")
+    if dim % 2 or not 0 < dim <= 256 or heads % batch.num_kv_heads:
+        raise ValueError(f"{heads} heads of {dim} over {batch.num_kv_heads} key heads")
+    if scale is not None and not scale > 0:
+        raise ValueError(f"scores times {scale}: must be positive")
+    out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+    if k_cache.dim() == 4:
+        k_cache, v_cache = k_cache.unsqueeze(0), v_cache.unsqueeze(0)
+    cache_shape = (batch.block_size, batch.num_kv_heads, dim)
+    wrong = (
+        q.stride()[1:] != (dim, 1)
+        or k_cache.shape != v_cache.shape
+        or k_cache.shape[2:] != cache_shape
+        or k_cache.stride() != v_cache.stride()
+        or not (k_cache[0].is_contiguous() and v_cache[0].is_contiguous())
+        or out.shape != q.shape
+        or out.dtype != q.dtype
+        or not out.is_contiguous()
+        or int(batch.row_start[-1]) != tokens
+        or (
+            lse is not None
+            and (lse.shape != q.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous())
+        )
+    )
+    if wrong:
+        raise ValueError("shapes, strides or dtypes of queries, caches and outputs do not fit")
+    arrays = [
+        np.ascontiguousarray(array, np.int32)
+        for array in (
+            batch.row_start,
+            batch.context_len,
+            batch.block_tables,
+            np.array(runs).reshape(-1, 4),
+        )
+    ]
+    rows = Rows(
+        rows=len(batch.context_len),
+        width=batch.block_tables.shape[1],
+        row_start=arrays[0].ctypes.data,
+        context_len=arrays[1].ctypes.data,
+        block_tables=arrays[2].ctypes.data,
+        num_runs=len(arrays[3]),
+        runs=arrays[3].ctypes.data,
+    )
+    library.rl_attention(
+        team,
+        DTYPES[q.dtype],
+        heads,
+        batch.num_kv_heads,
+        dim,
+        batch.block_size,
+        ctypes.byref(rows),
+        q.data_ptr(),
+        q.stride(0),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        len(k_cache),
+        k_cache.stride(0),
+        window or 0,
+        1.0 / math.sqrt(dim) if scale is None else scale,
+        out.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+    )
+    return out

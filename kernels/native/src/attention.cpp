@@ -1,0 +1,420 @@
+#include "attention.h"
+
+#include <algorithm>
+
+#include "attention_pack.h"
+#include "attention_softmax.h"
+
+namespace rootlace {
+namespace {
+
+constexpr int MOST_ROWS = 6;  // of a product: 24 sums, 4 vectors of B and one of A are in registers
+constexpr int MOST_VECS = 4;
+
+inline Vec multiplied(Vec acc, const float* a, const float* b) {
+  return multiply_add(splat(*a), load(b), acc);
+}
+
+// c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. a row-major; b packed, float32:
+// [depth][columns]; bfloat16: [depth / 2][columns][2], depth even. Sums run over the depth in
+// order.
+template <int ROWS, int VECS>
+void product(const float* a, size_t lda, const float* b, size_t columns, int depth, float* c,
+             size_t ldc, const float* keep) {
+  Vec acc[ROWS][VECS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++)
+      acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
+  for (int k = 0; k < depth; k++) {
+    Vec panel[VECS];
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++) panel[j] = load(b + (size_t)k * columns + j * LANES);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+      Vec one = splat(a[i * lda + k]);
+#pragma GCC unroll 8
+      for (int j = 0; j < VECS; j++) acc[i][j] = multiply_add(one, panel[j], acc[i][j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
+}
+
+template <int ROWS, int VECS>
+void product(const bf16* a, size_t lda, const bf16* b, size_t columns, int depth, float* c,
+             size_t ldc, const float* keep) {
+  Vec acc[ROWS][VECS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++)
+      acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
+  for (int k = 0; k < depth; k += 2) {
+    Ints panel[VECS];
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++) panel[j] = load_pairs(b + (size_t)k * columns + j * 2 * LANES);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+      Ints pair = splat_pair(a + i * lda + k);
+#pragma GCC unroll 8
+      for (int j = 0; j < VECS; j++) acc[i][j] = dot_pairs(acc[i][j], pair, panel[j]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
+}
+
+template <class T>
+using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*);
+
+template <class T>
+constexpr Product<T> PRODUCTS[MOST_ROWS][MOST_VECS] = {
+    {product<1, 1>, product<1, 2>, product<1, 3>, product<1, 4>},
+    {product<2, 1>, product<2, 2>, product<2, 3>, product<2, 4>},
+    {product<3, 1>, product<3, 2>, product<3, 3>, product<3, 4>},
+    {product<4, 1>, product<4, 2>, product<4, 3>, product<4, 4>},
+    {product<5, 1>, product<5, 2>, product<5, 3>, product<5, 4>},
+    {product<6, 1>, product<6, 2>, product<6, 3>, product<6, 4>},
+};
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
+
+// Hands out parts of one piece of memory, each 64-byte aligned; without memory it only counts.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+  template <class U>
+  U* take(size_t count) {
+    size_t at = used_;
+    used_ += (count * sizeof(U) + 63) / 64 * 64;
+    return memory_ ? reinterpret_cast<U*>(memory_ + at) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  size_t used_ = 0;
+};
+
+// Online softmax of some queries: what a record holds of one.
+struct State {
+  float* base;    // [queries]
+  float* sums;    // [queries, LANES]
+  float* values;  // [queries, columns], weighted and added up
+};
+
+alignas(64) const char ZEROS[256 * 4] = {};  // a key or value that is not there
+
+// One task: its queries are numbered key head by key head, token by token, head by head.
+template <class T>
+class Work {
+ public:
+  Work(Crew& crew, AttentionPlan& plan, const AttentionCall<T>& call, const AttentionTask& task)
+      : plan_(plan),
+        call_(call),
+        task_(task),
+        group_(plan.shape.heads / plan.shape.kv_heads),
+        dim_(plan.shape.head_dim),
+        columns_(ceil_div(plan.shape.head_dim, LANES) * LANES),
+        per_head_((task.last - task.first) * group_),
+        queries_(per_head_ * (task.kv_end - task.kv_begin)) {
+    Arena sizes(nullptr);
+    place(sizes);
+    Arena arena(crew.scratch(sizes.used()));
+    place(arena);
+  }
+
+  void run() {
+    look_at_positions();
+    copy_queries();
+    int block = task_.low;
+    bool merged = false;
+    if (task_.finish) merged = merge_records();
+    while (block < task_.high) {
+      const int segment = block / SEGMENT_BLOCKS;
+      const int end = std::min(task_.high, (segment + 1) * SEGMENT_BLOCKS);
+      if (block % SEGMENT_BLOCKS) {
+        load_state(segment);
+      } else {
+        clear(now_);
+      }
+      for (int b = std::max(block, first_visible_); b < end; b++) attend(b);
+      block = end;
+      if (!task_.finish) {
+        save_state(segment);
+      } else if (merged || block < task_.high) {
+        if (!merged) clear(total_);
+        for (int i = 0; i < queries_; i++)
+          merge(i, now_.base[i], now_.sums + i * LANES, now_.values + (size_t)i * columns_);
+        merged = true;
+      }
+    }
+    if (task_.finish) write(merged ? total_ : now_);
+  }
+
+ private:
+  void place(Arena& arena) {
+    queries_at_ = arena.take<T>((size_t)queries_ * dim_ + 2 * LANES);
+    for (State* state : {&now_, &total_}) {
+      state->base = arena.take<float>(queries_);
+      state->sums = arena.take<float>((size_t)queries_ * LANES);
+      state->values = arena.take<float>((size_t)queries_ * columns_);
+    }
+    keys_ = arena.take<T>((size_t)dim_ * KEY_BLOCK);
+    values_ = arena.take<T>((size_t)columns_ * KEY_BLOCK);
+    scores_ = arena.take<float>(MOST_ROWS * KEY_BLOCK);
+    weights_ = arena.take<T>(MOST_ROWS * KEY_BLOCK);
+  }
+
+  void look_at_positions() {
+    lowest_ = highest_ = plan_.tokens[task_.first].position;
+    for (int i = task_.first + 1; i < task_.last; i++) {
+      lowest_ = std::min(lowest_, plan_.tokens[i].position);
+      highest_ = std::max(highest_, plan_.tokens[i].position);
+    }
+    first_visible_ = std::max(lowest_ - window() + 1, 0) / KEY_BLOCK;
+    keys_end_ = std::min(task_.high * KEY_BLOCK, highest_ + 1);
+  }
+
+  int window() const { return call_.window > 0 ? call_.window : 1 << 30; }
+
+  void copy_queries() {
+    const size_t size = (size_t)group_ * dim_;
+    T* to = queries_at_;
+    for (int head = task_.kv_begin; head < task_.kv_end; head++)
+      for (int i = task_.first; i < task_.last; i++, to += size)
+        std::memcpy(to, call_.q + plan_.tokens[i].token * call_.q_stride + head * size,
+                    size * sizeof(T));
+  }
+
+  void clear(State& state) {
+    std::fill_n(state.base, queries_, NOTHING);
+    std::fill_n(state.sums, (size_t)queries_ * LANES, 0.0f);
+    std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
+  }
+
+  // Where the keys of a block are, in slots; -1: nowhere.
+  void find_slots(int block, int64_t* slots) const {
+    const int size = plan_.shape.block_size;
+    const int32_t* table =
+        plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
+    int key = block * KEY_BLOCK, end = std::min(key + KEY_BLOCK, keys_end_), count = 0;
+    int place = key / size, offset = key % size;
+    for (; key < end; key++) {
+      slots[count++] = (int64_t)table[place] * size + offset;
+      if (++offset == size) {
+        offset = 0;
+        place++;
+      }
+    }
+    while (count < KEY_BLOCK) slots[count++] = -1;
+  }
+
+  static void find(const T* cache, const int64_t* slots, size_t stride, size_t offset,
+                   const T** found) {
+    for (int i = 0; i < KEY_BLOCK; i++)
+      found[i] = slots[i] < 0 ? reinterpret_cast<const T*>(ZEROS)
+                              : cache + slots[i] * stride + offset;
+  }
+
+  void attend(int block) {
+    int64_t slots[KEY_BLOCK];
+    const T* at[KEY_BLOCK];
+    find_slots(block, slots);
+    const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
+    const size_t stride = (size_t)plan_.shape.kv_heads * dim_;
+    for (int head = task_.kv_begin; head < task_.kv_end; head++) {
+      find(call_.k_cache, slots, stride, (size_t)head * dim_, at);
+      pack_keys(at, ceil_div(count, LANES) * LANES, dim_, keys_);
+      find(call_.v_cache, slots, stride, (size_t)head * dim_, at);
+      pack_values(at, ceil_div(count, 2) * 2, dim_, columns_, values_);
+      const int parts = ceil_div(per_head_, MOST_ROWS);
+      for (int part = 0; part < parts; part++)
+        attend(block, (head - task_.kv_begin) * per_head_, cut(per_head_, part, parts),
+               cut(per_head_, part + 1, parts));
+    }
+  }
+
+  // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys of a block.
+  void attend(int block, int offset, int begin, int end) {
+    const int rows = end - begin, start = block * KEY_BLOCK;
+    int position[MOST_ROWS];
+    int most = 0, least = 1 << 30;
+    for (int i = 0; i < rows; i++) {
+      position[i] = plan_.tokens[task_.first + (begin + i) / group_].position;
+      most = std::max(most, position[i]);
+      least = std::min(least, position[i]);
+    }
+    const int count = std::min(KEY_BLOCK, std::min(keys_end_, most + 1) - start);
+    if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
+    const int vecs = ceil_div(count, LANES);
+    const int first = offset + begin;
+    PRODUCTS<T>[rows - 1][vecs - 1](queries_at_ + (size_t)first * dim_, dim_, keys_, KEY_BLOCK,
+                                    dim_, scores_, KEY_BLOCK, nullptr);
+    float keep[MOST_ROWS];
+    for (int i = 0; i < rows; i++)
+      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, position[i] - window() + 1 - start,
+                       position[i] + 1 - start, scale(), now_.base[first + i],
+                       now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
+    const int groups = ceil_div(columns_ / LANES, MOST_VECS);
+    const int depth = ceil_div(count, 2) * 2;
+    constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
+    for (int g = 0; g < groups; g++) {
+      const int from = cut(columns_ / LANES, g, groups), to = cut(columns_ / LANES, g + 1, groups);
+      PRODUCTS<T>[rows - 1][to - from - 1](
+          weights_, KEY_BLOCK, values_ + from * LANES * PAIR, columns_, depth,
+          now_.values + (size_t)first * columns_ + from * LANES, columns_, keep);
+    }
+  }
+
+  float scale() const { return call_.scale * 1.44269504088896341f; }  // exponents of 2
+
+  template <class Visit>
+  void each_query(Visit visit) const {
+    int i = 0;
+    for (int head = task_.kv_begin; head < task_.kv_end; head++)
+      for (int token = task_.first; token < task_.last; token++)
+        for (int h = 0; h < group_; h++) visit(i++, plan_.tokens[token].token, head * group_ + h);
+  }
+
+  // Records: [0] base, [LANES] sums, [2 LANES] values.
+  void load_state(int segment) {
+    each_query([&](int i, int token, int head) {
+      const float* record = plan_.record(token, head, segment);
+      now_.base[i] = record[0];
+      std::memcpy(now_.sums + i * LANES, record + LANES, LANES * 4);
+      std::memcpy(now_.values + (size_t)i * columns_, record + 2 * LANES, columns_ * 4);
+    });
+  }
+
+  void save_state(int segment) {
+    each_query([&](int i, int token, int head) {
+      float* record = plan_.record(token, head, segment);
+      record[0] = now_.base[i];
+      std::memcpy(record + LANES, now_.sums + i * LANES, LANES * 4);
+      std::memcpy(record + 2 * LANES, now_.values + (size_t)i * columns_, columns_ * 4);
+    });
+  }
+
+  // All segments that other tasks have finished, in order. False: there are none.
+  bool merge_records() {
+    int count = task_.low / SEGMENT_BLOCKS;
+    if (task_.low == task_.high) count = ceil_div(task_.low, SEGMENT_BLOCKS);
+    if (count == 0) return false;
+    clear(total_);
+    each_query([&](int i, int token, int head) {
+      for (int segment = 0; segment < count; segment++) {
+        const float* record = plan_.record(token, head, segment);
+        merge(i, record[0], record + LANES, record + 2 * LANES);
+      }
+    });
+    return true;
+  }
+
+  // A segment of query i into its total.
+  void merge(int i, float base, const float* sums, const float* values) {
+    if (base == NOTHING) return;
+    const float before = total_.base[i];
+    const float top = base > before ? base : before;
+    const float keep = exp2_of(before - top), add = exp2_of(base - top);
+    float* to = total_.sums + i * LANES;
+    store(to, multiply_add(load(to), splat(keep), load(sums) * add));
+    to = total_.values + (size_t)i * columns_;
+    for (int j = 0; j < columns_; j += LANES)
+      store(to + j, multiply_add(load(to + j), splat(keep), load(values + j) * add));
+    total_.base[i] = top;
+  }
+
+  void write(const State& state) const {
+    each_query([&](int i, int token, int head) {
+      const float weight = sum(load(state.sums + i * LANES));
+      const float factor = 1.0f / weight;
+      const float* values = state.values + (size_t)i * columns_;
+      T* out = call_.out + token * call_.out_stride + (size_t)head * dim_;
+      int j = 0;
+      for (; j + LANES <= dim_; j += LANES) store(out + j, load(values + j) * factor);
+      for (; j < dim_; j++) store(out + j, values[j] * factor);
+      if (call_.lse)
+        call_.lse[(size_t)token * plan_.shape.heads + head] =
+            (state.base[i] + std::log2(weight)) * 0.69314718055994531f;
+    });
+  }
+
+  AttentionPlan& plan_;
+  const AttentionCall<T>& call_;
+  const AttentionTask& task_;
+  const int group_, dim_, columns_;
+  const int per_head_, queries_;
+  int lowest_, highest_;  // positions
+  int first_visible_;     // key block
+  int keys_end_;          // positions from here on are not read
+  T* queries_at_;         // [queries, dim]
+  State now_, total_;     // of the segment at hand; of those before it
+  T *keys_, *values_;     // packed
+  float* scores_;         // [MOST_ROWS, KEY_BLOCK]
+  T* weights_;            // [MOST_ROWS, KEY_BLOCK]
+};
+
+}  // namespace
+
+template <class T>
+void attention(Crew& crew, AttentionPlan& plan, const AttentionCall<T>& call) {
+  int begin = 0;
+  for (int end : plan.phase_end) {
+    crew.each(end - begin, [&](int i) { Work<T>(crew, plan, call, plan.tasks[begin + i]).run(); });
+    begin = end;
+  }
+}
+
+template void attention(Crew&, AttentionPlan&, const AttentionCall<float>&);
+template void attention(Crew&, AttentionPlan&, const AttentionCall<bf16>&);
+
+}  // namespace rootlace
+
+namespace {
+
+template <class T>
+void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::AttentionCall<T> call,
+         int layers, int64_t layer_stride) {
+  team.run([&](rootlace::Crew& crew) {
+    rootlace::AttentionCall<T> mine = call;
+    for (int layer = 0; layer < layers; layer++) {
+      rootlace::attention(crew, plan, mine);
+      mine.k_cache += layer_stride;
+      mine.v_cache += layer_stride;
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" void rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
+                             int32_t head_dim, int32_t block_size, const RlRows* rows,
+                             const void* q, int64_t q_stride, const void* k_cache,
+                             const void* v_cache, int32_t layers, int64_t layer_stride,
+                             int32_t window, float scale, void* out, float* lse) {
+  rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
+  rootlace::AttentionPlan plan;
+  plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
+  const size_t width = (size_t)heads * head_dim;
+  auto call = [&](auto one) {
+    using T = decltype(one);
+    run<T>(threads, plan,
+           {static_cast<const T*>(q), (size_t)q_stride, static_cast<const T*>(k_cache),
+            static_cast<const T*>(v_cache), window, scale, static_cast<T*>(out), width, lse},
+           layers, layer_stride);
+  };
+  if (dtype == RL_BFLOAT16) {
+    call(rootlace::bf16{});
+  } else {
+    call(0.0f);
+  }
+}

@@ -1,0 +1,131 @@
+// Keys and values of one key block, laid out for products with lanes across keys and dimensions.
+#pragma once
+
+#include "attention_plan.h"
+#include "vec.h"
+
+namespace rootlace {
+
+// A 16 x 16 matrix of 32-bit words transposed: in row i, columns from `column` on, at rows[i];
+// only the first `width` columns are read and written. out row j at out + j * stride.
+#if defined(__AVX512F__)
+inline void transpose16(const void* const* rows, int column, int width, int32_t* out,
+                        size_t stride) {
+  __m512i r[16], t[16];
+  const __mmask16 some = (__mmask16)((1u << width) - 1);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++)
+    r[i] = _mm512_maskz_loadu_epi32(some, static_cast<const int32_t*>(rows[i]) + column);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  // r[4 a + c] holds, of rows 4a..4a+3, columns c, c + 4, c + 8 and c + 12 in its four quarters.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    t[c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44);
+    t[4 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
+    t[8 + c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+    t[12 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; c++) {
+    r[c] = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x88);
+    r[4 + c] = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xdd);
+    r[8 + c] = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x88);
+    r[12 + c] = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xdd);
+  }
+  if (width == 16) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; j++) _mm512_storeu_si512(out + j * stride, r[j]);
+  } else {
+    for (int j = 0; j < width; j++) _mm512_storeu_si512(out + j * stride, r[j]);
+  }
+}
+#else
+typedef int32_t Four __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define ROOTLACE_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define ROOTLACE_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Four{i, j, k, l})
+#endif
+
+inline void transpose16(const void* const* rows, int column, int width, int32_t* out,
+                        size_t stride) {
+  for (int i = 0; i < 16; i += 4) {
+    const int32_t* p[4];
+    for (int k = 0; k < 4; k++) p[k] = static_cast<const int32_t*>(rows[i + k]) + column;
+    int j = 0;
+    for (; j + 4 <= width; j += 4) {
+      Four r[4];
+      for (int k = 0; k < 4; k++) std::memcpy(&r[k], p[k] + j, sizeof(Four));
+      Four a = ROOTLACE_SHUFFLE(r[0], r[1], 0, 4, 1, 5), b = ROOTLACE_SHUFFLE(r[2], r[3], 0, 4, 1, 5);
+      Four c = ROOTLACE_SHUFFLE(r[0], r[1], 2, 6, 3, 7), d = ROOTLACE_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
+      r[0] = ROOTLACE_SHUFFLE(a, b, 0, 1, 4, 5);
+      r[1] = ROOTLACE_SHUFFLE(a, b, 2, 3, 6, 7);
+      r[2] = ROOTLACE_SHUFFLE(c, d, 0, 1, 4, 5);
+      r[3] = ROOTLACE_SHUFFLE(c, d, 2, 3, 6, 7);
+      for (int k = 0; k < 4; k++) std::memcpy(out + (j + k) * stride + i, &r[k], sizeof(Four));
+    }
+    for (; j < width; j++)
+      for (int k = 0; k < 4; k++) out[j * stride + i + k] = p[k][j];
+  }
+}
+#undef ROOTLACE_SHUFFLE
+#endif
+
+// The first `count` (a multiple of 16) of KEY_BLOCK keys, one per pointer, transposed: float32
+// [dim][KEY_BLOCK]; bfloat16, in pairs of dimensions: [dim / 2][KEY_BLOCK][2].
+template <class T>
+inline void pack_keys(const T* const* keys, int count, int dim, T* out) {
+  const int words = dim * (int)sizeof(T) / 4;
+  int32_t* to = reinterpret_cast<int32_t*>(out);
+  for (int k = 0; k < count; k += 16)
+    for (int w = 0; w < words; w += 16)
+      transpose16(reinterpret_cast<const void* const*>(keys + k), w,
+                  words - w < 16 ? words - w : 16, to + (size_t)w * KEY_BLOCK + k, KEY_BLOCK);
+}
+
+// `count` (even) values, one per pointer: float32 [count][columns]; bfloat16, in pairs of keys:
+// [count / 2][columns][2]. `columns`: dim rounded up to whole vectors; those behind dim are zero.
+inline void pack_values(const float* const* values, int count, int dim, int columns, float* out) {
+  for (int k = 0; k < count; k++) {
+    float* to = out + (size_t)k * columns;
+    int d = 0;
+    for (; d + LANES <= dim; d += LANES) store(to + d, load(values[k] + d));
+    for (; d < columns; d++) to[d] = d < dim ? values[k][d] : 0.0f;
+  }
+}
+
+inline Words load_words(const bf16* p) {
+  Halves h;
+  std::memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, Words);
+}
+
+inline void pack_values(const bf16* const* values, int count, int dim, int columns, bf16* out) {
+  for (int k = 0; k < count; k += 2) {
+    const bf16 *even = values[k], *odd = values[k + 1];
+    bf16* to = out + (size_t)k * columns;
+    int d = 0;
+    for (; d + LANES <= dim; d += LANES) {
+      Words both = load_words(even + d) | (load_words(odd + d) << 16);
+      std::memcpy(to + 2 * d, &both, sizeof both);
+    }
+    for (; d < columns; d++) {
+      to[2 * d] = d < dim ? even[d] : bf16{0};
+      to[2 * d + 1] = d < dim ? odd[d] : bf16{0};
+    }
+  }
+}
+
+}  // namespace rootlace
