@@ -22,7 +22,15 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("g++", "clang++", "c++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all of this processor; the first that one understands."""
 COMPILE_SECONDS = 600.0

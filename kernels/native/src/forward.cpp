@@ -1,7 +1,356 @@
-#include "api.h"
+// The forward pass of a step: T flat tokens in, hidden states of the wanted tokens out.
+//
+// Pre-norm transformer layers of Llama and its kin, as runtime/model/decoder.py has them. The
+// residual stream is float32; what products read is T. All layers run in one region of the team.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
 
-extern "C" void rl_sizes(int64_t* sizes) {
+#include "api.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "runs.h"
+#include "team.h"
+
+namespace rootlace {
+namespace {
+
+constexpr int LEAST_SAVED = 256;  // slots that sharing must save a run to be worth its tasks
+
+// Memory that grows and stays.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer() { std::free(memory_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  char* take(size_t bytes) {
+    if (size_ < bytes) {
+      std::free(memory_);
+      size_ = (bytes + 4095) / 4096 * 4096;
+      memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+      if (!memory_) {
+        size_ = 0;
+        throw std::bad_alloc();
+      }
+    }
+    return memory_;
+  }
+
+ private:
+  char* memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Where the time of a step goes, seen by one thread.
+class Clock {
+ public:
+  explicit Clock(int64_t* nanos) : nanos_(nanos), last_(nanos ? now() : 0) {}
+
+  void mark(RlPart part) {
+    if (!nanos_) return;
+    int64_t time = now();
+    nanos_[part] += time - last_;
+    last_ = time;
+  }
+
+ private:
+  static int64_t now() {
+    auto time = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
+  }
+
+  int64_t* nanos_;
+  int64_t last_;
+};
+
+// task(row) for rows 0 .. rows - 1, a few rows to a task.
+template <class Task>
+void each_row(Crew& crew, int rows, Task&& task) {
+  int size = std::max(1, std::min(rows / (4 * crew.size()), 32));
+  crew.each((rows + size - 1) / size, [&](int part) {
+    for (int row = part * size; row < std::min(rows, (part + 1) * size); row++) task(row);
+  });
+}
+
+}  // namespace
+}  // namespace rootlace
+
+// What is kept between steps; one per model.
+struct RlWorkspace {
+  rootlace::Buffer memory;
+  rootlace::SharedRuns runs, last_runs;
+  rootlace::AttentionPlan plan, last_plan;
+  std::vector<int32_t> row_start, context_len, block_tables;  // of wanted tokens as rows
+};
+
+namespace rootlace {
+namespace {
+
+template <class T>
+class Forward {
+ public:
+  Forward(RlWorkspace& space, const RlModel& model, const RlStep& step)
+      : space_(space), model_(model), step_(step) {
+    q_size_ = model.heads * model.head_dim;
+    kv_size_ = model.kv_heads * model.head_dim;
+    qkv_size_ = q_size_ + 2 * kv_size_;
+    size_t tokens = step.tokens, hidden = model.hidden;
+    size_t narrow = std::max(model.hidden, q_size_), wide = std::max(qkv_size_, model.inner);
+    size_t wanted = step.wanted_tokens ? step.wanted : 0;
+    size_t sizes[] = {tokens * hidden * sizeof(float), tokens * narrow * sizeof(T),
+                      tokens * wide * sizeof(T), wanted * hidden * sizeof(float),
+                      wanted * static_cast<size_t>(q_size_) * sizeof(T)};
+    size_t total = 0;
+    for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
+    char* memory = space.memory.take(total);
+    residual_ = reinterpret_cast<float*>(memory);
+    narrow_ = reinterpret_cast<T*>(memory += sizes[0]);
+    wide_ = reinterpret_cast<T*>(memory += sizes[1]);
+    wanted_residual_ = reinterpret_cast<float*>(memory += sizes[2]);
+    wanted_q_ = reinterpret_cast<T*>(memory + sizes[3]);
+  }
+
+  void run(Team& team) {
+    Clock clock(step_.nanos);
+    if (step_.tokens) plan(team.size());
+    clock.mark(RL_PLAN);
+    team.run([&](Crew& crew) {
+      Clock mine(crew.rank() == 0 ? step_.nanos : nullptr);
+      copy(crew);
+      mine.mark(RL_ELEMENTWISE);
+      if (step_.tokens) layers(crew, mine);
+    });
+  }
+
+ private:
+  AttentionShape shape() const {
+    return {model_.heads, model_.kv_heads, model_.head_dim, model_.block_size};
+  }
+
+  // Whether the last layer attends for the wanted tokens alone.
+  bool few_wanted() const { return step_.wanted_tokens && 4 * step_.wanted <= step_.tokens; }
+
+  void plan(int threads) {
+    space_.plan.make(shape(), with_runs(step_.rows, space_.runs), threads);
+    if (!few_wanted() || !step_.wanted) return;
+    // Every wanted token is a row with one new token.
+    const RlRows& rows = step_.rows;
+    int count = step_.wanted;
+    space_.row_start.resize(count + 1);
+    space_.context_len.resize(count);
+    space_.block_tables.resize(static_cast<size_t>(count) * rows.width);
+    for (int i = 0; i < count; i++) {
+      int token = step_.wanted_tokens[i];
+      const int32_t* end = rows.row_start + rows.rows + 1;
+      int row = static_cast<int>(std::upper_bound(rows.row_start, end, token) - rows.row_start) - 1;
+      space_.row_start[i + 1] = i + 1;
+      space_.context_len[i] = rows.context_len[row] - (rows.row_start[row + 1] - 1 - token);
+      const int32_t* table = rows.block_tables + static_cast<int64_t>(row) * rows.width;
+      std::copy(table, table + rows.width,
+                space_.block_tables.begin() + static_cast<int64_t>(i) * rows.width);
+    }
+    RlRows last{};
+    last.rows = count;
+    last.width = rows.width;
+    last.row_start = space_.row_start.data();
+    last.context_len = space_.context_len.data();
+    last.block_tables = space_.block_tables.data();
+    last.num_runs = -1;
+    space_.last_plan.make(shape(), with_runs(last, space_.last_runs), threads);
+  }
+
+  RlRows with_runs(RlRows rows, SharedRuns& found) const {
+    if (rows.num_runs < 0) {
+      found.find(rows, model_.block_size, LEAST_SAVED);
+      rows.num_runs = found.size();
+      rows.runs = found.data();
+    }
+    return rows;
+  }
+
+  T* keys(int layer) const {
+    int64_t values = model_.num_blocks * model_.block_size * kv_size_;
+    return static_cast<T*>(model_.cache) + 2 * layer * values;
+  }
+  T* values(int layer) const { return keys(layer) + model_.num_blocks * model_.block_size * kv_size_; }
+
+  void copy(Crew& crew) const {
+    if (!step_.copies) return;
+    crew.each(2 * model_.num_layers * step_.copies, [&](int task) {
+      const int32_t* copied = step_.copied + 3 * (task % step_.copies);
+      int part = task / step_.copies;
+      T* cache = part % 2 ? values(part / 2) : keys(part / 2);
+      int64_t block = static_cast<int64_t>(model_.block_size) * kv_size_;
+      std::memcpy(cache + copied[1] * block, cache + copied[0] * block,
+                  static_cast<size_t>(copied[2]) * kv_size_ * sizeof(T));
+    });
+  }
+
+  void layers(Crew& crew, Clock& clock) const {
+    const int hidden = model_.hidden, last = model_.num_layers - 1;
+    float* residual = residual_;
+    int tokens = step_.tokens;
+    each_row(crew, tokens, [&](int t) {
+      const T* embedded = static_cast<const T*>(model_.embedding);
+      widen(embedded + static_cast<int64_t>(step_.token_ids[t]) * hidden, hidden,
+            residual + static_cast<int64_t>(t) * hidden);
+      norm(t, residual, model_.layers[0].input_norm, narrow_);
+    });
+    clock.mark(RL_ELEMENTWISE);
+    for (int index = 0; index <= last; index++) {
+      const RlLayer& layer = model_.layers[index];
+      linear(crew, narrow_, hidden, tokens, layer.qkv, Epilogue::STORE, wide_, qkv_size_);
+      clock.mark(RL_LINEAR);
+      write(crew, layer, index);
+      clock.mark(RL_ELEMENTWISE);
+      const T* attended = narrow_;
+      if (index == last && step_.wanted_tokens) {
+        // Past its keys and values the last layer only matters where logits are wanted.
+        if (!step_.wanted) return;
+        attended = attend_to_wanted(crew, layer, index, clock);
+        residual = wanted_residual_;
+        tokens = step_.wanted;
+      } else {
+        attend(crew, space_.plan, layer, index, wide_, qkv_size_);
+        clock.mark(RL_ATTENTION);
+      }
+      linear(crew, attended, q_size_, tokens, layer.output, Epilogue::ADD, residual, hidden);
+      clock.mark(RL_LINEAR);
+      each_row(crew, tokens, [&](int t) { norm(t, residual, layer.post_norm, narrow_); });
+      clock.mark(RL_ELEMENTWISE);
+      linear(crew, narrow_, hidden, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
+             model_.inner);
+      linear(crew, wide_, model_.inner, tokens, layer.down, Epilogue::ADD, residual, hidden);
+      clock.mark(RL_LINEAR);
+      const void* weight = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
+      T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
+      each_row(crew, tokens, [&](int t) { norm(t, residual, weight, out); });
+      clock.mark(RL_ELEMENTWISE);
+    }
+  }
+
+  void norm(int row, const float* residual, const void* weight, T* out) const {
+    int64_t start = static_cast<int64_t>(row) * model_.hidden;
+    rms_norm(residual + start, static_cast<const T*>(weight), model_.hidden, model_.eps,
+             out + start);
+  }
+
+  // Rotates the queries where they are; keys and values go to the cache.
+  void write(Crew& crew, const RlLayer& layer, int index) const {
+    T* k_cache = keys(index);
+    T* v_cache = values(index);
+    const int dim = model_.head_dim;
+    const auto* q_norm = static_cast<const T*>(layer.q_norm);
+    const auto* k_norm = static_cast<const T*>(layer.k_norm);
+    each_row(crew, step_.writes, [&](int i) {
+      int token = step_.sources ? step_.sources[i] : i;
+      T* qkv = wide_ + static_cast<int64_t>(token) * qkv_size_;
+      int64_t rotation = static_cast<int64_t>(step_.positions[token]) * (dim / 2);
+      const float* cos = model_.cos + rotation;
+      const float* sin = model_.sin + rotation;
+      for (int head = 0; i < step_.tokens && head < model_.heads; head++)
+        norm_and_rotate(qkv + head * dim, q_norm, model_.eps, cos, sin, dim, qkv + head * dim);
+      int64_t slot = step_.slots[i] * kv_size_;
+      for (int head = 0; head < model_.kv_heads; head++)
+        norm_and_rotate(qkv + q_size_ + head * dim, k_norm, model_.eps, cos, sin, dim,
+                        k_cache + slot + head * dim);
+      std::memcpy(v_cache + slot, qkv + q_size_ + kv_size_, kv_size_ * sizeof(T));
+    });
+  }
+
+  void attend(Crew& crew, AttentionPlan& plan, const RlLayer& layer, int index, const T* q,
+              size_t stride) const {
+    AttentionCall<T> call{};
+    call.q = q;
+    call.q_stride = stride;
+    call.k_cache = keys(index);
+    call.v_cache = values(index);
+    call.window = layer.window;
+    call.scale = model_.scale;
+    call.out = narrow_;
+    call.out_stride = q_size_;
+    attention(crew, plan, call);
+  }
+
+  // What attention finds for the wanted tokens, in order; their residuals beside it.
+  const T* attend_to_wanted(Crew& crew, const RlLayer& layer, int index, Clock& clock) const {
+    bool few = few_wanted();
+    if (!few) {
+      attend(crew, space_.plan, layer, index, wide_, qkv_size_);
+      clock.mark(RL_ATTENTION);
+    }
+    each_row(crew, step_.wanted, [&](int i) {
+      int64_t token = step_.wanted_tokens[i], hidden = model_.hidden;
+      std::memcpy(wanted_residual_ + i * hidden, residual_ + token * hidden,
+                  hidden * sizeof(float));
+      const T* from = few ? wide_ + token * qkv_size_ : narrow_ + token * q_size_;
+      std::memcpy(wanted_q_ + static_cast<int64_t>(i) * q_size_, from, q_size_ * sizeof(T));
+    });
+    clock.mark(RL_ELEMENTWISE);
+    if (!few) return wanted_q_;
+    attend(crew, space_.last_plan, layer, index, wanted_q_, q_size_);
+    clock.mark(RL_ATTENTION);
+    return narrow_;
+  }
+
+  RlWorkspace& space_;
+  const RlModel& model_;
+  const RlStep& step_;
+  int q_size_, kv_size_, qkv_size_;
+  float* residual_;         // [T, hidden]
+  T* narrow_;               // [T, hidden or q]: what is normed, what attention finds
+  T* wide_;                 // [T, qkv or inner]
+  float* wanted_residual_;  // [N, hidden]
+  T* wanted_q_;             // [N, q]
+};
+
+}  // namespace
+}  // namespace rootlace
+
+extern "C" {
+
+void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlLinear), sizeof(RlLayer), sizeof(RlModel), sizeof(RlRows),
                          sizeof(RlStep)};
   for (int64_t size : all) *sizes++ = size;
+}
+
+RlWorkspace* rl_workspace_new() { return new RlWorkspace; }
+
+void rl_workspace_free(RlWorkspace* workspace) { delete workspace; }
+
+void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step) {
+  using namespace rootlace;
+  if (model->dtype == RL_BFLOAT16)
+    Forward<bf16>(*workspace, *model, *step).run(*static_cast<Team*>(team));
+  else
+    Forward<float>(*workspace, *model, *step).run(*static_cast<Team*>(team));
+}
+
+void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows, float* logits) {
+  using namespace rootlace;
+  static_cast<Team*>(team)->run([&](Crew& crew) {
+    if (model->dtype == RL_BFLOAT16)
+      linear(crew, static_cast<const bf16*>(hidden), model->hidden, rows, model->head,
+             Epilogue::FLOAT32, logits, model->vocab);
+    else
+      linear(crew, static_cast<const float*>(hidden), model->hidden, rows, model->head,
+             Epilogue::FLOAT32, logits, model->vocab);
+  });
+}
+
+void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens) {
+  using namespace rootlace;
+  static_cast<Team*>(team)->run([&](Crew& crew) {
+    crew.each(rows, [&](int row) {
+      tokens[row] = argmax(logits + static_cast<int64_t>(row) * vocab, vocab);
+    });
+  });
+}
 }

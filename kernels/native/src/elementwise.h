@@ -1,0 +1,104 @@
+// What happens to single rows between products: norms, rotations, sums. Everything is computed in
+// float32 and rounded to T once, where it is stored.
+#pragma once
+
+#include <cmath>
+
+#include "vec.h"
+
+namespace rootlace {
+
+inline float sum_of_squares(const float* x, int size) {
+  Vec all[4] = {};
+  int i = 0;
+  for (; i + 4 * LANES <= size; i += 4 * LANES)
+    for (int j = 0; j < 4; j++) {
+      Vec v = load(x + i + j * LANES);
+      all[j] += v * v;
+    }
+  for (; i + LANES <= size; i += LANES) {
+    Vec v = load(x + i);
+    all[0] += v * v;
+  }
+  float total = sum((all[0] + all[1]) + (all[2] + all[3]));
+  for (; i < size; i++) total += x[i] * x[i];
+  return total;
+}
+
+// out = weight * x / sqrt(mean(x^2) + eps). `out` may be `x`.
+template <class T, class Out>
+inline void rms_norm(const float* x, const T* weight, int size, float eps, Out* out) {
+  float scale = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+  for (; i < size; i++) store(out + i, x[i] * scale * to_float(weight[i]));
+}
+
+template <class T>
+inline void widen(const T* x, int size, float* out) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(x + i));
+  for (; i < size; i++) out[i] = to_float(x[i]);
+}
+
+constexpr int MAX_HEAD_DIM = 512;
+
+// One head of `size` numbers, normed where there is a weight, then rotated: with x1 and x2 its
+// halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
+template <class T>
+inline void norm_and_rotate(const T* x, const T* norm, float eps, const float* cos,
+                            const float* sin, int size, T* out) {
+  alignas(64) float head[MAX_HEAD_DIM];
+  widen(x, size, head);
+  if (norm) rms_norm(head, norm, size, eps, head);
+  int half = size / 2;
+  int i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    Vec first = load(head + i), second = load(head + half + i);
+    Vec c = load(cos + i), s = load(sin + i);
+    store(out + i, first * c - second * s);
+    store(out + half + i, second * c + first * s);
+  }
+  for (; i < half; i++) {
+    float first = head[i], second = head[half + i];
+    store(out + i, first * cos[i] - second * sin[i]);
+    store(out + half + i, second * cos[i] + first * sin[i]);
+  }
+}
+
+// The place of the largest number, the first of equals; -1 where it, or any number, is not finite:
+// infinity, NaN, or all of them -infinity.
+inline int32_t argmax(const float* x, int size) {
+  float most = -INFINITY;
+  bool nan = false;
+  int i = 0;
+  if (size >= LANES) {
+    Vec best = splat(-INFINITY);
+    Ints unordered = {};
+    for (; i + LANES <= size; i += LANES) {
+      Vec v = load(x + i);
+      best = max_of(best, v);
+      unordered |= v != v;
+    }
+    most = max_of(best);
+    for (int j = 0; j < LANES; j++) nan |= unordered[j] != 0;
+  }
+  for (; i < size; i++) {
+    nan |= x[i] != x[i];
+    most = x[i] > most ? x[i] : most;
+  }
+  if (nan || std::isinf(most)) return -1;
+  // Most of the time is in reading: the second pass ends where it finds it.
+  for (i = 0; i + LANES <= size; i += LANES) {
+    Ints same = load(x + i) == most;
+    Ints any = same;
+    bool found = false;
+    for (int j = 0; j < LANES; j++) found |= any[j] != 0;
+    if (found) break;
+  }
+  for (; i < size; i++)
+    if (x[i] == most) return i;
+  return -1;
+}
+
+}  // namespace rootlace
