@@ -92,7 +92,8 @@ class Branch:
             elif isinstance(item, RoleEnd):
                 self._end_role(item)
             elif isinstance(item, TokenIds):
-                self._parts.append(protocol.Tokens(item.ids))
+                if item.ids:
+                    self._parts.append(protocol.Tokens(item.ids))
             else:
                 raise TypeError(f"{item!r} can only be appended while a program is traced")
         self._send_parts()

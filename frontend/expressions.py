@@ -5,6 +5,7 @@ An expression knows the line that made it, so that a failure on the server can n
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -94,7 +95,7 @@ class RoleEnd(Expression):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds(Expression):
-    """Token ids as they are (the offline engine's `input_ids`)."""
+    """Token ids as they are (`ids`, and the offline engine's `input_ids`)."""
 
     ids: tuple[int, ...]
     site: Site = field(default_factory=_site, repr=False, compare=False)
@@ -181,6 +182,23 @@ def gen(
     if choices is not None:
         return _select(name, choices, temperature or 0.0, choices_method, "gen()")
     return Gen(_name(name, "gen()"), sampling.normalise(given, "gen()"))
+
+
+def ids(tokens: Iterable[int]) -> TokenIds:
+    """Append token ids as they are: a prompt that was tokenized elsewhere, say.
+
+    Nothing is put before or between them, no BOS either, and text around them is tokenized on its
+    own. A state's `text()` does not show them, for only the runtime knows what they spell. Raises
+    TypeError for what is no whole number, InvalidRequest for a negative one; an id that the model
+    does not have fails on the server.
+    """
+    try:
+        found = tuple(map(operator.index, tokens))
+    except TypeError as error:
+        raise TypeError(f"ids() takes token ids: {error}") from None
+    if min(found, default=0) < 0:
+        raise InvalidRequest(f"ids(): {min(found)} is no token id")
+    return TokenIds(found)
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:

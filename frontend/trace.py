@@ -11,7 +11,7 @@ from rootlace.failures import Site
 if TYPE_CHECKING:
     from rootlace.tracer import TracedBranch
 
-Kind = Literal["text", "role", "value", "gen", "select", "fork", "join", "call"]
+Kind = Literal["text", "ids", "role", "value", "gen", "select", "fork", "join", "call"]
 
 
 @dataclass(eq=False)
@@ -108,4 +108,6 @@ def _describe(node: Node) -> str:
         )
     if node.kind == "value":
         return f"value of {node.detail}"
+    if node.kind == "ids":
+        return f"{node.detail} token ids"
     return f"{node.kind} {node.detail}"

@@ -24,6 +24,7 @@ from rootlace.expressions import (
     RoleBegin,
     RoleEnd,
     Select,
+    TokenIds,
     items,
 )
 from rootlace.failures import Site, call_site
@@ -118,6 +119,8 @@ class TracedBranch:
             elif isinstance(item, Select):
                 options = f"{list(item.choices)!r}, {item.method}"
                 self._named("select", item.name, options, item.site)
+            elif isinstance(item, TokenIds):
+                self._add("ids", str(len(item.ids)), item.site)
             elif isinstance(item, Reference):
                 uses = (item.node,) if item.node else ()
                 self._add("value", item.label, item.site, uses=uses)

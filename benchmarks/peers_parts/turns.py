@@ -1,0 +1,204 @@
+"""Engines that have a model loaded and take turns at the workloads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import rootlace as rl
+from benchmarks.peers_parts import known_peers
+from benchmarks.peers_parts.floors import Shape
+from benchmarks.peers_parts.measure import Row, drive, row_of
+from benchmarks.peers_parts.peer_process import PeerError, PeerProcess
+from benchmarks.peers_parts.programs import drive_programs
+from benchmarks.peers_parts.raw_requests import RawRequests
+from benchmarks.peers_parts.report import PROGRAMS, RAW
+from benchmarks.peers_parts.url_peer import UrlPeer
+from benchmarks.peers_parts.workloads import WORKLOADS, Workload, fingerprint
+
+KV_GIB = 4
+"""Of the KV cache, ours and a peer's where it can be set."""
+WARM_UP_SCALE = 0.25
+
+Progressed = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload of one repetition. `scale` is that of the whole run."""
+
+    model: str
+    workload: str
+    seed: int
+    repetition: int
+    scale: float
+    vocab_size: int
+
+    def make(self, scale: float = 1.0) -> Workload:
+        return WORKLOADS[self.workload](self.seed, self.scale * scale, self.vocab_size)
+
+
+Runner = Callable[[Task], Row]
+"""One engine with a loaded model: empties its cache and does the task."""
+
+
+class Ours:
+    """The whole stack of ours, driven in two ways."""
+
+    def __init__(self, runtime: rl.Runtime) -> None:
+        self._runtime = runtime
+        self._raw = RawRequests(runtime.endpoint)
+
+    def raw(self, task: Task) -> Row:
+        self._raw.reset()
+        workload = task.make()
+        measured = drive(self._raw, workload)
+        cached = self._raw.cached()
+        return row_of(measured, RAW, task.model, workload, task.seed, task.repetition, cached)
+
+    def programs(self, task: Task) -> Row:
+        self._runtime.flush_cache()
+        workload = task.make()
+        measured, cached = drive_programs(self._runtime, workload)
+        return row_of(measured, PROGRAMS, task.model, workload, task.seed, task.repetition, cached)
+
+
+def run_peer(peer: PeerProcess, scales: dict[str, float], task: Task) -> Row:
+    """Raises PeerError, also if the driver's workload is not ours."""
+    scale = scales.get(task.workload, 1.0)
+    answer = peer.run(task.workload, task.seed, task.scale * scale)
+    first = [(r.name, r.prompt, r.wanted) for r in task.make(scale).start()]
+    if answer["fingerprint"] != fingerprint(first):
+        raise PeerError(f"{peer.name}: its driver's {task.workload} has other prompts than ours")
+    row = answer["row"]
+    return Row(
+        engine=peer.name,
+        model=task.model,
+        workload=task.workload,
+        seed=task.seed,
+        repetition=task.repetition,
+        scale=task.scale * scale,
+        wall_s=row["wall_s"],
+        ttft_mean_s=row["ttft_mean_s"],
+        latency_mean_s=row["latency_mean_s"],
+        requests=row["requests"],
+        prompt_tokens=row["prompt_tokens"],
+        output_tokens=row["output_tokens"],
+        cached_tokens=row.get("cached_tokens"),
+        own_cores=row["own_cores"],
+        foreign_cores=row["foreign_cores"],
+        outputs=answer["outputs"],
+    )
+
+
+def run_url(peer: UrlPeer, task: Task) -> Row:
+    peer.reset()
+    workload = task.make()
+    measured = drive(peer, workload)
+    return row_of(
+        measured,
+        peer.name,
+        task.model,
+        workload,
+        task.seed,
+        task.repetition,
+        peer.cached(),
+        fixed_replies=not peer.replies_are_ids,
+    )
+
+
+@dataclass
+class Engines:
+    """What takes turns, and what is to be told about it."""
+
+    runners: dict[str, Runner]
+    about: dict[str, Any]
+
+
+@contextmanager
+def engines(model: Path, arguments: argparse.Namespace, work: Path) -> Iterator[Engines]:
+    """Every engine with `model` loaded. A peer that does not start is recorded and left out."""
+    setting = known_peers.Setting(
+        drivers=arguments.drivers,
+        work=work,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+        kv_gib=KV_GIB,
+        limit=arguments.limit,
+        llama_server=arguments.llama_server,
+        arguments=arguments.peer_arguments,
+    )
+    runners: dict[str, Runner] = {}
+    about: dict[str, Any] = {}
+    with ExitStack() as stack:
+        for name, python in arguments.peer_python.items():
+            try:
+                peer = stack.enter_context(known_peers.start(name, python, model, setting))
+            except PeerError as error:
+                about[name] = {"error": str(error)}
+                continue
+            scales = arguments.peer_scale.get(name, known_peers.KNOWN_PEERS[name].scale)
+            runners[name] = partial(run_peer, peer, scales)
+            about[name] = peer.about
+        for name, url in arguments.url.items():
+            try:
+                server = UrlPeer(name, url, arguments.url_api_key)
+            except PeerError as error:
+                about[name] = {"error": str(error)}
+                continue
+            runners[name] = partial(run_url, server)
+            about[name] = {"cache_emptied": server.can_flush, "model": server.model}
+        runtime = stack.enter_context(
+            rl.Runtime(
+                model,
+                dtype=arguments.dtype,
+                threads=arguments.threads,
+                kv_memory_bytes=KV_GIB << 30,
+                **arguments.runtime,
+            )
+        )
+        ours = Ours(runtime)
+        runners[RAW] = ours.raw
+        runners[PROGRAMS] = ours.programs
+        yield Engines(runners, about)
+
+
+def measure_model(
+    name: str, model: Path, arguments: argparse.Namespace, work: Path, progress: Progressed
+) -> tuple[list[Row], dict[str, Any]]:
+    """All rows of a model, and what is known of the engines. Who fails is left out from then on."""
+    rows: list[Row] = []
+    shape = Shape.read(model, arguments.dtype)
+    with engines(model, arguments, work) as found:
+        runners, about = found.runners, found.about
+
+        def take_turn(engine: str, task: Task) -> Row | None:
+            progress(f"{name} {task.workload} {engine}")
+            try:
+                return runners[engine](task)
+            except PeerError as error:
+                about[engine] = {**about.get(engine, {}), "error": str(error)}
+                del runners[engine]
+                return None
+
+        for workload in arguments.workloads:
+            # Once for nothing: whatever is compiled or allocated at the first time.
+            warm_up = Task(name, workload, -1, -1, min(arguments.scale, WARM_UP_SCALE), shape.vocab)
+            for engine in list(runners):
+                take_turn(engine, warm_up)
+        for workload in arguments.workloads:
+            for repetition in range(arguments.repetitions):
+                seed = arguments.seed + repetition
+                task = Task(name, workload, seed, repetition, arguments.scale, shape.vocab)
+                order = list(runners)
+                turn = repetition % len(order)
+                # Nobody always follows the same one.
+                for engine in [*order[turn:], *order[:turn]]:
+                    row = take_turn(engine, task)
+                    rows += [] if row is None else [row]
+    return rows, about
