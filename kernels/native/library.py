@@ -111,8 +111,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_linear": (None, [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p]),
     "rl_attention": (
         None,
-        [c_void_p, *[c_int32] * 5, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
-        + [c_int32, c_int64, c_int32, c_float, c_void_p, c_void_p],
+        [
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_void_p, c_void_p),
+        ],
     ),
 }
 
