@@ -37,6 +37,8 @@ from rootlace.runtime.scheduler.plan import Launched, SampleRow, StepPlan, StepR
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
 BLOCK_SIZE = 16
+QUIET_TOKENS = 32
+"""As the gateway asks for them where nobody streams."""
 VOCAB = 32_000
 WARM_STEPS = 20
 """Of each run: left out."""
@@ -198,7 +200,8 @@ def _requests(rows: int, context: int, steps: int, streaming: bool) -> list[ToEn
     requests: list[ToEngine] = []
     for rid in range(rows):
         own = random.integers(0, VOCAB, context - len(shared), dtype=np.int32)
-        requests.append(Submit(rid, pack_ids(np.concatenate((shared, own))), params))
+        prompt = pack_ids(np.concatenate((shared, own)))
+        requests.append(Submit(rid, prompt, params, tell_every=1 if streaming else QUIET_TOKENS))
     return requests
 
 

@@ -198,6 +198,7 @@ class EngineLoop:
             matcher=matcher,
             jump_forward=jumps and self._jump_forward,
             waited=waited,
+            tell_every=message.tell_every,
         )
 
     def stats(self) -> dict[str, int | float]:
@@ -214,6 +215,10 @@ class EngineLoop:
 
 
 def _to_wire(update: Update, first_token: int | None) -> messages.Update:
+    if update.cached_tokens is None and update.finish is None and first_token is None:
+        # As most are: neither the first nor the last of a request.
+        scored = () if update.scores is None else _token_scores(update.token_ids, update.scores)
+        return messages.Update(update.rid, update.token_ids, scored, forced=update.forced)
     scores: tuple[TokenScore, ...] = ()
     if update.scores is not None:
         scores = _token_scores(update.token_ids, update.scores)
@@ -225,7 +230,7 @@ def _to_wire(update: Update, first_token: int | None) -> messages.Update:
         prompt = (TokenScore(first_token, None), *prompt)
     return messages.Update(
         rid=update.rid,
-        token_ids=tuple(update.token_ids),
+        token_ids=update.token_ids,
         scores=scores,
         prompt_scores=prompt,
         cached_tokens=update.cached_tokens,

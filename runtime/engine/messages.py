@@ -8,7 +8,7 @@ lets a request resume where another engine left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,8 @@ class Submit(_Message, tag="submit"):
     `params.n` is 1 here: the gateway makes n requests. `params.seed` is set, `params.max_tokens`
     is a number, and `params.stop_token_ids` holds every id that ends the request (EOS included
     unless ignored); stop strings are the gateway's business. `max_tokens=0` only computes the
-    prompt.
+    prompt. The first token is told at once, the others `tell_every` at a time, and at the end all:
+    where nobody waits for single tokens, they need not cost both sides a message each.
     """
 
     rid: int
@@ -40,6 +41,7 @@ class Submit(_Message, tag="submit"):
     constraint: Constraint | None = None
     namespace: str = ""
     program: str = ""
+    tell_every: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class Abort(_Message, tag="abort"):

@@ -49,6 +49,19 @@ class TokenIntake:
         except BaseException as error:  # a panic in a compiled library is no Exception
             return _failed(sequence, error)
 
+    def went_on(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
+        """Take in the `token` of a plain sequence; False, and nothing is done, if it may end there.
+
+        What `sampled` does, as short as can be: once per row and step.
+        """
+        if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
+            return False
+        sequence.pending -= 1
+        sequence.append(token)
+        if scores is not None:
+            sequence.output_scores.append(scores)
+        return True
+
     def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         """Append `token`, whose log-probabilities are `scores`, and what is forced behind it.
 

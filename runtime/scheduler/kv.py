@@ -23,6 +23,8 @@ class KVStore:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.tree = RadixTree(self.pool)
         self.block_size = config.block_size
+        self.version = 0
+        """Another number whenever a sequence's table has changed but for one block at its end."""
 
     @property
     def capacity(self) -> int:
@@ -87,6 +89,7 @@ class KVStore:
         if not gained:
             return 0
         self.pool.drop(self._held(sequence), pinned=True)  # the block it was about to continue
+        self.version += 1
         whole = node.end // self.block_size
         sequence.reserve_table(whole)
         self.tree.fill_table(node, sequence.table, whole, sequence.tree_len)
@@ -118,6 +121,7 @@ class KVStore:
         needed = self.blocks_for(sequence.computed + count) - sequence.table_len
         if needed <= 0:
             return
+        self.version += 1
         self.make_room(needed)
         blocks = self.pool.allocate(needed)
         sequence.extend_table(blocks)
@@ -136,6 +140,7 @@ class KVStore:
         end = min(sequence.computed, sequence.length)
         if node is None or end == sequence.tree_len:
             return
+        self.version += 1
         old, new = sequence.tree_len // size, end // size
         held = sequence.table[old:new].copy()
         table = sequence.table[: sequence.table_len]
@@ -164,6 +169,7 @@ class KVStore:
         if sequence.computed <= computed:
             return
         assert sequence.tree_len <= computed
+        self.version += 1
         sequence.computed = computed
         needed = self.blocks_for(computed)
         self.pool.drop(sequence.table[needed : sequence.table_len], pinned=True)
@@ -171,6 +177,7 @@ class KVStore:
 
     def release(self, sequence: Sequence) -> None:
         """The sequence ends or is retracted: what it computed stays in the tree, unlocked."""
+        self.version += 1
         if sequence.detached and self.enabled:
             sequence.node = self.tree.enter(sequence.request.namespace)
         self.store(sequence)
@@ -189,6 +196,7 @@ class KVStore:
         node = sequence.node
         if node is None:
             return
+        self.version += 1
         if sequence.decoding:
             shared = sequence.table[: sequence.tree_len // self.block_size]
             self.pool.retain(shared, pinned=True)

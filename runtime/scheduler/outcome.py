@@ -9,6 +9,11 @@ from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
 
 
+def due(sequence: Sequence) -> bool:
+    """Whether enough is new for whoever asked: the first token is, then so many at a time."""
+    return not sequence.announced or sequence.length - sequence.told >= sequence.request.tell_every
+
+
 def news(sequence: Sequence) -> Update | None:
     """What can be told of a request that goes on; None if there is nothing.
 
@@ -16,7 +21,7 @@ def news(sequence: Sequence) -> Update | None:
     taken back until then.
     """
     stop = sequence.score_next if sequence.scores_missing else sequence.length
-    if sequence.held or stop <= sequence.told:
+    if sequence.held or stop <= sequence.told or not due(sequence):
         return None
     update = _tokens(sequence, stop)
     announce(sequence, update)
@@ -50,7 +55,10 @@ def announce(sequence: Sequence, update: Update) -> None:
 def _tokens(sequence: Sequence, stop: int) -> Update:
     """An update with the tokens up to `stop`, which then count as told."""
     start = sequence.told
-    update = Update(sequence.rid, token_ids=tuple(sequence.tokens[start:stop].tolist()))
+    if stop == start + 1 == sequence.length:
+        update = Update(sequence.rid, (sequence.last,))
+    else:
+        update = Update(sequence.rid, tuple(sequence.tokens[start:stop].tolist()))
     if sequence.output_scores:
         update.scores = _joined(sequence.output_scores)
         assert len(update.scores.logprobs) == stop - start, f"{sequence}: scores out of line"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool
+from rootlace.runtime.scheduler.decode_rows import DecodeLayout
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.plan import PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.sample_rows import SampleRows
@@ -19,8 +21,9 @@ _NO_FEEDS = np.empty((0, 2), np.int32)
 
 
 @dataclass(slots=True)
-class _Row:
-    """`count` tokens of `sequence` from position `start`; `flat` counts in order of planning."""
+class _Chunk:
+    """`count` tokens of `sequence` from position `start`; `flat` counts the tokens of all chunks in
+    order of planning."""
 
     sequence: Sequence
     start: int
@@ -49,9 +52,12 @@ class PlanBuilder:
     its rows from where they really are when the copies run (see "Same-step sharing").
     """
 
-    def __init__(self, step: int, pool: BlockPool) -> None:
+    def __init__(self, step: int, pool: BlockPool, *, feeding: bool = True) -> None:
+        """`feeding`: whether a step is under way, which tokens may come from."""
         self.step = step
-        self.rows: list[_Row] = []
+        self._feeding = feeding
+        self._decoding: list[Sequence] = []
+        self._chunks: list[_Chunk] = []
         self._complete: list[Sequence] = []
         self._pool = pool
         self._block_size = pool.block_size
@@ -60,16 +66,20 @@ class PlanBuilder:
         self._duplicates: list[tuple[np.ndarray, np.ndarray]] = []
         self._origins: dict[int, _Origin] = {}
         self._written: dict[int, tuple[int, int]] = {}
-        """Block -> (first row written by this step, flat token of row 0 as if it were written)."""
+        """Block -> (first row written by this step, flat token of row 0 as if it were written), of
+        the first `_noted` chunks."""
+        self._noted = 0
         self._guards: list[np.ndarray] = []
 
     # ------------------------------------------------------------ collecting
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """The next token of a decoding sequence, known or pending; its slot is in its table."""
-        row = _Row(sequence, sequence.computed, 1, self._flat, sequence.table, True, 0, 0)
-        self.rows.append(row)
-        self._flat += 1
+    @property
+    def num_rows(self) -> int:
+        return len(self._decoding) + len(self._chunks)
+
+    def add_decodes(self, sequences: list[Sequence]) -> None:
+        """The next token of each of these, known or pending; its slot is in its table."""
+        self._decoding = sequences
 
     def add_chunk(
         self, sequence: Sequence, count: int, *, complete: bool, scores: tuple[int, int]
@@ -86,17 +96,25 @@ class PlanBuilder:
         end = start + count
         # A copy: storing the chunk may put the tree's blocks in place of those it writes to.
         table = sequence.table[: -(-end // size)].copy()
-        self.rows.append(_Row(sequence, start, count, self._flat, table, sample, *scores))
-        first = start // size
-        if size > 1:  # with one slot per block there are no partial blocks to share
-            for index, block in enumerate(table[first:].tolist(), first):
-                offset = max(start - index * size, 0)
-                self._written[block] = (offset, self._flat + index * size - start)
+        self._chunks.append(_Chunk(sequence, start, count, self._flat, table, sample, *scores))
         self._flat += count
+
+    def _origin_of(self, block: int, count: int) -> tuple[int, int]:
+        """Where `_written` has a block; (count, 0) if its first `count` rows are older."""
+        # Worked out when it is asked for: a chunk has as many blocks as it likes, and few steps
+        # share any that they write to.
+        size = self._block_size
+        for chunk in self._chunks[self._noted :]:
+            first = chunk.start // size
+            for index, written in enumerate(chunk.table[first:].tolist(), first):
+                offset = max(chunk.start - index * size, 0)
+                self._written[written] = (offset, chunk.flat + index * size - chunk.start)
+        self._noted = len(self._chunks)
+        return self._written.get(block, (count, 0))
 
     def share_rows(self, source: int, target: int, count: int) -> None:
         """Block `target` is to hold the first `count` rows of `source` before anybody attends."""
-        first_written, flat = self._written.get(source, (count, 0))
+        first_written, flat = self._origin_of(source, count)
         origin = self._origins.get(source)
         base, copied, duplicates = source, min(first_written, count), _NONE
         if origin is not None:
@@ -122,66 +140,107 @@ class PlanBuilder:
 
     # ------------------------------------------------------------ layout
 
-    def build(self, order: list[Sequence], sample_rows: SampleRows) -> Flight:
-        """Lay the rows out in the order of `order`, which names every row's sequence."""
-        row_of = {row.sequence: row for row in self.rows}
-        rows = [row_of[sequence] for sequence in order if sequence in row_of]
-        sampled = [(index, row.sequence) for index, row in enumerate(rows) if row.sample]
-        samples, wait_for_masks = sample_rows.start(sampled)
-        feeds: list[tuple[int, int]] = []
-        scored: list[tuple[Sequence, int, int]] = []
-        size = self._block_size
-        total, width = self._flat, 0
-        if rows:
-            width = max(-(-(row.start + row.count) // size) for row in rows)
+    def build(
+        self,
+        order: list[Sequence],
+        sample_rows: SampleRows,
+        lay: Callable[[list[Sequence]], DecodeLayout],
+    ) -> Flight:
+        """Lay the rows out in the order of `order`, which names every row's sequence; `lay` does it
+        with those that decode."""
+        decode = lay(self._decoding)
+        if self._chunks:
+            flight = self._mixed(order, decode, sample_rows)
+        else:
+            flight = self._decode_only(decode, sample_rows)
+        self.close()
+        for at, (sequence, _) in enumerate(flight.sampled):
+            sequence.pending += 1
+            sequence.sampled_at = at
+        return flight
+
+    def _decode_only(self, decode: DecodeLayout, sample_rows: SampleRows) -> Flight:
+        sequences = decode.sequences
+        samples, wait_for_masks = sample_rows.start(list(enumerate(sequences)))
+        plan = StepPlan(
+            step=self.step,
+            token_ids=decode.token_ids,
+            positions=decode.positions,
+            slots=decode.slots,
+            row_start=decode.row_start,
+            context_len=decode.positions + 1,
+            block_tables=decode.block_tables,
+            copies=_NO_COPIES,
+            duplicate_tokens=_NO_TOKENS,
+            duplicate_slots=_NONE,
+            samples=samples,
+            wait_for_masks=wait_for_masks,
+            feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
+        )
+        sampled = [(sequence, sequence.epoch) for sequence in sequences]
+        return Flight(plan, sequences, sampled, [], [])
+
+    def _mixed(
+        self, order: list[Sequence], decode: DecodeLayout, sample_rows: SampleRows
+    ) -> Flight:
+        size, chunks = self._block_size, self._chunks
+        members = {*decode.sequences, *(chunk.sequence for chunk in chunks)}
+        sequences = [sequence for sequence in order if sequence in members]
+        row_of = {sequence: row for row, sequence in enumerate(sequences)}
+        decoding = np.array([row_of[sequence] for sequence in decode.sequences], np.int64)
+        counts = np.ones(len(sequences), np.int32)
+        for chunk in chunks:
+            counts[row_of[chunk.sequence]] = chunk.count
+        row_start = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum(counts, out=row_start[1:])
+        total = int(row_start[-1])
+        width = max(-(-(chunk.start + chunk.count) // size) for chunk in chunks)
+        if len(decoding):
+            width = max(width, int(decode.positions.max()) // size + 1)
         token_ids = np.empty(total, np.int32)
         positions = np.empty(total, np.int32)
         slots = np.empty(total, np.int64)
-        row_start = np.zeros(len(rows) + 1, np.int32)
-        context_len = np.empty(len(rows), np.int32)
-        tables = np.zeros((len(rows), width), np.int32)
-        remap = np.empty(total, np.int64) if self._duplicates else _NONE
+        context_len = np.empty(len(sequences), np.int32)
+        tables = np.zeros((len(sequences), width), np.int32)
+        remap = np.empty(self._flat, np.int64) if self._duplicates else _NONE
+        flats = row_start[decoding]
+        token_ids[flats] = decode.token_ids
+        positions[flats] = decode.positions
+        slots[flats] = decode.slots
+        context_len[decoding] = decode.positions + 1
+        used = min(width, decode.block_tables.shape[1])
+        tables[decoding, :used] = decode.block_tables[:, :used]
+        sampling = dict.fromkeys(decoding.tolist(), True)
         scores: list[PromptScoreRow] = []
-        at = 0
-        for index, row in enumerate(rows):
-            sequence, start, end, stop = (
-                row.sequence,
-                row.start,
-                row.start + row.count,
-                at + row.count,
-            )
-            used = -(-end // size)
-            tables[index, :used] = row.table[:used]
-            context_len[index] = end
-            row_start[index + 1] = stop
-            if row.count == 1:
-                if start < sequence.length:
-                    token_ids[at] = sequence.tokens[start]
-                else:
-                    token_ids[at] = 0
-                    feeds.append((at, sequence.sampled_at))
-                positions[at] = start
-                slots[at] = int(row.table[start // size]) * size + start % size
-            else:
-                token_ids[at:stop] = sequence.tokens[start:end]
-                where = np.arange(start, end)
-                positions[at:stop] = where
-                slots[at:stop] = row.table[where // size].astype(np.int64) * size + where % size
+        scored: list[tuple[Sequence, int, int]] = []
+        chunks.sort(key=lambda chunk: row_of[chunk.sequence])
+        for chunk in chunks:
+            sequence, start, end = chunk.sequence, chunk.start, chunk.start + chunk.count
+            row = row_of[sequence]
+            at, stop = int(row_start[row]), int(row_start[row + 1])
+            where = np.arange(start, end)
+            token_ids[at:stop] = sequence.tokens[start:end]
+            positions[at:stop] = where
+            slots[at:stop] = chunk.table[where // size].astype(np.int64) * size + where % size
+            context_len[row] = end
+            tables[row, : len(chunk.table)] = chunk.table
+            if chunk.sample:
+                sampling[row] = True
             if len(remap):
-                remap[row.flat : row.flat + row.count] = np.arange(at, stop)
-            if row.score_start < row.score_stop:
-                targets = sequence.tokens[row.score_start : row.score_stop]
+                remap[chunk.flat : chunk.flat + chunk.count] = np.arange(at, stop)
+            if chunk.score_start < chunk.score_stop:
+                targets = sequence.tokens[chunk.score_start : chunk.score_stop]
                 top = sequence.request.params.top_logprobs
-                flat = at + row.score_start - 1 - start
-                scores.append(PromptScoreRow(index, flat, targets, top))
-                scored.append((sequence, row.score_start, row.score_stop))
-            at = stop
+                flat = at + chunk.score_start - 1 - start
+                scores.append(PromptScoreRow(row, flat, targets, top))
+                scored.append((sequence, chunk.score_start, chunk.score_stop))
+        sampled = [(row, sequences[row]) for row in sorted(sampling)]
+        samples, wait_for_masks = sample_rows.start(sampled)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
         if self._duplicates:
-            flats, targets = zip(*self._duplicates, strict=True)
-            duplicate_tokens = remap[np.concatenate(flats)].astype(np.int32)
+            written, targets = zip(*self._duplicates, strict=True)
+            duplicate_tokens = remap[np.concatenate(written)].astype(np.int32)
             duplicate_slots = np.concatenate(targets)
-        self.close()
         plan = StepPlan(
             step=self.step,
             token_ids=token_ids,
@@ -196,14 +255,11 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
-            feeds=np.array(feeds, np.int32) if feeds else _NO_FEEDS,
+            feeds=_feeds(decode.sequences, flats.tolist()),
         )
-        for at, (_, sequence) in enumerate(sampled):
-            sequence.pending += 1
-            sequence.sampled_at = at
         return Flight(
             plan=plan,
-            rows=[row.sequence for row in rows],
+            rows=sequences,
             sampled=[(sequence, sequence.epoch) for _, sequence in sampled],
             scored=scored,
             complete=self._complete,
@@ -214,3 +270,13 @@ class PlanBuilder:
         for blocks in self._guards:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
+
+
+def _feeds(sequences: list[Sequence], flats: Iterable[int]) -> np.ndarray:
+    """What of these decode rows, whose tokens are `flats`, the step before finds."""
+    feeds = [
+        (flat, sequence.sampled_at)
+        for flat, sequence in zip(flats, sequences, strict=True)
+        if sequence.computed > sequence.length
+    ]
+    return np.array(feeds, np.int32) if feeds else _NO_FEEDS

@@ -44,7 +44,8 @@ class Request:
     `seed` is set and `stop_token_ids` holds every id that ends the request. `output_ids` (int32)
     are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
     them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
-    `waited` are seconds that it waited elsewhere before; they count as queued.
+    `waited` are seconds that it waited elsewhere before; they count as queued. Of its tokens the
+    first is told at once, then `tell_every` at a time, and at the end all.
     """
 
     rid: int
@@ -56,3 +57,4 @@ class Request:
     matcher: Matcher | None = None
     jump_forward: bool = False
     waited: float = 0.0
+    tell_every: int = 1

@@ -45,7 +45,13 @@ class SampleRows:
         `StepPlan.wait_for_masks`)."""
         constrained = [sequence for _, sequence in rows if sequence.request.matcher is not None]
         if not constrained:
-            return [_row(index, sequence, sequence.pending) for index, sequence in rows], None
+            return [
+                # Most rows of most steps; what it says is what `_row` says.
+                SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len)
+                if s.plain and not s.pending
+                else _row(index, s, s.pending)
+                for index, s in rows
+            ], None
         constraints, wait = self._constraints(constrained)
         return [
             _row(index, sequence, sequence.pending, constraints.get(sequence))
@@ -99,7 +105,7 @@ def _row(
     index: int, sequence: Sequence, pending: int, constraint: Constraint | None = None
 ) -> SampleRow:
     """`pending`: how many tokens (0 or 1) come before the one to be sampled and are not known."""
-    params = sequence.request.params
+    params = sequence.params
     banned = params.stop_token_ids if sequence.outputs + pending < params.min_tokens else ()
     tokens = sequence.tokens[: sequence.length]
     state = None

@@ -16,6 +16,7 @@ from rootlace.errors import (
 )
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
@@ -100,6 +101,7 @@ class Scheduler:
         self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
         self._running = RunningSet(self.kv, headroom or Headroom())
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
+        self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
         self._by_rid: dict[int, Sequence] = {}
         self._updates: list[Update] = []
@@ -164,10 +166,10 @@ class Scheduler:
         # An attempt without rows took something from the cache or took blocks from somebody; the
         # bound is there so that a mistake shows as an error and not as a hang.
         for _ in range(3 * len(self._by_rid) + 3):
-            builder = PlanBuilder(self._count.steps, self.kv.pool)
+            builder = PlanBuilder(self._count.steps, self.kv.pool, feeding=bool(self._flights))
             if self._plan_decode(builder):
                 self._plan_prefill(builder)
-                if builder.rows:
+                if builder.num_rows:
                     return self._launch(builder)
             if self._flights or not self._running.sequences:
                 self._check_if_asked()
@@ -195,22 +197,29 @@ class Scheduler:
             if not sequence.finished:
                 assert sequence.ending is not None
                 updates.append(self._finish(sequence, sequence.ending))
-        tokens = result.token_ids.tolist()
+        intake = self._intake
+        dropped = 0
         for (sequence, epoch), token, scored in zip(
-            flight.sampled, tokens, result.scores, strict=True
+            flight.sampled, result.token_ids.tolist(), result.scores, strict=True
         ):
             if sequence.epoch != epoch or sequence.finished:
-                self._count.dropped_samples += 1
+                dropped += 1
                 continue
-            update = self._take(sequence, token, scored)
+            if sequence.plain and intake.went_on(sequence, token, scored):
+                if not outcome.due(sequence):
+                    continue
+                update = outcome.news(sequence)
+            else:
+                update = self._take(sequence, token, scored)
             if update is not None:
                 updates.append(update)
+        self._count.dropped_samples += dropped
+        self._count.output_tokens += len(flight.sampled) - dropped
         self._check_if_asked()
         return updates
 
     def _take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Update | None:
         """Give `sequence` its next token."""
-        self._count.output_tokens += 1
         sequence.pending -= 1
         start = sequence.length
         verdict = self._intake.sampled(sequence, token, scores)
@@ -318,8 +327,8 @@ class Scheduler:
         ready = self._running.secure(may_retract=not self._flights)
         if ready is None:
             return False
+        builder.add_decodes(ready)
         for sequence in ready:
-            builder.add_decode(sequence)
             sequence.computed += 1
         return True
 
@@ -329,7 +338,7 @@ class Scheduler:
         A chunk that is cut ends the phase, by blocks or by budget: whoever comes next might need
         the very tokens behind the cut, and would compute them a second time.
         """
-        budget = self.config.max_step_tokens - len(builder.rows)
+        budget = self.config.max_step_tokens - builder.num_rows
         for sequence in list(self._running.sequences):
             if budget and not sequence.decoding:
                 budget -= self._chunk(sequence, budget, builder)
@@ -390,7 +399,10 @@ class Scheduler:
         return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
 
     def _launch(self, builder: PlanBuilder) -> StepPlan:
-        flight = builder.build(self._running.depth_first(), self._sample_rows)
+        order, version = self._running.depth_first(), self.kv.version
+        flight = builder.build(
+            order, self._sample_rows, lambda ready: self._decode_rows.lay(ready, order, version)
+        )
         self._flights.append(flight)
         self._running.relax()
         self._count.steps += 1

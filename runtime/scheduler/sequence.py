@@ -50,14 +50,17 @@ class Sequence:
         "forced",
         "full",
         "held",
+        "last",
         "length",
         "node",
         "number",
         "order",
         "output_scores",
         "outputs",
+        "params",
         "penalised",
         "pending",
+        "plain",
         "program",
         "prompt_len",
         "prompt_scores",
@@ -82,6 +85,7 @@ class Sequence:
         params = request.params
         outputs = 0 if request.output_ids is None else len(request.output_ids)
         self.request = request
+        self.params = params
         self.rid = request.rid
         self.program = 0
         """The cache's id of the request's program."""
@@ -101,6 +105,8 @@ class Sequence:
         self.tokens[: self.prompt_len] = request.token_ids
         if request.output_ids is not None:
             self.tokens[self.prompt_len : self.length] = request.output_ids
+        self.last = int(self.tokens[self.length - 1])
+        """The last token."""
         self.stops = frozenset(params.stop_token_ids)
         matcher = request.matcher
         self.held = matcher is not None and matcher.can_retreat()
@@ -137,6 +143,8 @@ class Sequence:
             params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
         )
         """Whether sampling has to know all tokens before."""
+        self.plain = matcher is None and not params.min_tokens
+        """Whether a token means nothing but itself: no constraint is asked, no stop is banned."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
@@ -166,6 +174,7 @@ class Sequence:
             # The old buffer stays with the plans that show it.
             self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))
         self.tokens[self.length] = token
+        self.last = token
         self.length += 1
         self.outputs += 1
 
@@ -188,6 +197,7 @@ class Sequence:
         self.tokens = self.tokens.copy()  # the old buffer stays with the plans that show it
         self.outputs -= self.length - length
         self.length = length
+        self.last = int(self.tokens[length - 1])
         self.forced = [at for at in self.forced if at < length]
         self.score_stop = min(self.score_stop, length)
         self.score_next = min(self.score_next, self.score_stop)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from rootlace.runtime.scheduler.plan import TokenScores
 
 
-@dataclass(slots=True)
-class Update:
+class Update(msgspec.Struct):
     """New tokens, and at the end why it ended; the fields are those of `engine.messages.Update`.
 
     `scores` has one row per token of `token_ids`, `prompt_scores` one per token of

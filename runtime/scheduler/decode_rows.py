@@ -1,0 +1,116 @@
+"""The rows of sequences that decode, as arrays that go from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.scheduler.sequence import Sequence
+
+_SPARE_COLUMNS = 32
+"""Of block tables: so many blocks later they are made anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLayout:
+    """One token of each of R sequences, in the order of the rows.
+
+    Who shows `block_tables` shares them with the steps before and behind: what lies behind a row's
+    own blocks changes.
+    """
+
+    sequences: list[Sequence]
+    token_ids: np.ndarray  # [R] int32, those that are not known yet mean nothing
+    positions: np.ndarray  # [R] int32
+    slots: np.ndarray  # [R] int64
+    row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
+    block_tables: np.ndarray  # [R, W] int32
+
+
+class DecodeRows:
+    """Lays decode rows out.
+
+    A sequence that decodes gains a block now and then at the end of its table, which changes in no
+    other way, and is one token further in each step. So while the same sequences decode, a step's
+    arrays follow from those before it, and nothing is done that grows with the context.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self._ready: list[Sequence] = []
+        self._order: list[Sequence] = []
+        self._version = -1
+        self._last = _layout([], block_size)
+        self._inside = 0
+        """For so many steps more no row begins a block."""
+
+    def lay(self, ready: list[Sequence], order: list[Sequence], version: int) -> DecodeLayout:
+        """The rows of `ready`, whose `computed` counts this step's token already.
+
+        To be called for every step. `order` names them, and maybe more, in the order of the rows;
+        it is another list whenever that changes. `version` is another number whenever a table has
+        changed but at its end, or what is computed but by a step's token.
+        """
+        kept = order is self._order and version == self._version and ready == self._ready
+        self._ready, self._order, self._version = ready, order, version
+        following = self._following() if kept else None
+        if following is None:
+            following = _layout(_in_order(ready, order), self._size)
+            self._inside = self._steps_inside(following.positions)
+        self._last = following
+        return following
+
+    def _following(self) -> DecodeLayout | None:
+        """The step behind the last one; None if the tables have no room for it."""
+        last = self._last
+        positions, slots = last.positions + 1, last.slots + 1
+        if self._inside:
+            self._inside -= 1
+        else:
+            tables = last.block_tables
+            for row in np.flatnonzero(positions % self._size == 0).tolist():
+                column = int(positions[row]) // self._size
+                if column == tables.shape[1]:
+                    return None
+                block = int(last.sequences[row].table[column])
+                tables[row, column] = block
+                slots[row] = block * self._size
+            self._inside = self._steps_inside(positions)
+        token_ids = np.array([sequence.last for sequence in last.sequences], np.int32)
+        return DecodeLayout(
+            last.sequences, token_ids, positions, slots, last.row_start, last.block_tables
+        )
+
+    def _steps_inside(self, positions: np.ndarray) -> int:
+        """For how many steps behind that with these positions no row begins a block."""
+        return self._size - 1 - int((positions % self._size).max(initial=0))
+
+
+def _layout(sequences: list[Sequence], size: int) -> DecodeLayout:
+    """From nothing but the sequences."""
+    positions = np.array([sequence.computed for sequence in sequences], np.int32)
+    positions -= 1
+    columns = positions // size
+    tables = np.zeros((len(sequences), int(columns.max(initial=-1)) + 1 + _SPARE_COLUMNS), np.int32)
+    for row, sequence in enumerate(sequences):
+        used = int(columns[row]) + 1
+        tables[row, :used] = sequence.table[:used]
+    slots = tables[np.arange(len(sequences)), columns].astype(np.int64)
+    slots *= size
+    slots += positions - columns * size
+    return DecodeLayout(
+        sequences,
+        np.array([sequence.last for sequence in sequences], np.int32),
+        positions,
+        slots,
+        np.arange(len(sequences) + 1, dtype=np.int32),
+        tables,
+    )
+
+
+def _in_order(ready: list[Sequence], order: list[Sequence]) -> list[Sequence]:
+    if len(ready) == len(order):
+        return order
+    chosen = set(ready)
+    return [sequence for sequence in order if sequence in chosen]
