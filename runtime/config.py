@@ -52,6 +52,8 @@ class ExecutorConfig:
     kv_memory_bytes: Positive | None = None
     kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
+    kernels: Literal["auto", "native", "reference"] = "auto"
+    """"native": compiled for this CPU when first needed; "auto": native where that is possible."""
     cuda_graphs: bool = True
 
 

@@ -39,6 +39,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "context_length": ("engine", "executor", "context_length"),
     "kv_memory_bytes": ("engine", "executor", "kv_memory_bytes"),
     "kv_dtype": ("engine", "executor", "kv_dtype"),
+    "kernels": ("engine", "executor", "kernels"),
     "cuda_graphs": ("engine", "executor", "cuda_graphs"),
     "block_size": ("engine", "cache", "block_size"),
     "num_blocks": ("engine", "cache", "num_blocks"),
@@ -109,9 +110,9 @@ class Runtime:
     Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
     `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `kv_dtype`, `cache`, `policy`,
     `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
-    `cuda_graphs`, `overlap`, `http_port`, `host`, `api_key`, ...). Its messages go to `log_file` (a
-    temporary one by default). It ends with `shutdown`, with the `with` block, or with this process,
-    however that ends.
+    `kernels`, `cuda_graphs`, `overlap`, `http_port`, `host`, `api_key`, ...). Its messages go to
+    `log_file` (a temporary one by default). It ends with `shutdown`, with the `with` block, or with
+    this process, however that ends.
 
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
     when it does not start within `launch_timeout` seconds.

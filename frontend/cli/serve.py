@@ -41,6 +41,12 @@ class KVDtype(StrEnum):
     fp8_e4m3 = "fp8_e4m3"
 
 
+class Kernels(StrEnum):
+    auto = "auto"
+    native = "native"
+    reference = "reference"
+
+
 class PolicyName(StrEnum):
     lpm = "lpm"
     fcfs = "fcfs"
@@ -106,6 +112,12 @@ def serve(
     kv_dtype: Annotated[
         KVDtype, typer.Option(help="KV cache; auto is that of the weights, fp8_e4m3 half of it.")
     ] = KVDtype.auto,
+    kernels: Annotated[
+        Kernels,
+        typer.Option(
+            help="On a CPU: native ones are compiled when first needed; auto is that if it can be."
+        ),
+    ] = Kernels.auto,
     max_step_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens computed in one step at most.")
     ] = 2048,
@@ -177,6 +189,7 @@ def serve(
             context_length=context_length,
             kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
             kv_dtype=kv_dtype.value,
+            kernels=kernels.value,
             cuda_graphs=not no_cuda_graphs,
         ),
         cache=CacheConfig(block_size=block_size, num_blocks=kv_blocks, enabled=not no_cache),

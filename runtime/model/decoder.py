@@ -56,6 +56,10 @@ class Decoder:
         return self._config.vocab_size
 
     @property
+    def hidden_size(self) -> int:
+        return self._config.hidden_size
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._weights.head.dtype
 

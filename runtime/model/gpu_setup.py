@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from rootlace.errors import InvalidRequest
-from rootlace.kernels import KernelSet
+from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
@@ -18,6 +19,9 @@ from rootlace.runtime.model.device_memory import free_memory, kv_bytes, measured
 from rootlace.runtime.model.device_sampler import DeviceSampler
 from rootlace.runtime.model.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.graphs import Graphs, decode_buckets
+from rootlace.runtime.model.kv_scales import kv_scales
+from rootlace.runtime.model.loader import LoadWeights, Progress
+from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.step_input import StepInputBuilder
 
 KINDS = PREPARED_KINDS + 1
@@ -42,6 +46,37 @@ class LoadedModel:
 class StepLimits:
     max_tokens: int
     max_rows: int
+
+
+def load(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    rotary: RotaryEmbedding,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+    weights_of: LoadWeights,
+    progress: Progress | None,
+) -> LoadedModel:
+    """Put the weights on `device`. Raises `InvalidRequest` where kernels are asked for that are not
+    a GPU's."""
+    if executor.kernels == "native":
+        raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
+    if executor.threads is not None:
+        torch.set_num_threads(executor.threads)
+    # float32 means float32: TF32 would round every product to ten bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    kernels = REFERENCE if executor.kernels == "reference" else kernels_for(device)
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    weights = weights_of(config, dtype, device, progress)
+    scales = None
+    if kv_dtype == torch.float8_e4m3fn:
+        scales = kv_scales(config, weights, rotary, dtype, device)
+    decoder = Decoder(config, weights, kernels, scales)
+    inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
+    rotary.tabulate()
+    return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)
 
 
 def on_gpu(

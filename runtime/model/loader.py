@@ -16,6 +16,8 @@ from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.weights import LayerWeights, ModelWeights
 
 Progress = Callable[[str, float], None]
+LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
+"""What gets the weights: `load_weights`, or what makes them up."""
 Shape = tuple[int, ...]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.decoder import Decoder
+from rootlace.runtime.model.forward import Forward
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.sampler import sample
 from rootlace.runtime.model.scores import concatenate, score_tokens
 from rootlace.runtime.model.sources import fed, resolved
-from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.scheduler.plan import (
     PromptScoreRow,
     SampleRow,
@@ -45,16 +44,13 @@ class PlainSteps:
 
     def __init__(
         self,
-        decoder: Decoder,
+        forward: Forward,
         kernels: KernelSet,
-        inputs: StepInputBuilder,
-        cache: torch.Tensor,
         masks: MaskTables,
     ) -> None:
-        self._decoder = decoder
+        """`kernels` edit logits."""
+        self._forward = forward
         self._kernels = kernels
-        self._inputs = inputs
-        self._cache = cache
         self._masks = masks
         self._last: PlainStep | None = None
 
@@ -68,7 +64,8 @@ class PlainSteps:
         try:
             if last is not None:
                 step.before = _tokens_of(last, plan)
-            self._forward(step)
+            if plan.num_tokens or len(plan.copies):
+                step.hidden = self._forward.run(fed(plan, step.before))
             if not plan.late:
                 self._finish(step, plan.samples)
         except Exception as error:
@@ -101,17 +98,6 @@ class PlainSteps:
 
     # ------------------------------------------------------------ parts of a step
 
-    def _forward(self, step: PlainStep) -> None:
-        plan = step.plan
-        if len(plan.copies):
-            source, target = self._inputs.copies(plan)
-            cache = self._cache.view(-1, *self._cache.shape[2:])
-            self._kernels.copy_slots(cache, source, target)
-        if plan.num_tokens:
-            step.hidden = self._decoder.forward(
-                self._inputs.build(fed(plan, step.before)), self._cache
-            )
-
     def _finish(self, step: PlainStep, samples: Sequence[SampleRow]) -> None:
         plan, hidden = step.plan, step.hidden
         if hidden is None:
@@ -124,7 +110,7 @@ class PlainSteps:
         start = len(samples)
         for row in plan.prompt_scores:
             stop = start + len(row.targets)
-            prompt_scores.append(score_prompt(self._decoder, hidden[start:stop], row))
+            prompt_scores.append(score_prompt(self._forward, hidden[start:stop], row))
             start = stop
         step.hidden = None
         step.result = StepResult(token_ids, scores, prompt_scores)
@@ -134,8 +120,8 @@ class PlainSteps:
     ) -> tuple[np.ndarray, list[TokenScores | None]]:
         if not rows:
             return _NO_TOKENS, []
-        logits = self._decoder.logits(hidden)
-        token_ids = sample(logits, rows, self._kernels, self._masks)
+        logits = self._forward.logits(hidden)
+        token_ids = sample(logits, rows, self._kernels, self._masks, self._forward.best)
         return token_ids, score_samples(logits, token_ids, rows)
 
 
@@ -160,14 +146,14 @@ def score_samples(
     return scores
 
 
-def score_prompt(decoder: Decoder, hidden: torch.Tensor, row: PromptScoreRow) -> TokenScores:
+def score_prompt(forward: Forward, hidden: torch.Tensor, row: PromptScoreRow) -> TokenScores:
     """Scores of `row`'s targets, from the hidden states before them. In parts, so that memory does
     not grow with the prompt."""
-    vocab_size = decoder.vocab_size
+    vocab_size = forward.vocab_size
     size = max(LOGITS_BYTES // (4 * vocab_size), 1)
     parts = [
         score_tokens(
-            decoder.logits(hidden[start : start + size]),
+            forward.logits(hidden[start : start + size]),
             row.targets[start : start + size],
             row.top_logprobs,
         )

@@ -77,6 +77,14 @@ class RotaryEmbedding:
         parts = [self._rotations(part) for part in positions.split(_TABULATED_AT_ONCE)]
         self._tables = (torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
 
+    def tables(self, max_bytes: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(cos, sin) of all positions, float32 [context_length, head_dim / 2] each; None where they
+        take more than `max_bytes`."""
+        if self.context_length * len(self._frequencies) * 2 * 4 > max_bytes:
+            return None
+        positions = torch.arange(self.context_length, device=self._frequencies.device)
+        return self.rotations(positions)
+
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype."""
         if self._tables is None:
@@ -85,8 +93,13 @@ class RotaryEmbedding:
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def _rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self.rotations(positions)
+        return cos.to(self._dtype), sin.to(self._dtype)
+
+    def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int [T] -> (cos, sin), each float32 [T, head_dim / 2]."""
         angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         if self._scaling != 1.0:
             cos, sin = cos * self._scaling, sin * self._scaling
-        return cos.to(self._dtype), sin.to(self._dtype)
+        return cos, sin

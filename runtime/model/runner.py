@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from rootlace.errors import InvalidRequest
-from rootlace.kernels import kernels_for
+from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model import kv_pool
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.kv_scales import kv_scales
-from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
+from rootlace.runtime.model.cpu_setup import on_cpu
+from rootlace.runtime.model.loader import LoadWeights, Progress, checkpoint_dtype, load_weights
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.plain_steps import PlainSteps
 from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.model.steps import Steps
-from rootlace.runtime.model.weights import ModelWeights
 from rootlace.runtime.scheduler.plan import Launched, SampleRow, StepPlan, StepResult
-
-Progress = Callable[[str, float], None]
-LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
 
 
 class ModelRunner:
@@ -37,17 +30,18 @@ class ModelRunner:
     def __init__(
         self,
         config: ModelConfig,
-        decoder: Decoder,
+        dtype: torch.dtype,
         steps: Steps,
         cache: torch.Tensor,
         context_length: int,
         masks: MaskTables,
+        kernels: str,
     ) -> None:
-        """`cache`: the blocks that plans may name."""
+        """`cache`: the blocks that plans may name; `kernels`: the name of what runs them."""
         self.config = config
         self.device = cache.device
-        self.dtype = decoder.dtype
-        self._decoder = decoder
+        self.dtype = dtype
+        self.kernels = kernels
         self._cache = cache
         self._context_length = context_length
         self._masks = masks
@@ -70,17 +64,11 @@ class ModelRunner:
         `UnsupportedModel` for the folder's faults, `InvalidRequest` for a configuration that does
         not fit the model or the machine.
         """
-        if executor.threads is not None:
-            torch.set_num_threads(executor.threads)
         device = _device(executor.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
         config = ModelConfig.read(executor.model)
         dtype = _dtype(executor.dtype, config)
-        if device.type == "cuda":
-            # float32 means float32: TF32 would round every product to ten bits.
-            torch.backends.cuda.matmul.allow_tf32 = False
-            torch.backends.cudnn.allow_tf32 = False
         if executor.context_length is not None and not (
             0 < executor.context_length <= config.max_context
         ):
@@ -88,34 +76,24 @@ class ModelRunner:
                 f"context_length {executor.context_length} is not between 1 and the model's "
                 f"{config.max_context} ({config.path / 'config.json'}: max_position_embeddings)"
             )
-        kernels = kernels_for(device)
-        kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+        steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            weights = weights_of(config, dtype, device, progress)
-            scales = None
-            if kv_dtype == torch.float8_e4m3fn:
-                scales = kv_scales(config, weights, rotary, dtype, device)
-            decoder = Decoder(config, weights, kernels, scales)
-            inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
             masks = MaskTables(config.vocab_size, device)
-            steps: Steps
             if device.type == "cuda":
                 from rootlace.runtime.model import gpu_setup
 
-                rotary.tabulate()
-                model = gpu_setup.LoadedModel(
-                    config, kernels, decoder, inputs, kv_dtype, rotary.context_length
-                )
                 limits = gpu_setup.StepLimits(max_step_tokens, max_running)
-                steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
-            else:
-                num_blocks = kv_pool.choose_num_blocks(
-                    config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype
+                model = gpu_setup.load(
+                    config, dtype, device, rotary, cache, executor, weights_of, progress
                 )
-                pool = kv_pool.allocate(config, num_blocks, cache.block_size, device, kv_dtype)
-                steps = PlainSteps(decoder, kernels, inputs, pool, masks)
-        return cls(config, decoder, steps, pool, rotary.context_length, masks)
+                steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
+                kernels = model.kernels.name
+            else:
+                found = on_cpu(config, dtype, rotary, cache, executor, weights_of, progress)
+                steps = PlainSteps(found.forward, REFERENCE, masks)
+                pool, kernels = found.pool, found.kernels
+        return cls(config, dtype, steps, pool, rotary.context_length, masks, kernels)
 
     @property
     def num_blocks(self) -> int:

@@ -19,7 +19,7 @@ Temperature 0 is greedy: the largest logit, the smallest id among equals.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -40,22 +40,42 @@ from rootlace.runtime.scheduler.plan import SampleRow
 NO_TOKEN = -1
 """What a row gets whose distribution is empty (everything masked) or not a number."""
 
+Greedy = Callable[[torch.Tensor], np.ndarray]
+"""What finds the best tokens: `greedy_tokens` or what does the same."""
+
 FIRST_CANDIDATES = 256
 MORE_CANDIDATES = 16
 """Where a row is cut that many tokens are ranked first, then times so many, until they suffice."""
 
 
+def greedy_tokens(logits: torch.Tensor) -> np.ndarray:
+    """The best token of each row of logits float32 [S, V] -> int32 [S].
+
+    `NO_TOKEN` where a logit is NaN or the largest is infinite, or minus infinity like all others.
+    """
+    # NaN counts as the largest, the first of equals wins. Several times as fast as torch.
+    values = logits.numpy()
+    best = values.argmax(axis=1)
+    finite = np.isfinite(values[np.arange(len(best)), best])
+    return np.where(finite, best, NO_TOKEN).astype(np.int32)
+
+
 def sample(
-    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    kernels: KernelSet,
+    tables: MaskTables,
+    greedy: Greedy = greedy_tokens,
 ) -> np.ndarray:
     """Draw one token per row, on the host. logits float32 [S, V], not changed -> int32 [S]."""
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not random:
-        return _best(logits, rows, kernels, tables)
+        return _best(logits, rows, kernels, tables, greedy)
     tokens = np.empty(len(rows), dtype=np.int32)
-    greedy = [i for i, row in enumerate(rows) if row.params.temperature <= 0]
-    if greedy:
-        tokens[greedy] = _best(_select(logits, greedy), [rows[i] for i in greedy], kernels, tables)
+    cold = [i for i, row in enumerate(rows) if row.params.temperature <= 0]
+    if cold:
+        chosen = [rows[i] for i in cold]
+        tokens[cold] = _best(_select(logits, cold), chosen, kernels, tables, greedy)
     chosen = [rows[i] for i in random]
     tokens[random] = _drawn(_edited(_select(logits, random), chosen, kernels, tables), chosen)
     return tokens
@@ -78,11 +98,15 @@ def _edited(
 
 
 def _best(
-    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    kernels: KernelSet,
+    tables: MaskTables,
+    greedy: Greedy,
 ) -> np.ndarray:
     """The token of greedy rows, int32 [S]."""
     # Where the best token of all may be taken, nothing else has to be looked at.
-    tokens = _greedy(logits)
+    tokens = greedy(logits)
     values = logits.numpy()
     edited: list[int] = []
     for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
@@ -93,7 +117,7 @@ def _best(
     if edited:
         chosen = logits[edited]
         edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
-        tokens[edited] = _greedy(chosen)
+        tokens[edited] = greedy(chosen)
     return tokens
 
 
@@ -122,14 +146,6 @@ def _drawn(logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
 def _is_cut(row: SampleRow) -> bool:
     params = row.params
     return params.top_k != -1 or params.top_p < 1.0 or params.min_p > 0.0
-
-
-def _greedy(logits: torch.Tensor) -> np.ndarray:
-    # NaN counts as the largest, the first of equals wins. Several times as fast as torch.
-    values = logits.numpy()
-    best = values.argmax(axis=1)
-    finite = np.isfinite(values[np.arange(len(best)), best])
-    return np.where(finite, best, NO_TOKEN).astype(np.int32)
 
 
 def _select(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:

@@ -64,4 +64,12 @@ def device_runner(
         scratch_block=blocks,
     )
     masks = MaskTables(config.vocab_size, CPU)
-    return ModelRunner(config, decoder, steps, pool[:, :, :blocks], rotary.context_length, masks)
+    return ModelRunner(
+        config,
+        torch.float32,
+        steps,
+        pool[:, :, :blocks],
+        rotary.context_length,
+        masks,
+        kernels.name,
+    )

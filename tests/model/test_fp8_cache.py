@@ -9,7 +9,9 @@ import torch
 
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.forward import ReferenceForward
 from rootlace.runtime.model.kv_pool import block_bytes
+from rootlace.runtime.model.plain_steps import PlainSteps
 from rootlace.runtime.model.runner import ModelRunner
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -46,7 +48,9 @@ def test_what_is_stored_is_the_cache_of_float32_in_eight_bits(tmp_path: Path) ->
     sizes = [block_bytes(one.config, SIZE, one.kv_cache.dtype) for one in (plain, runner)]
     assert sizes[0] == 4 * sizes[1] == 4 * runner.kv_cache[:, :, 0].nbytes
     rows = [prompt(one) for one in (plain, runner)]
-    scales = runner._decoder._scales
+    steps = runner._steps
+    assert isinstance(steps, PlainSteps) and isinstance(steps._forward, ReferenceForward)
+    scales = steps._forward._decoder._scales
     for layer, scale in enumerate(scales):
         assert scale is not None
         for kind, factor in enumerate((scale.k, scale.v)):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.plain_steps import PlainSteps
 from rootlace.runtime.model.runner import ModelRunner
 from rootlace.runtime.scheduler.plan import MaskRow
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -48,9 +49,11 @@ def test_sampling_waits_for_masks_after_the_forward_pass(
         table.fill()
         alone[3] = 1 << 2
 
-    forward = runner._decoder.forward
+    steps = runner._steps
+    assert isinstance(steps, PlainSteps)
+    forward = steps._forward.run
     monkeypatch.setattr(
-        runner._decoder, "forward", lambda *given: (events.append("forward"), forward(*given))[1]
+        steps._forward, "run", lambda plan: (events.append("forward"), forward(plan))[1]
     )
     blocks = Blocks(8, runner.block_size)
     work = [Work(Row(blocks, [5, 6, 7]), mask=mask) for mask in (alone, MaskRow(table, 1), None)]

@@ -1,0 +1,168 @@
+"""The decoder in C++ (`kernels/native`): a step is one call, told the plan's own numbers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.handles import Team, Workspace
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.native_weights import NativeWeights
+from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.step_input import wanted_tokens
+from rootlace.runtime.scheduler.plan import StepPlan
+
+MAX_HEAD_DIM = 512
+TABLE_BYTES = 128 << 20
+"""Memory for the rotations of all positions; beyond, those of each step are computed."""
+FIND_RUNS = -1
+
+PARTS = ("plan", "elementwise", "linear", "attention")
+"""What `RlStep.nanos` counts."""
+
+
+def why_not(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
+    """Why the native decoder cannot run a model; None if it can."""
+    if kv_dtype not in (torch.float32, torch.bfloat16):
+        return f"a KV cache of {kv_dtype} is read by the reference kernels only"
+    if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
+        return f"head_dim {config.head_dim} is odd or above {MAX_HEAD_DIM}"
+    return None
+
+
+class NativeDecoder:
+    """See `forward.Forward`. Not thread-safe."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        team: Team,
+        config: ModelConfig,
+        weights: NativeWeights,
+        rotary: RotaryEmbedding,
+        cache: torch.Tensor,
+    ) -> None:
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype."""
+        self._library = library
+        self._team = team
+        self._workspace = Workspace(library)
+        self._config = config
+        self._weights = weights
+        self._cache = cache
+        self._dtype = cache.dtype
+        self._rotary = rotary
+        self._tables = rotary.tables(TABLE_BYTES)
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._model = weights.model
+        self._model.cache = cache.data_ptr()
+        self._model.num_blocks, self._model.block_size = cache.shape[2:4]
+        self._num_slots = cache.shape[2] * cache.shape[3]
+        if self._tables is not None:
+            self._rotate_by(*self._tables)
+        self._address = ctypes.addressof(self._model)
+        self.nanos: np.ndarray | None = None
+        """int64 [len(PARTS)]: where time is added to; None: it is not measured."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
+
+        Raises ValueError for tokens or slots that there are not.
+        """
+        token_ids = _int32(plan.token_ids)
+        positions = _int32(plan.positions)
+        count = len(token_ids)
+        slots = np.asarray(plan.slots, np.int64)
+        sources = None
+        if len(plan.duplicate_tokens):
+            slots = np.concatenate((slots, plan.duplicate_slots))
+            sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
+        slots = np.ascontiguousarray(slots, np.int64)
+        self._check(token_ids, positions, slots)
+        wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
+        hidden = torch.empty((len(wanted), self._config.hidden_size), dtype=self._dtype)
+        all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
+        if self._tables is None:
+            cos, sin = self._rotary.rotations(torch.from_numpy(positions))
+            self._rotate_by(cos, sin)
+            positions = np.arange(count, dtype=np.int32)
+        row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
+        tables, copies = _int32(plan.block_tables), _int32(plan.copies)
+        step = native.Step(
+            count,
+            len(slots),
+            len(wanted),
+            len(copies),
+            token_ids.ctypes.data,
+            positions.ctypes.data,
+            slots.ctypes.data,
+            None if sources is None else sources.ctypes.data,
+            None if all_wanted else wanted.ctypes.data,
+            copies.ctypes.data,
+            native.Rows(
+                len(context_len),
+                tables.shape[1],
+                row_start.ctypes.data,
+                context_len.ctypes.data,
+                tables.ctypes.data,
+                FIND_RUNS,
+                None,
+            ),
+            hidden.data_ptr(),
+            None if self.nanos is None else self.nanos.ctypes.data,
+        )
+        self._library.rl_forward(
+            self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
+        )
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call."""
+        count = len(hidden)
+        if len(self._logits) < count:
+            # Kept: fresh memory of this size costs more than writing to it.
+            self._logits = np.empty((count, self._config.vocab_size), np.float32)
+        hidden = hidden.contiguous()
+        self._library.rl_logits(
+            self._team.handle,
+            self._address,
+            hidden.data_ptr(),
+            count,
+            self._logits.ctypes.data,
+        )
+        return torch.from_numpy(self._logits[:count])
+
+    def best(self, logits: torch.Tensor) -> np.ndarray:
+        """See `sampler.greedy_tokens`."""
+        rows, vocab = logits.shape
+        tokens = np.empty(rows, np.int32)
+        logits = logits.contiguous()
+        self._library.rl_argmax(
+            self._team.handle, logits.data_ptr(), rows, vocab, tokens.ctypes.data
+        )
+        return tokens
+
+    def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._rotations = (cos, sin)
+        self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
+
+    def _check(self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
+        """The kernels write wherever they are told to."""
+        if not len(token_ids):
+            return
+        if not 0 <= token_ids.min() <= token_ids.max() < self._config.vocab_size:
+            raise ValueError("a token id is not in the vocabulary")
+        if not 0 <= slots.min() <= slots.max() < self._num_slots:
+            raise ValueError("a slot is not in the KV cache")
+        if not 0 <= positions.min() <= positions.max() < self._rotary.context_length:
+            raise ValueError("a position is beyond the context")
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.int32)

@@ -1,0 +1,107 @@
+"""A model as the native kernels read it: weights packed, one after the other freed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+
+import torch
+
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.handles import Team
+from rootlace.runtime.model.config import ModelConfig
+from rootlace.runtime.model.loader import Progress
+from rootlace.runtime.model.weights import LayerWeights, ModelWeights
+
+
+class NativeWeights:
+    """The `RlModel` of a checkpoint, and the memory that it points to.
+
+    Products read packed weights; the embedding is read by row and stays as it is (tied to the head,
+    it is there twice).
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        team: Team,
+        config: ModelConfig,
+        weights: list[ModelWeights],
+        progress: Progress | None = None,
+    ) -> None:
+        """`weights` holds one model's and is emptied, so that each layer is freed once it is
+        packed if nobody else has it. `progress(what, fraction)` is called per layer."""
+        self._library = library
+        self._team = team
+        self._held: list[object] = []
+        model = weights.pop()
+        self._type = native.BFLOAT16 if model.head.dtype == torch.bfloat16 else native.FLOAT32
+        embedding, final_norm, head = model.embedding, model.final_norm, model.head
+        waiting = list(reversed(model.layers))
+        del model
+        layers = (native.Layer * config.num_layers)()
+        for index, window in enumerate(config.windows):
+            self._fill(layers[index], waiting.pop(), window)
+            if progress is not None:
+                done = (index + 1) / config.num_layers
+                progress(f"packing layer {index + 1} of {config.num_layers}", done)
+        self._held.append(layers)
+        self.model = native.Model(
+            dtype=self._type,
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            inner=config.intermediate_size,
+            num_layers=config.num_layers,
+            vocab=config.vocab_size,
+            eps=config.rms_norm_eps,
+            scale=config.head_dim**-0.5,
+            embedding=self._address(embedding),
+            final_norm=self._address(final_norm),
+            layers=layers,
+            head=self._linear(head, None),
+        )
+        """Cache and rotations are still to be set."""
+
+    def _fill(self, to: native.Layer, layer: LayerWeights, window: int | None) -> None:
+        to.input_norm = self._address(layer.input_norm)
+        to.q_norm = self._address(layer.q_norm)
+        to.k_norm = self._address(layer.k_norm)
+        to.post_norm = self._address(layer.post_norm)
+        to.qkv = self._linear(layer.qkv, layer.qkv_bias)
+        to.output = self._linear(layer.output, layer.output_bias)
+        to.gate_up = self._linear(layer.gate_up, layer.gate_up_bias, gated=True)
+        to.down = self._linear(layer.down, layer.down_bias)
+        to.window = window or 0
+
+    def _linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False
+    ) -> native.Linear:
+        outputs, inputs = weight.shape
+        weight = weight.contiguous()
+        size = self._library.rl_packed_bytes(self._type, outputs, inputs, gated)
+        packed = self._memory(size)
+        self._library.rl_pack(
+            self._team.handle, self._type, weight.data_ptr(), outputs, inputs, gated, packed
+        )
+        bias = None if bias is None else bias.float()
+        return native.Linear(packed, self._address(bias), inputs, outputs)
+
+    def _memory(self, size: int) -> int:
+        """The address of so many bytes, in large pages where there are any: weights are read from
+        end to end, and every page costs a look into the page tables."""
+        memory = mmap.mmap(-1, max(size, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        self._held.append(memory)
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def _address(self, tensor: torch.Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        tensor = tensor.contiguous()
+        self._held.append(tensor)
+        return tensor.data_ptr()
