@@ -154,7 +154,7 @@ class UrlPeer:
         for extra in ({"return_token_ids": True}, {}):
             connection = self._connect()
             try:
-                body = self._body([300, 301, 302], 2, extra)
+                body = self._body([100, 101, 102], 2, extra)
                 events = [
                     json.loads(line[5:])
                     for line in self._post(connection, body)

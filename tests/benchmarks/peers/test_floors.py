@@ -1,0 +1,116 @@
+"""The floor: what a workload is made of, against brute force, and seconds worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers_parts.floors import Ceilings, Shape, floor_of, work_of
+from benchmarks.peers_parts.workloads import WORKLOADS, Request
+from tests.benchmarks.peers.test_workloads import SIZES, answer
+
+SHAPE_B = Shape(768, 3072, 12, 12, 4, 64, 32_000, 2)
+STEPS = {"W1": 15, "W2": 4 * 31, "W3": 2 * 31, "W4": 63, "W5": 15}
+
+
+def waves(name: str, scale: float) -> list[list[Request]]:
+    workload = WORKLOADS[name](0, scale)
+    found, todo = [], workload.start()
+    while todo:
+        found.append(todo)
+        todo = [
+            following
+            for request in todo
+            for following in workload.answered(request, answer(request.name, request.wanted))
+        ]
+    return found
+
+
+def replies(name: str, scale: float) -> dict[str, list[int]]:
+    requests = itertools.chain(*waves(name, scale))
+    return {request.name: answer(request.name, request.wanted) for request in requests}
+
+
+def prefixes(tokens: list[int]) -> list[int]:
+    """What stands for each prefix of `tokens`, the shortest first."""
+    return list(itertools.accumulate(tokens, lambda known, token: hash((known, token)), initial=0))
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_work_against_sets_of_prefixes(name: str) -> None:
+    scale = 0.05
+    work = work_of(WORKLOADS[name](0, scale), replies(name, scale))
+    have: set[int] = set()
+    computed = context = 0
+    tokens, rows = [], []
+    for wave in waves(name, scale):
+        for request in wave:
+            length = len(request.prompt)
+            marks = prefixes(request.prompt)
+            new = [end for end in range(1, length + 1) if marks[end] not in have or end == length]
+            computed += len(new)
+            context += sum(new)
+            have.update(marks)
+        wholes = [prefixes(r.prompt + answer(r.name, r.wanted)) for r in wave]
+        for step in range(1, wave[0].wanted):
+            ends = [len(r.prompt) + step for r in wave]
+            held = {m for whole, end in zip(wholes, ends, strict=True) for m in whole[1 : end + 1]}
+            tokens.append(len(held))
+            rows.append(len(wave))
+        for whole in wholes:
+            have.update(whole[:-1])
+    assert (work.computed_tokens, work.prompt_context) == (computed, context)
+    assert (work.step_tokens, work.step_rows) == (tokens, rows)
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_the_whole_workloads(name: str) -> None:
+    work = work_of(WORKLOADS[name](), replies(name, 1.0))
+    assert (work.requests, work.prompt_tokens) == SIZES[name][:2]
+    assert len(work.step_tokens) == STEPS[name]
+    if name == "W1":
+        assert work.prompt_tokens - work.computed_tokens == 63_000  # as the issue has it
+
+
+def test_the_shape_of_the_bigger_model() -> None:
+    weights = SHAPE_B.layer_weights + SHAPE_B.head_weights
+    assert weights * SHAPE_B.element == pytest.approx(257e6, rel=0.002)  # as the issue has it
+    assert SHAPE_B.kv_bytes == 12 * 2 * 4 * 64 * 2
+
+
+def test_a_shape_is_read(tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = Shape.read(tmp_path, "float32")
+    assert shape == Shape(32, 64, 2, 4, 4, 8, 100, 4)
+    assert shape.layer_weights == 2 * (4 * 32 * 32 + 3 * 32 * 64)
+
+
+def test_seconds_by_hand() -> None:
+    """Nothing shared, one request of 256 tokens and 64 out."""
+    work = work_of(WORKLOADS["W4"](0, 0.01), {"r0": answer("r0", 64)})
+    floor = floor_of(work, SHAPE_B, Ceilings(gemm_rate=1e12, read_bandwidth=1e11))
+    layers, head = 12 * (2 * 768 * 768 + 2 * 256 * 768 + 3 * 768 * 3072), 32_000 * 768
+    assert floor.prefill == pytest.approx((2 * layers * 256 + 2 * head) / 1e12)
+    size = [2 * (layers + head) + 12_288 * (256 + step) for step in range(1, 64)]
+    assert floor.decode == pytest.approx(sum(size) / 1e11)
+    assert floor.total == floor.prefill + floor.decode
+    # One row: bytes, not flops, bound a step. A prompt's token attends to all up to itself.
+    attention = 4 * 12 * 12 * 64 * (256 * 257 // 2) / 1e12
+    assert floor.arithmetic == pytest.approx(floor.total + attention)
+
+
+def test_many_rows_are_bound_by_arithmetic() -> None:
+    work = work_of(WORKLOADS["W4"](), replies("W4", 1.0))
+    floor = floor_of(work, SHAPE_B, Ceilings(gemm_rate=1e12, read_bandwidth=1e14))
+    flops = 2 * (SHAPE_B.layer_weights + SHAPE_B.head_weights) * 32 * 63
+    assert floor.arithmetic - floor.prefill > flops / 1e12 > floor.decode

@@ -1,0 +1,113 @@
+"""Peers in processes of their own: orders and answers, faults, and holding still."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.peers_parts.known_peers import KNOWN_PEERS, Setting, start
+from benchmarks.peers_parts.peer_process import PeerError, PeerProcess
+from benchmarks.peers_parts.turns import Task, run_peer
+from benchmarks.peers_parts.workloads import WORKLOADS
+
+PYTHON = Path(sys.executable)
+Start = Callable[..., PeerProcess]
+
+
+@pytest.fixture
+def setting(drivers: Path, tmp_path: Path) -> Setting:
+    return Setting(drivers, tmp_path, threads=1, dtype="bfloat16", kv_gib=1, limit=30.0)
+
+
+def task(workload: str, vocab: int = 260) -> Task:
+    return Task("a", workload, seed=5, repetition=0, scale=0.1, vocab_size=vocab)
+
+
+def stopped(process: psutil.Process) -> bool:
+    """Whether it is, or soon will be: a signal takes a moment."""
+    deadline = time.monotonic() + 10
+    while process.status() != psutil.STATUS_STOPPED:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_peer_does_one_workload_after_the_other(setting: Setting, models: Path) -> None:
+    with start("vllm", PYTHON, models / "a", setting) as peer:
+        assert peer.about["engine"] == "echo" and "torch" in peer.about["packages"]
+        for count, name in enumerate(WORKLOADS, 1):
+            row = run_peer(peer, {"W1": 0.5}, task(name))
+            scale = 0.05 if name == "W1" else 0.1
+            first = WORKLOADS[name](5, scale, 260).start()
+            assert (row.engine, row.workload, row.seed, row.scale) == ("vllm", name, 5, scale)
+            assert row.cached_tokens == 7 * count  # emptied before each
+            assert row.outputs[first[0].name] == (first[0].prompt * 20)[-first[0].wanted :]
+            assert row.output_tokens == sum(map(len, row.outputs.values()))
+
+
+def test_it_holds_still_between_runs_and_ends(setting: Setting, models: Path) -> None:
+    with start("vllm", PYTHON, models / "a", setting) as peer:
+        process = psutil.Process(peer._process.pid)
+        assert stopped(process)
+        run_peer(peer, {}, task("W4"))
+        assert stopped(process)
+    assert not process.is_running()
+
+
+def test_other_prompts_are_noticed(setting: Setting, models: Path) -> None:
+    with (
+        start("vllm", PYTHON, models / "a", setting) as peer,
+        pytest.raises(PeerError, match="other prompts"),
+    ):
+        run_peer(peer, {}, task("W4", vocab=261))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [("raise", "out of luck"), ("die", "status 3(.|\n)*last words"), ("hang", "said nothing")],
+)
+def test_trouble_in_a_run(
+    trouble: str,
+    message: str,
+    setting: Setting,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TROUBLE", trouble)
+    with start("vllm", PYTHON, models / "a", setting) as peer:
+        peer.limit = 0.5 if trouble == "hang" else 30.0
+        with pytest.raises(PeerError, match=message):
+            run_peer(peer, {}, task("W4"))
+        if trouble == "hang":
+            peer.stop(grace=0.2)
+        if trouble == "die":
+            with pytest.raises(PeerError):
+                run_peer(peer, {}, task("W4"))
+
+
+def test_trouble_at_the_start(
+    setting: Setting, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TROUBLE", "start")
+    with pytest.raises(PeerError, match="no such model"):
+        start("vllm", PYTHON, models / "a", setting)
+    with pytest.raises(PeerError, match="there is no"):
+        start("transformers", PYTHON, models / "a", setting)
+    with pytest.raises(PeerError, match="--llama-server"):
+        KNOWN_PEERS["llamacpp"].prepare(PYTHON, models / "a", setting)
+
+
+def test_vllm_gets_both_cores_and_its_threads_library(tmp_path: Path, setting: Setting) -> None:
+    python = tmp_path / "bin" / "python"
+    (tmp_path / "lib").mkdir()
+    _, without = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)
+    assert without["VLLM_CPU_OMP_THREADS_BIND"] == "0-0" and "LD_PRELOAD" not in without
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    _, found = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)
+    assert found["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
