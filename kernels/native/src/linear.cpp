@@ -12,12 +12,14 @@ namespace {
 constexpr int PANEL_VECS = 3;
 constexpr int PANEL = PANEL_VECS * LANES;
 
-// A panel is gone through in stretches of its depth that stay in the second level of cache.
-constexpr int64_t STRETCH_BYTES = 192 << 10;
+// A panel is gone through in stretches of its depth that stay in the second level of cache. Where
+// less than two full tiles of rows need them, in the first: these would wait for the second.
+constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 12 << 10;
 // Rows of x that are multiplied by a panel together: what a task's sums are kept for.
 constexpr int MOST_ROWS = 96;
-// Rows of x that are taken through all weights before the next: they stay in the third level.
-constexpr int64_t SHARED_BYTES = 4 << 20;
+// Rows of x that are taken through all weights before the next: they stay in the second level; in
+// the third if weights are too large for it and would be read from memory each time.
+constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20, LARGE_WEIGHTS = 16 << 20;
 // How far ahead of a lone tile its weights are fetched.
 constexpr int LONE_AHEAD = 4096;
 
@@ -72,8 +74,15 @@ void one_tile(const T* a, size_t lda, const T* b, int depth, float* c, size_t ld
   tile<ROWS, VECS>(a, lda, b, Packing<T>::ROW, depth, c, ldc, add, ahead);
 }
 
+// How many rows tiles of so many vectors have at most.
+constexpr int tile_rows(int vecs) {
+  int rows = TILE_ROWS;
+  while (tile_vecs(rows) < vecs) rows--;
+  return rows;
+}
+
 // Tiles of VECS vectors by rows - 1.
-template <class T, int VECS, class Rows>
+template <class T, int VECS, class Rows = std::make_integer_sequence<int, tile_rows(VECS)>>
 struct Tiles;
 template <class T, int VECS, int... ROWS>
 struct Tiles<T, VECS, std::integer_sequence<int, ROWS...>> {
@@ -81,13 +90,10 @@ struct Tiles<T, VECS, std::integer_sequence<int, ROWS...>> {
 };
 
 template <class T>
-const TileFunction<T>* tiles_of(int vecs) {
-  using Rows = std::make_integer_sequence<int, TILE_ROWS>;
-  if constexpr (TILE_VECS == 3) {
-    if (vecs == 3) return Tiles<T, 3, Rows>::all;
-    if (vecs == 2) return Tiles<T, 2, Rows>::all;
-  }
-  return Tiles<T, 1, Rows>::all;
+TileFunction<T> tile_of(int rows, int vecs) {
+  return (vecs == 3   ? Tiles<T, 3>::all
+          : vecs == 2 ? Tiles<T, 2>::all
+                      : Tiles<T, 1>::all)[rows - 1];
 }
 
 // The work of one `linear`: units of some rows x some columns, numbered so that those with weights
@@ -107,8 +113,9 @@ struct Plan {
     unit_vecs = packing.panels >= 6 * threads || rows > MOST_ROWS ? PANEL_VECS : 1;
     column_units = unit_vecs == 1 ? vecs : packing.panels;
     // Row groups, of about the same size each.
-    int64_t row_bytes = static_cast<int64_t>(packing.inputs) * sizeof(T);
-    int groups = ceil_div(rows * row_bytes, SHARED_BYTES);
+    int64_t bytes = packing.bytes() > LARGE_WEIGHTS ? LARGE_GROUP_BYTES : GROUP_BYTES;
+    int most_rows = std::max<int64_t>(MOST_ROWS, bytes / (packing.inputs * sizeof(T)));
+    int groups = ceil_div(rows, most_rows);
     group_rows = round_rows(ceil_div(rows, groups));
     int blocks = ceil_div(group_rows, MOST_ROWS);
     int most = ceil_div(group_rows, 2 * TILE_ROWS);
@@ -197,41 +204,50 @@ struct Product {
     const T* panel = static_cast<const T*>(weights.packed) +
                      (unit.panel * packing.parts + part) * packing.panel_size() +
                      unit.vec * LANES * STEP<T>;
-    int stretches = ceil_div(packing.panel_size() * sizeof(T), STRETCH_BYTES);
-    int stretch = ceil_div(packing.words, stretches) * STEP<T>;
-    for (int k = 0; k < packing.inputs; k += stretch) {
-      int depth = std::min(stretch, packing.inputs - k);
-      multiply(packing, unit, x + unit.row * ldx + k, panel + k / STEP<T> * Packing<T>::ROW, depth,
-               sums, k > 0);
+    bool few = unit.rows < 2 * TILE_ROWS - 1;
+    int stretches =
+        ceil_div(packing.panel_size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
+    if (one_pass(unit)) stretches = 1;
+    int steps = ceil_div(ceil_div(packing.words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
+    for (int step = 0; step < packing.words; step += steps) {
+      int k = step * STEP<T>;
+      multiply(unit, x + unit.row * ldx + k, panel + step * Packing<T>::ROW,
+               std::min(steps * STEP<T>, packing.inputs - k), sums, step > 0);
     }
   }
 
-  void multiply(const Packing<T>&, const typename Plan<T>::Unit& unit, const T* a, const T* b,
-                int depth, float* sums, bool add) const {
-    // Where tiles hold fewer columns than a unit: the columns in turn.
-    for (int vec = 0; vec < unit.vecs;) {
-      int vecs = std::min(TILE_VECS, unit.vecs - vec);
-      const TileFunction<T>* functions = tiles_of<T>(vecs);
-      int tiles = ceil_div(unit.rows, TILE_ROWS);
-      const T* columns = b + vec * LANES * STEP<T>;
-      // While rows are multiplied by this stretch the next one, behind it in memory, is fetched.
-      const char* next = reinterpret_cast<const char*>(columns + depth / STEP<T> * Packing<T>::ROW);
-      int lines = AHEAD_STEPS * vecs;
-      int part = ceil_div(lines, tiles);
+  static bool one_pass(const typename Plan<T>::Unit& unit) {
+    return unit.rows <= TILE_ROWS && unit.vecs <= tile_vecs(unit.rows);
+  }
+
+  // The same for a stretch of the inputs.
+  void multiply(const typename Plan<T>::Unit& unit, const T* a, const T* b, int depth, float* sums,
+                bool add) const {
+    int tiles = ceil_div(unit.rows, TILE_ROWS);
+    int vecs = std::min(unit.vecs, tile_vecs(ceil_div(unit.rows, tiles)));
+    int passes = tiles * ceil_div(unit.vecs, vecs);
+    // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
+    // each pass.
+    Ahead ahead;
+    int lines = AHEAD_STEPS * unit.vecs;
+    if (passes > 1) {
+      ahead.from = reinterpret_cast<const char*>(b + depth / STEP<T> * Packing<T>::ROW);
+      ahead.lines = ceil_div(lines, passes);
+    } else if (unit.rows > 1) {
+      ahead = {reinterpret_cast<const char*>(b) + LONE_AHEAD, lines, true};
+    }
+    int fetched = depth / STEP<T> / AHEAD_STEPS * ahead.lines, left = lines;
+    for (int vec = 0; vec < unit.vecs; vec += vecs) {
+      int width = std::min(vecs, unit.vecs - vec);
       for (int i = 0, row = 0; i < tiles; i++) {
         int count = unit.rows / tiles + (i < unit.rows % tiles);
-        Ahead ahead;
-        if (tiles == 1) {
-          if (count > 1) ahead = {reinterpret_cast<const char*>(columns) + LONE_AHEAD, lines, true};
-        } else if (i * part < lines) {
-          int fetched = depth / STEP<T> / AHEAD_STEPS * part;
-          ahead = {next + static_cast<size_t>(i) * fetched * 64, part, false};
-        }
-        functions[count - 1](a + row * ldx, ldx, columns, depth, sums + row * PANEL + vec * LANES,
-                             PANEL, add, ahead);
+        tile_of<T>(count, width)(a + row * ldx, ldx, b + vec * LANES * STEP<T>, depth,
+                                 sums + row * PANEL + vec * LANES, PANEL, add, ahead);
         row += count;
+        ahead.from += fetched * 64;
+        left -= ahead.lines;
+        if (left <= 0) ahead.lines = 0;
       }
-      vec += vecs;
     }
   }
 

@@ -20,12 +20,14 @@ constexpr int NATIVE = 4;
 typedef float Native __attribute__((vector_size(NATIVE * 4)));
 typedef int32_t NativeInts __attribute__((vector_size(NATIVE * 4)));
 
-// The largest tile whose sums fit in registers: 24 of 32 of AVX-512, 12 of 16 of AVX, 24 of 32 of
-// NEON (SSE spills).
+// The most rows of a tile, and the most vectors of one with so many rows, whose sums fit in
+// registers: 24 of 32 of AVX-512, 12 of 16 of AVX, 24 of 32 of NEON (SSE spills).
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 8, TILE_VECS = 3;
+constexpr int TILE_ROWS = 8;
+constexpr int tile_vecs(int) { return 3; }
 #else
-constexpr int TILE_ROWS = 6, TILE_VECS = 1;
+constexpr int TILE_ROWS = 6;
+constexpr int tile_vecs(int rows) { return rows <= 2 ? 3 : rows <= 3 ? 2 : 1; }
 #endif
 
 // Inputs in a 32-bit word of a panel: bfloat16 come in pairs.
