@@ -42,6 +42,11 @@ def address(words: np.ndarray) -> int:
     return addressof(c_char.from_buffer(words.data))
 
 
+def allows(words: np.ndarray, token: int) -> bool:
+    """Whether a packed mask allows a token of the vocabulary."""
+    return bool(words.item(token >> 5) >> (token & 31) & 1)
+
+
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
     """bool [vocab_size] of a packed mask."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")

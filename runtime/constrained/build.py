@@ -26,9 +26,11 @@ from rootlace.runtime.constrained.automaton_grammar import AutomatonGrammar
 from rootlace.runtime.constrained.canonical import Canonicalizer
 from rootlace.runtime.constrained.checked import CheckedGrammar
 from rootlace.runtime.constrained.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.hybrid_grammar import HybridGrammar
 from rootlace.runtime.constrained.interface import Grammar
 from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
 from rootlace.runtime.constrained.outlines_grammar import OutlinesGrammar
+from rootlace.runtime.constrained.schema.declared import declared_part
 from rootlace.runtime.constrained.schema.finite import regex_of_schema
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
 from rootlace.runtime.constrained.source import parsed_choices
@@ -177,21 +179,39 @@ class GrammarBuilder:
                 f"json_schema: {first.pointer}: no mask can hold {first.keyword!r} here (strict)"
             )
         schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
-        inner = self._llguidance(f"start: %json {json.dumps(schema)}")
+        llguidance = self._llguidance(f"start: %json {json.dumps(schema)}")
+        inner: Grammar = llguidance
+        if constraint.whitespace == "compact" and self._config.backend == "auto":
+            inner = self._with_automaton(llguidance, prepared.mask_schema)
         if prepared.verifier_factory is None:
             return inner
         return CheckedGrammar(
             inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
         )
 
-    def _llguidance(self, lark: str) -> Grammar:
+    def _with_automaton(self, inner: LLGuidanceGrammar, schema: dict[str, Any]) -> Grammar:
+        """`inner`, of a schema, with an automaton of what it declares, if that is of any use."""
+        regex = declared_part(schema)
+        if regex is None:
+            return inner
+        try:
+            dfa = LazyDfa(regex, self._config.max_states)
+        except TooLarge:
+            return inner
+        if dfa.empty:
+            return inner
+        return HybridGrammar(
+            self._vocabulary, inner, dfa, self._forced_tokenizer(), self._config.max_table_bytes
+        )
+
+    def _llguidance(self, lark: str) -> LLGuidanceGrammar:
         try:
             return self._on_llguidance(lark)
         except InvalidConstraint as error:
             # The lines of a grammar that we wrote say nothing.
             raise InvalidConstraint(str(error).splitlines()[0]) from None
 
-    def _on_llguidance(self, lark: str) -> Grammar:
+    def _on_llguidance(self, lark: str) -> LLGuidanceGrammar:
         return LLGuidanceGrammar(self._vocabulary, lark, self._forced_tokenizer(), self._config)
 
     def _refuse_if_not_regular(self, kind: str) -> None:

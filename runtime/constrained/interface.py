@@ -35,7 +35,8 @@ class Matcher(Protocol):
         requests share, or None where the mask has to be filled for this request alone."""
 
     def prepare_mask(self) -> None:
-        """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`."""
+        """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`.
+        Where the mask is beyond the constraint's bounds it may stay as it is."""
 
     def automaton(self) -> AutomatonState | None:
         """Where the text stands in an automaton that a device can step by itself; its masks and

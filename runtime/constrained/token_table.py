@@ -103,6 +103,12 @@ class TokenTable:
             self.fill(state)
         out[:] = self._rows[place.row]
 
+    def walked(self, state: int) -> np.ndarray:
+        """The mask of `state` by the automaton, int32 [words], whatever its row has. Raises
+        `TooLarge` if the automaton is."""
+        with self._walking:
+            return self._mask(state)
+
     def _mask(self, state: int) -> np.ndarray:
         allowed = self._walk.allowed(state)
         words: np.ndarray = np.packbits(allowed, bitorder="little").view(np.int32)

@@ -7,6 +7,7 @@ import re
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from rootlace.errors import InvalidConstraint
@@ -97,6 +98,13 @@ class Vocabulary:
     def order(self) -> TokenOrder:
         """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
         return TokenOrder(self.token_bytes)
+
+    @cached_property
+    def without_zeros(self) -> np.ndarray:
+        """int32: the packed mask of the tokens that have no zero byte."""
+        bits = np.zeros(-(-self.size // 32) * 32, bool)
+        bits[: self.size] = [0 not in data for data in self.token_bytes]
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     @cached_property
     def byte_tokens(self) -> list[int]:

@@ -43,11 +43,12 @@ class MaskJob:
 def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> None:
     """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
     try:
-        if shared is None:
-            matcher.fill_bitmask(out)
-        else:
+        if shared is not None:
             matcher.prepare_mask()
-            out[:] = shared.table.rows[shared.row]
+            if shared.table.filled(shared.row):
+                out[:] = shared.table.rows[shared.row]
+                return
+        matcher.fill_bitmask(out)
     except BaseException:  # a panic in a compiled library is no Exception
         log.exception("a mask could not be filled")
         out[:] = 0

@@ -1,0 +1,245 @@
+"""Masks that an automaton's states remember are llguidance's, at every place of random texts."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.hybrid_grammar import HybridGrammar, HybridMatcher
+from rootlace.runtime.constrained.interface import Grammar
+from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
+from rootlace.runtime.constrained.schema.declared import MARK, declared_part
+from tests.constrained.random_schemas import random_schema
+
+NAME = {"type": "string"}
+COUNT = {"type": "integer", "minimum": 0, "maximum": 120}
+SCHEMAS: dict[str, Any] = {
+    "required": {"type": "object", "properties": {"name": NAME, "age": COUNT}, "required": ["age"]},
+    "optional": {"type": "object", "properties": {"name": NAME, "named": COUNT, "x": {}}},
+    "prefixes": {
+        "type": "object",
+        "properties": {"ab": COUNT, "abc": {"type": "integer", "maximum": -3}, "b": {"const": "é"}},
+        "additionalProperties": {"type": "string"},
+    },
+    "nested": {
+        "type": "object",
+        "properties": {
+            "list": {"type": "array", "items": {"type": "object", "properties": {"k": COUNT}}},
+            'a"b\\': {"type": ["string", "null"]},
+        },
+        "required": ["list"],
+    },
+    "patterns": {
+        "type": "object",
+        "properties": {"id": {"type": "string", "pattern": "^[A-Z][a-z]{1,3} [0-9]+$"}},
+        "patternProperties": {"^x-": {"type": "boolean"}},
+        "required": ["id"],
+    },
+    "recursive": {
+        "type": "object",
+        "properties": {"value": {"type": "number"}, "next": {"$ref": "#"}},
+        "required": ["value"],
+        "additionalProperties": False,
+    },
+    "anything else": {"properties": {"a": {"type": "string", "minLength": 2, "maxLength": 4}}},
+    "alternatives": {
+        "type": "object",
+        "properties": {
+            "v": {"anyOf": [{"type": "array"}, {"enum": ["on", "off"]}, {"type": "integer"}]},
+            "w": {"type": "array", "prefixItems": [NAME, COUNT], "minItems": 1},
+        },
+        "required": ["v"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def compilers(demo_model: Path) -> tuple[GrammarCompiler, GrammarCompiler]:
+    """Ours, and llguidance alone."""
+    alone = ConstraintConfig(backend="llguidance")
+    ours = GrammarCompiler.from_folder(demo_model, 4096, [2])
+    return ours, GrammarCompiler(ours.vocabulary, config=alone)
+
+
+def hybrid(grammar: Grammar) -> HybridGrammar:
+    assert isinstance(grammar, HybridGrammar)
+    return grammar
+
+
+class Walker:
+    """Walks two matchers over the same random texts."""
+
+    def __init__(self, vocabulary: Any, seed: int) -> None:
+        self._bytes = vocabulary.token_bytes
+        self._random = np.random.default_rng(seed)
+        self.left = 0
+        """How many tokens left the declared part."""
+
+    def walk(self, ours: Matcher, other: Matcher, steps: int) -> None:
+        random = self._random
+        for _ in range(steps):
+            allowed = ours.allowed_mask()
+            np.testing.assert_array_equal(allowed, other.allowed_mask())
+            assert ours.is_accepting() == other.is_accepting()
+            assert ours.is_finished() == other.is_finished()
+            assert ours.forced_text() == other.forced_text()
+            if random.random() < 0.4:
+                assert ours.forced_tokens() == other.forced_tokens()
+            ids = np.flatnonzero(allowed)
+            if not len(ids):
+                return
+            refused = int(random.choice(np.flatnonzero(~allowed)))
+            assert not ours.advance(refused) and not other.advance(refused)
+            assert ours.error() == other.error()
+            token = self._choice(ids)
+            inside = isinstance(ours, HybridMatcher) and ours.declared
+            assert ours.advance(token) and other.advance(token)
+            self.left += inside and isinstance(ours, HybridMatcher) and not ours.declared
+            if random.random() < 0.1:
+                count = int(random.integers(0, 4))
+                for matcher in (ours, other):
+                    matcher.reset() if count == 3 else matcher.rollback(min(count, 1))
+
+    def _choice(self, ids: np.ndarray) -> int:
+        """Mostly what JSON is made of, so that texts get far."""
+        structure = [i for i in ids.tolist() if self._bytes[i][:1] in b'",:}]{[012-']
+        likely = structure if structure and self._random.random() < 0.7 else ids
+        return int(self._random.choice(likely))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_masks_are_llguidances(
+    compilers: tuple[GrammarCompiler, GrammarCompiler], name: str
+) -> None:
+    ours, alone = (c.compile(json_schema=json.dumps(SCHEMAS[name])) for c in compilers)
+    grammar = hybrid(ours)
+    walker = Walker(grammar.vocabulary, 7)
+    for _ in range(15):
+        walker.walk(ours.matcher(), alone.matcher(), 40)
+    assert grammar.trusted
+    assert walker.left
+    assert grammar.steps, "nothing was remembered"
+
+
+def test_masks_of_random_schemas_are_llguidances(
+    compilers: tuple[GrammarCompiler, GrammarCompiler],
+) -> None:
+    found = 0
+    for seed in range(40):
+        schema = opened(random_schema(seed), random.Random(seed))
+        ours, alone = (c.compile(json_schema=json.dumps(schema)) for c in compilers)
+        inner, other = getattr(ours, "_inner", ours), getattr(alone, "_inner", alone)
+        if isinstance(inner, HybridGrammar):
+            found += 1
+            walker = Walker(inner.vocabulary, seed)
+            for _ in range(3):
+                walker.walk(inner.matcher(), other.matcher(), 30)
+            assert inner.trusted, schema
+    assert found > 15
+
+
+def opened(schema: Any, source: random.Random) -> Any:
+    """Without most `additionalProperties: false`."""
+    if isinstance(schema, list):
+        return [opened(item, source) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: opened(value, source)
+        for key, value in schema.items()
+        if key != "additionalProperties" or value is not False or source.random() < 0.2
+    }
+
+
+def test_tokens_that_cross_the_border_are_allowed(
+    compilers: tuple[GrammarCompiler, GrammarCompiler],
+) -> None:
+    """A token that ends the declared part and begins what is not declared."""
+    grammar = hybrid(compilers[0].compile(json_schema=json.dumps(SCHEMAS["required"])))
+    vocabulary = grammar.vocabulary
+    matcher = grammar.matcher()
+    for byte in b'{"age":7':
+        assert matcher.advance(vocabulary.byte_tokens[byte])
+    token = vocabulary.token_of[b',"']
+    assert matcher.allowed_mask()[token]
+    assert matcher.advance(token)
+    assert isinstance(matcher, HybridMatcher) and matcher.declared  # a key has begun
+    assert matcher.advance(vocabulary.byte_tokens[ord("z")]) and not matcher.declared
+    matcher.rollback(1)
+    assert matcher.declared and matcher.allowed_mask()[vocabulary.byte_tokens[ord("y")]]
+    assert not matcher.is_accepting()
+
+
+def test_a_second_request_does_not_ask_llguidance(
+    compilers: tuple[GrammarCompiler, GrammarCompiler],
+) -> None:
+    grammar = hybrid(
+        compilers[0].compile(json_schema={"type": "object", "properties": {"n": COUNT}})
+    )
+    vocabulary = grammar.vocabulary
+    text = [vocabulary.byte_tokens[byte] for byte in b'{"n":12}']
+    for attempt in range(2):
+        matcher = grammar.matcher()
+        assert isinstance(matcher, HybridMatcher)
+        for token in text:
+            assert matcher.allowed_mask()[token] and matcher.advance(token)
+        assert matcher.is_finished() and matcher.advance(vocabulary.eos_token_ids[0])
+        assert matcher.is_accepting() and not matcher.allowed_mask().any()
+        assert (matcher._own is None) == bool(attempt)
+
+
+def test_an_automaton_of_something_else_is_given_up(
+    compilers: tuple[GrammarCompiler, GrammarCompiler],
+) -> None:
+    compiler, alone = compilers
+    vocabulary = compiler.vocabulary
+    wrong = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}})
+    assert wrong is not None
+    schema = json.dumps(SCHEMAS["required"])
+    inner = alone.compile(json_schema=schema)
+    assert isinstance(inner, LLGuidanceGrammar)
+    grammar = HybridGrammar(
+        vocabulary, inner, LazyDfa(wrong, 1000), inner.canonicalizer, max_table_bytes=1 << 20
+    )
+    Walker(vocabulary, 3).walk(grammar.matcher(), inner.matcher(), 20)
+    assert not grammar.trusted
+    assert not isinstance(grammar.matcher(), HybridMatcher)
+
+
+def test_no_row_is_needed(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> None:
+    """A table without room."""
+    inner = compilers[1].compile(json_schema=json.dumps(SCHEMAS["required"]))
+    regex = declared_part(SCHEMAS["required"])
+    assert isinstance(inner, LLGuidanceGrammar) and regex is not None
+    grammar = HybridGrammar(
+        inner.vocabulary, inner, LazyDfa(regex, 1000), inner.canonicalizer, max_table_bytes=0
+    )
+    assert grammar.matcher().mask_row() is None
+    Walker(inner.vocabulary, 3).walk(grammar.matcher(), inner.matcher(), 40)
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, {"type": "number", "minimum": 0.5}, {"anyOf": [{"type": "string"}, {}]}]
+)
+def test_what_is_not_declared(schema: Any) -> None:
+    assert declared_part(schema) is None
+
+
+def test_marks_are_at_every_place_of_a_key_that_may_become_another() -> None:
+    regex = declared_part({"type": "object", "properties": {"ab": {"type": "null"}}})
+    assert regex is not None
+    dfa = LazyDfa(regex, 1000)
+    mark = ord(MARK)
+    marked = [
+        text for text in ("", "{", '{"', '{"a', '{"ab', '{"ab"', '{"ab":null', '{"ab":null,"a')
+        if dfa.step(dfa.run(dfa.start, text.encode()), mark) >= 0
+    ]  # fmt: skip
+    assert marked == ['{"', '{"a', '{"ab', '{"ab":null,"a']
