@@ -29,13 +29,14 @@ class BranchState:
     `ids` are int32, four bytes a token, copied by a fork (a memcpy: 16 KiB for 4,096 tokens).
     `pending` is text whose tokens may still change; strings are shared between forks. `begin` says
     whether the sequence starts as the tokenizer's post-processor would (None: nothing has decided
-    it yet). `gained` is the text since the branch was opened.
+    it yet). `gained` is what came since the branch was opened, as text or as ids: what these spell
+    is worked out when somebody quotes them (`growth.gained_text`), which few do.
     """
 
     ids: array[int] = field(default_factory=lambda: array("i"))
     pending: tuple[Piece, ...] = ()
     begin: bool | None = None
-    gained: list[Piece] = field(default_factory=list)
+    gained: list[Piece | array[int]] = field(default_factory=list)
 
     @property
     def previous(self) -> int | None:
@@ -50,7 +51,7 @@ class BranchState:
 
     def packed_ids(self) -> bytes:
         """The ids as the engine takes them."""
-        return pack_ids(np.array(self.ids, dtype=np.int32))
+        return pack_ids(np.frombuffer(self.ids, np.int32))
 
     def fork(self) -> BranchState:
         return BranchState(self.ids[:], self.pending, self.begin)

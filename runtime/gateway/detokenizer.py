@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -22,21 +22,31 @@ _CONTEXT_TOKENS = 8
 _REPLACEMENT = "\ufffd"
 
 
-class TokenBytes:
-    """The bytes that each token stands for, worked out when first asked for."""
+class TokenBytes(dict[int, bytes]):
+    """The bytes that each token stands for, worked out when first asked for.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    With `skip_special_tokens` special ones stand for nothing. A dictionary, so that looking up what
+    is known costs no call.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
         self.kind, self.strips_first = _decoder_kind(tokenizer)
-        self._bytes: dict[int, bytes] = {}
 
-    def __getitem__(self, token_id: int) -> bytes:
-        data = self._bytes.get(token_id)
-        if data is None:
-            content = self._tokenizer.content(token_id)
-            data = b"" if content is None else self._convert(content)
-            self._bytes[token_id] = data
+    def __missing__(self, token_id: int) -> bytes:
+        content = self._tokenizer.content(token_id)
+        if content is None or (self._skip and self._tokenizer.is_special(token_id)):
+            data = b""
+        else:
+            data = self._convert(content)
+        self[token_id] = data
         return data
+
+    def shows_any(self, token_ids: Iterable[int]) -> bool:
+        """Whether one of them is not skipped."""
+        return any(not (self._skip and self._tokenizer.is_special(i)) for i in token_ids)
 
     def _convert(self, content: str) -> bytes:
         if self.kind == "byte_level":
@@ -66,19 +76,15 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         at_start: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        table = tokenizer.token_bytes
+        table = tokenizer.visible_bytes if skip_special_tokens else tokenizer.token_bytes
         self._bytes = table
-        self._strip = table.strips_first and at_start and not self._visible(context)
+        self._strip = table.strips_first and at_start and not table.shows_any(context)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._window = _Window(tokenizer, skip_special_tokens) if table.kind == "other" else None
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
         else:
-            for token_id in context[-_CONTEXT_TOKENS:]:
-                if not self._hidden(token_id):
-                    self._utf8.decode(table[token_id])
+            self._utf8.decode(b"".join([table[i] for i in context[-_CONTEXT_TOKENS:]]))
 
     @property
     def clean(self) -> bool:
@@ -91,16 +97,11 @@ class Detokenizer:
         """The new text that is certain."""
         if self._window is not None:
             return self._window.feed(token_ids)
-        text = []
-        for token_id in token_ids:
-            if self._hidden(token_id):
-                continue
-            data = self._bytes[token_id]
-            if self._strip and data:
-                data = data.removeprefix(b" ")
-                self._strip = False
-            text.append(self._utf8.decode(data))
-        return "".join(text)
+        data = b"".join([self._bytes[token_id] for token_id in token_ids])
+        if self._strip and data:
+            data = data.removeprefix(b" ")
+            self._strip = False
+        return self._utf8.decode(data)
 
     def flush(self) -> str:
         """What is held back, at the end: U+FFFD for an unfinished character."""
@@ -109,12 +110,6 @@ class Detokenizer:
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
-
-    def _hidden(self, token_id: int) -> bool:
-        return self._skip and self._tokenizer.is_special(token_id)
-
-    def _visible(self, context: Sequence[int]) -> bool:
-        return any(not self._hidden(i) for i in context)
 
 
 class _Window:

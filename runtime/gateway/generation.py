@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # Bounds what looking for stop strings costs per token.
 MAX_STOP_LENGTH = 1024
+# What is neither streamed nor searched for stop strings need not be told token by token. An engine
+# that dies takes so many with it, which the next one samples again.
+QUIET_TOKENS = 32
 
 
 class Generation:
@@ -62,13 +65,21 @@ class Generation:
         prompt = state.packed_ids()
         params = self._engine_params(len(state.ids))
         requests = Requests(gateway.engine)
+        tell_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         for index in range(op.params.n):
             sample = Sample(index, gateway.tokenizer, state.ids, op.params)
             self._samples.append(sample)
             own = _for_sample(params, index)
             requests.add(
                 lambda rid, own=own: Submit(  # type: ignore[misc]
-                    rid, prompt, own, b"", op.constraint, branch.namespace, branch.program
+                    rid,
+                    prompt,
+                    own,
+                    b"",
+                    op.constraint,
+                    branch.namespace,
+                    branch.program,
+                    tell_every,
                 ),
                 lambda update, sample=sample: self._hear(sample, update),  # type: ignore[misc]
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from rootlace.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
@@ -91,6 +92,17 @@ async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
 
 
+def gained_text(gateway: Gateway, state: BranchState) -> tuple[Piece, ...]:
+    """What the branch gained since it was opened, as text."""
+    pieces = []
+    for gained in state.gained:
+        if isinstance(gained, Piece):
+            pieces.append(gained)
+        elif text := gateway.tokenizer.decode(gained):
+            pieces.append(Piece(text))
+    return tuple(pieces)
+
+
 def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
     """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt."""
     limit = gateway.max_prompt
@@ -116,17 +128,17 @@ def _add_piece(state: BranchState, piece: Piece) -> None:
 
 async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:
     vocabulary = gateway.model_info.vocab_size
-    for token_id in ids:
-        if not 0 <= token_id < vocabulary:
-            raise InvalidRequest(f"{token_id} is not a token id (the vocabulary has {vocabulary})")
+    least, most = min(ids, default=0), max(ids, default=0)
+    if least < 0 or most >= vocabulary:
+        bad = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
+        raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
     state = branch.state
     if state.begin is None:
         state.begin = False
     await settle(gateway, branch, everything=bool(state.pending))
-    text = gateway.tokenizer.decode(ids)
-    state.ids.extend(ids)
-    if text:
-        state.gained.append(Piece(text))
+    added = array("i", ids)
+    state.ids.extend(added)
+    state.gained.append(added)
 
 
 def _check_unicode(text: str) -> None:

@@ -272,7 +272,8 @@ class Session:
         if branch.error is not None:
             value = branch.cancelled()
         else:
-            value = branch.state.fork() if fork else tuple(branch.state.gained)
+            state = branch.state
+            value = state.fork() if fork else growth.gained_text(self._gateway, state)
         if not future.done():
             future.set_result(value)
 

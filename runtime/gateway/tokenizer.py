@@ -100,6 +100,7 @@ class Tokenizer:
         self.longest_token = max((len(c) for c in (*vocabulary, *self._by_content)), default=1)
         self._texts: dict[int, str] = {}
         self.token_bytes = TokenBytes(self)
+        self.visible_bytes = TokenBytes(self, skip_special_tokens=True)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
