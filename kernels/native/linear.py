@@ -1,4 +1,4 @@
-"""Weights packed for `src/linear.cpp`, and single products with them."""
+"""Weights packed for `src/linear.cpp`, and products with them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import enum
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import BFLOAT16, FLOAT32, Linear
 
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -26,13 +28,31 @@ class Epilogue(enum.IntEnum):
     SILU_MUL = 3
 
 
-def allocate(size: int) -> Tensor:
-    """`size` bytes (uint8), zero, 64-byte aligned, in huge pages where the system gives them.
+class Arena:
+    """Memory for weights, 64-byte aligned, in huge pages where the system gives them.
 
-    Weights are read as one stream: with pages of 4 KB one core reads about a sixth slower.
+    Weights are read as one stream, and every page costs a look into the page tables. Memory is
+    mapped in chunks; what is not taken of one is never touched.
     """
+
+    CHUNK = 32 << 20
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """`size` bytes (uint8), zero. They live as long as the tensor does."""
+        rounded = -(-size // LINE) * LINE
+        if len(self._free) < rounded:
+            self._free = _mapped(max(rounded, self.CHUNK))
+        taken, self._free = self._free[:size], self._free[rounded:]
+        return taken
+
+
+def _mapped(size: int) -> Tensor:
+    # Private and anonymous: shared memory gets huge pages on few systems.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, max(size, 1) + HUGE_PAGE, flags=flags)
+    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -41,31 +61,23 @@ def allocate(size: int) -> Tensor:
     return whole[begin : begin + size]
 
 
-def packed_bytes(library: ctypes.CDLL, weight: Tensor, gated: bool = False) -> int:
-    """What `PackedLinear` of that weight takes, a multiple of 64."""
-    outputs, inputs = weight.shape
-    size: int = library.rl_packed_bytes(DTYPES[weight.dtype], outputs, inputs, gated)
-    return -(-size // LINE) * LINE
-
-
 class PackedLinear:
     """y = x W^T + bias with W [outputs, inputs], float32 or bfloat16.
 
     `gated`: W's rows are a gate's and then as many of its values, for `Epilogue.SILU_MUL` alone.
-    `storage` (uint8, `packed_bytes` long, 64-byte aligned) receives the packed weights; by default
-    it is allocated. `bias` [outputs] of any dtype is kept in float32. `team` is an address from
-    `rl_team_new`. Raises ValueError.
+    The packed weights are allocated in `arena`; `bias` [outputs] of any dtype is kept in float32.
+    Raises ValueError.
     """
 
     def __init__(
         self,
         library: ctypes.CDLL,
-        team: int,
+        team: Team,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
-        storage: Tensor | None = None,
+        arena: Arena | None = None,
     ) -> None:
         if weight.dim() != 2 or weight.dtype not in DTYPES or 0 in weight.shape:
             raise ValueError(
@@ -77,54 +89,62 @@ class PackedLinear:
             raise ValueError(f"{outputs} rows are not a gate and as many values")
         if bias is not None and bias.shape != (outputs,):
             raise ValueError(f"a bias of shape {tuple(bias.shape)} for {outputs} outputs")
-        size = packed_bytes(library, weight, gated)
-        if storage is None:
-            storage = allocate(size)
-        if storage.dtype != torch.uint8 or storage.shape != (size,) or storage.data_ptr() % LINE:
-            raise ValueError(f"storage is {size} bytes at a multiple of {LINE}")
+        self.library, self.team = library, team
         self.dtype = weight.dtype
         self.inputs, self.outputs, self.gated = inputs, outputs, gated
-        self.storage = storage
         self.bias = None if bias is None else bias.detach().float().contiguous()
-        self._library, self._team = library, team
+        kind = DTYPES[weight.dtype]
+        size = library.rl_packed_bytes(kind, outputs, inputs, gated)
+        self.packed = (arena or Arena()).take(size)
         rows = weight.detach().contiguous()
         library.rl_pack(
-            team, DTYPES[self.dtype], rows.data_ptr(), outputs, inputs, gated, storage.data_ptr()
+            team.handle, kind, rows.data_ptr(), outputs, inputs, gated, self.packed.data_ptr()
         )
 
     @property
     def structure(self) -> Linear:
         """For C; valid as long as this object is."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        return Linear(self.storage.data_ptr(), bias, self.inputs, self.outputs)
+        return Linear(self.packed.data_ptr(), bias, self.inputs, self.outputs)
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """x [rows, inputs] of the weights' dtype; out as linear.h says, written in place.
+        """x [rows, inputs] of the weights' dtype; out, contiguous, as linear.h says. For tests: a
+        forward pass runs all its products in one call. Raises ValueError."""
+        Products([self]).multiply(epilogue, x, out)
 
-        For tests and measurements: a forward pass runs all its products in one call. Raises
-        ValueError.
-        """
+
+class Products:
+    """Products of one shape, one behind the other in one call as in a forward pass."""
+
+    def __init__(self, linears: Sequence[PackedLinear]) -> None:
+        self._first = linears[0]
+        self._held = list(linears)
+        self._structures = (Linear * len(linears))(*(one.structure for one in linears))
+
+    def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
+        """Of the same x, into the same out, with each of the weights. Raises ValueError."""
+        first = self._first
         gated = epilogue == Epilogue.SILU_MUL
-        if gated != self.gated:
+        if gated != first.gated:
             raise ValueError("weights are packed as gated for SILU_MUL and for nothing else")
         own = epilogue in (Epilogue.STORE, Epilogue.SILU_MUL)
-        columns = self.outputs // 2 if gated else self.outputs
+        columns = first.outputs // 2 if gated else first.outputs
         for name, tensor, dtype, shape in (
-            ("x", x, self.dtype, (x.shape[0], self.inputs)),
-            ("out", out, self.dtype if own else torch.float32, (x.shape[0], columns)),
+            ("x", x, first.dtype, (x.shape[0], first.inputs)),
+            ("out", out, first.dtype if own else torch.float32, (x.shape[0], columns)),
         ):
             if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
                 raise ValueError(
                     f"{name} is contiguous {shape} of {dtype}, not {tuple(tensor.shape)} of "
                     f"{tensor.dtype}"
                 )
-        weights = self.structure
-        self._library.rl_linear(
-            self._team,
-            DTYPES[self.dtype],
+        first.library.rl_linear(
+            first.team.handle,
+            DTYPES[first.dtype],
             epilogue,
             x.data_ptr(),
             x.shape[0],
-            ctypes.byref(weights),
+            self._structures,
+            len(self._held),
             out.data_ptr(),
         )

@@ -337,12 +337,14 @@ void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, 
 }
 
 template <class T>
-void multiply(Team& team, int32_t epilogue, const void* x, int rows, const RlLinear& weights,
-              void* out) {
-  auto kind = static_cast<Epilogue>(epilogue);
-  int columns = kind == Epilogue::SILU_MUL ? weights.outputs / 2 : weights.outputs;
+void multiply(Team& team, Epilogue epilogue, const void* x, int rows, const RlLinear* weights,
+              int count, void* out) {
   team.run([&](Crew& crew) {
-    linear(crew, static_cast<const T*>(x), weights.inputs, rows, weights, kind, out, columns);
+    for (int i = 0; i < count; i++) {
+      int columns = weights[i].outputs / (epilogue == Epilogue::SILU_MUL ? 2 : 1);
+      linear(crew, static_cast<const T*>(x), weights[i].inputs, rows, weights[i], epilogue, out,
+             columns);
+    }
   });
 }
 
@@ -361,7 +363,8 @@ void rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs, in
 }
 
 void rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
-               const RlLinear* weights, void* out) {
-  (dtype == RL_FLOAT32 ? multiply<float> : multiply<bf16>)(*team, epilogue, x, rows, *weights, out);
+               const RlLinear* weights, int32_t count, void* out) {
+  (dtype == RL_FLOAT32 ? multiply<float> : multiply<bf16>)(
+      *team, static_cast<Epilogue>(epilogue), x, rows, weights, count, out);
 }
 }

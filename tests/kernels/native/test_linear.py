@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
+from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import FUNCTIONS
-from rootlace.kernels.native.linear import Epilogue, PackedLinear, allocate, packed_bytes
+from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -46,7 +46,7 @@ class Machine:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self.teams = {threads: library.rl_team_new(threads) for threads in (1, 2, 3)}
+        self.teams = {threads: Team(library, threads) for threads in (1, 2, 3)}
 
     def packed(
         self, weight: Tensor, bias: Tensor | None = None, gated: bool = False, threads: int = 2
@@ -55,15 +55,10 @@ class Machine:
 
 
 @pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
-def machine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     if request.param == "-march=x86-64-v3" and not runs_v3():
         pytest.skip("this processor has no AVX2")
-    machine = Machine(compiled(tmp_path_factory.mktemp("native"), request.param))
-    yield machine
-    for team in machine.teams.values():
-        machine.library.rl_team_free(team)
+    return Machine(compiled(tmp_path_factory.mktemp("native"), request.param))
 
 
 def runs_v3() -> bool:
@@ -218,18 +213,37 @@ def test_what_is_beside_the_output_stays(machine: Machine) -> None:
     assert (around[:2] == 7).all() and (around[11:] == 7).all()
 
 
-def test_storage_may_be_given(machine: Machine) -> None:
-    weight = random(50, 9)
-    size = packed_bytes(machine.library, weight)
-    arena = allocate(size + 128)
-    arena.fill_(255)
-    packed = PackedLinear(machine.library, machine.teams[2], weight, storage=arena[64:-64])
+def test_weights_lie_behind_one_another_in_an_arena(machine: Machine) -> None:
+    arena = Arena()
+    library, team = machine.library, machine.teams[2]
+    weights = [random(50, 9, seed=seed) for seed in range(4)]
+    packed = [PackedLinear(library, team, weight, arena=arena) for weight in weights]
+    begins = [one.packed.data_ptr() for one in packed]
+    assert all(begin % 64 == 0 for begin in begins) and begins == sorted(begins)
+    assert begins[3] - begins[0] == 3 * len(packed[0].packed)
     x = random(4, 9, seed=4)
-    assert torch.equal(
-        multiplied(packed, Epilogue.STORE, x),
-        multiplied(machine.packed(weight), Epilogue.STORE, x),
-    )
-    assert (arena[:64] == 255).all() and (arena[-64:] == 255).all()
+    for one, weight in zip(packed, weights, strict=True):
+        out = multiplied(one, Epilogue.STORE, x)
+        assert torch.equal(out, multiplied(machine.packed(weight), Epilogue.STORE, x))
+
+
+def test_an_arena_gives_zeros_of_any_size() -> None:
+    arena = Arena()
+    for size in (1, 100, Arena.CHUNK + 5, 64, Arena.CHUNK - 64):
+        taken = arena.take(size)
+        assert len(taken) == size and taken.data_ptr() % 64 == 0
+        assert taken[0] == 0 and taken[-1] == 0
+        taken.fill_(255)
+
+
+def test_products_in_one_call_are_those_of_calls_of_their_own(machine: Machine) -> None:
+    packed = [machine.packed(random(100, 40, seed=seed)) for seed in range(5)]
+    x = random(3, 40, seed=9)
+    together, alone = torch.zeros(3, 100), torch.zeros(3, 100)
+    Products(packed).multiply(Epilogue.ADD, x, together)
+    for one in packed:
+        one.multiply(Epilogue.ADD, x, alone)
+    assert torch.equal(together, alone)
 
 
 def test_bad_arguments_are_refused(machine: Machine) -> None:
@@ -241,8 +255,6 @@ def test_bad_arguments_are_refused(machine: Machine) -> None:
         machine.packed(random(3, 4), gated=True)
     with pytest.raises(ValueError, match="a bias of shape"):
         machine.packed(random(3, 4), random(4))
-    with pytest.raises(ValueError, match="storage is"):
-        PackedLinear(machine.library, machine.teams[1], random(3, 4), storage=allocate(5))
     packed = machine.packed(random(4, 4))
     with pytest.raises(ValueError, match="SILU_MUL and for nothing else"):
         packed.multiply(Epilogue.SILU_MUL, random(2, 4), random(2, 2))
