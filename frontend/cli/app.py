@@ -10,10 +10,11 @@ import typer
 from rootlace.cli.chat import chat
 from rootlace.cli.run import run
 from rootlace.cli.serve import serve
+from rootlace.cli.simulate import simulate
 
 app = typer.Typer(
     name="rootlace",
-    help="LLM programs on a radix-tree KV cache: serve a model, run a program, chat.",
+    help="LLM programs on a radix-tree KV cache: serve a model, run a program, chat, simulate.",
     no_args_is_help=True,
     add_completion=False,
     # A traceback of ours is for a bug report; locals in it would print people's prompts and keys.
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(run)
 app.command()(chat)
+app.command()(simulate)
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,4 +42,4 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """LLM programs on a radix-tree KV cache: serve a model, run a program, chat."""
+    """LLM programs on a radix-tree KV cache: serve a model, run a program, chat, simulate."""

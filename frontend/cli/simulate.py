@@ -1,0 +1,193 @@
+"""`rootlace simulate`: a trace of requests through the scheduler and the tree, without a model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rootlace.cli.failure import fail
+
+if TYPE_CHECKING:
+    from rootlace.runtime.simulation.study import Study
+
+_TABLE_WIDTH = 180
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def simulate(
+    trace: Annotated[
+        Path, typer.Argument(help="Mooncake's JSON lines or Azure's CSV, plain or gzipped.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="lpm, fcfs, dfs, one of them with -no-aging, POLICY:MAX_OVERTAKEN, or all. "
+            "May be repeated.",
+            show_default="lpm and fcfs",
+        ),
+    ] = None,
+    cache_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Sizes of the KV cache in tokens, as 500k,1M,4M.",
+            show_default="six, doubling, from twice the longest request",
+        ),
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=1e-6, help="How many times as fast requests arrive.")
+    ] = 1.0,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Play the trace so often, each copy with its own prompts.")
+    ] = 1,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Play so many requests: part of the trace, or copies of it."),
+    ] = None,
+    granularity: Annotated[
+        int, typer.Option(min=1, help="Tokens that one simulated token stands for; 1 is exact.")
+    ] = 16,
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Cost model: a name that comes along, or a JSON file.",
+            show_default="h200_8b_roofline",
+        ),
+    ] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw hit rate against cache size."),
+    ] = None,
+) -> None:
+    """Replay a trace of requests on a simulated clock."""
+    _check_packages(plot)
+    from rootlace.runtime.simulation.cost import DEFAULT_COST, BadCost, read_cost
+    from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
+    from rootlace.runtime.simulation.study import default_sizes
+    from rootlace.runtime.simulation.trace import BadTrace, read_trace
+    from rootlace.runtime.simulation.workload import Load, Workload
+
+    try:
+        wanted = policy or ["lpm", "fcfs"]
+        policies = all_policies() if "all" in wanted else [parse_policy(name) for name in wanted]
+        load = Load(rate=rate, repeat=repeat, requests=requests, granularity=granularity)
+        workload = Workload(read_trace(trace), load)
+        sizes = _sizes(cache_tokens) if cache_tokens else default_sizes(workload)
+        model = read_cost(cost or DEFAULT_COST)
+    except (BadTrace, BadPolicy, BadCost, ValueError) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or trace}: {error.strerror or error}")
+    study = _run(workload, policies, sizes, model, max_running)
+    _show(study)
+    try:
+        if json_file is not None:
+            json_file.write_text(json.dumps(study.to_json(), indent=1) + "\n")
+        if plot is not None:
+            from rootlace.runtime.simulation.plot import plot_study
+
+            plot_study(study, plot)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
+
+
+def _check_packages(plot: Path | None) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("numpy") is None:
+        fail("this needs numpy; install it with: pip install 'rootlace[runtime]'")
+    if plot is not None and find_spec("matplotlib") is None:
+        fail("--plot needs matplotlib; install it with: pip install 'rootlace[bench]'")
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([kMG]?)\s*", part)
+        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        if size < 1:
+            fail(f"--cache-tokens {text}: {part.strip()!r} is no size; write 500k, 1M or 2000000")
+        sizes.append(size)
+    return sorted(set(sizes))
+
+
+def _run(workload: Any, policies: Any, sizes: list[int], cost: Any, max_running: int) -> Study:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from rootlace.runtime.simulation.study import run_study
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=len(workload))
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        return run_study(workload, policies, sizes, cost, max_running, show)
+
+
+def _show(study: Study) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rootlace.runtime.simulation.study import arrivals_per_second, short
+
+    workload = study.workload
+    # A narrow terminal breaks the lines; narrow columns would be no table at all.
+    console = Console(highlight=False)
+    console.width = max(console.width, _TABLE_WIDTH)
+    console.print(
+        f"{workload.trace.name} ({workload.trace.format}): {len(workload):,} requests, "
+        f"{arrivals_per_second(workload):.3g} per second; one simulated token is "
+        f"{workload.granularity}",
+        markup=False,
+    )
+    console.print(f"cost: {study.cost.source or 'given'}", markup=False)
+    console.print(f"an infinite cache: {study.infinite:.2%} of the prompt tokens")
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    titles = "cache,policy,hits,best in this order,TTFT s,TPOT ms,waiting s,longest wait,"
+    titles += "overtaken,evicted,retracted,req/s,tok/s,busy"
+    for title in titles.split(","):
+        table.add_column(title, justify="left" if title == "policy" else "right")
+    size = 0
+    for report in study.reports:
+        if report.cache_tokens != size:
+            size = report.cache_tokens
+            bound = f"{study.clairvoyant[size]:.2%}"
+            table.add_row(short(size), "[dim]clairvoyant[/dim]", bound, bound, *[""] * 10)
+        table.add_row(
+            "",
+            report.policy,
+            f"{report.hit_rate:.2%}",
+            f"{report.clairvoyant_own_order:.2%}",
+            _percentiles(report.ttft),
+            _percentiles(tuple(1000 * value for value in report.tpot)),
+            _percentiles(report.waiting),
+            f"{report.longest_wait:.3g}",
+            str(report.longest_overtaking),
+            short(report.evicted_tokens),
+            str(report.retractions),
+            f"{report.requests_per_second:.3g}",
+            f"{report.output_tokens_per_second:.4g}",
+            f"{report.busy:.0%}",
+        )
+    console.print(table)
+    console.print("TTFT, TPOT and waiting: p50 / p90 / p99")
+    refused = {report.cache_tokens: report.refused for report in study.reports if report.refused}
+    for tokens, count in refused.items():
+        console.print(f"{short(tokens)}: {count} requests did not fit and were refused")
+
+
+def _percentiles(values: tuple[float, ...]) -> str:
+    return " / ".join(f"{value:.3g}" for value in values)

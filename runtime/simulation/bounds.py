@@ -1,0 +1,111 @@
+"""What hit rate any cache could have on a workload."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from rootlace.runtime.simulation.workload import Workload
+
+
+def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> float:
+    """No cache of whatever size has a higher hit rate, in whatever order requests are served.
+
+    A unit of the prompts' common trie is computed once, and the last unit of a prompt always is:
+    its logits are wanted. So a unit that some prompt ends with is found by all others that have it,
+    and any other unit by all but one. `served`: the numbers of the requests that count (all).
+    """
+    uses = _Uses(workload, served)
+    count = int(uses.blocks.max(initial=0)) + 1
+    times = np.bincount(uses.blocks, minlength=count)
+    size = np.zeros(count, np.int64)
+    size[uses.blocks] = uses.units
+    ends = np.bincount(uses.blocks[uses.last], minlength=count)
+    hits = int(((times - 1) * size)[times > 0].sum()) - int(np.maximum(ends - 1, 0).sum())
+    return hits / max(int(uses.sizes.sum()), 1)
+
+
+def clairvoyant_bound(
+    workload: Workload, cache_units: int, served: np.ndarray | None = None
+) -> float:
+    """No cache of `cache_units` units has a higher hit rate if requests are served in the order of
+    `served` (by default that of arrival, without those that are too long), and one prompt is
+    computed after the other.
+
+    Belady's choice, with the freedom not to keep a unit at all: whenever too much is kept, what is
+    used again latest goes. A prefix is used whenever what continues it is, so the continuation goes
+    first, and what is kept is always a tree. A prompt takes its own room while it is computed;
+    outputs, and prompts of requests that decode, take none here, so a real cache has less. Dropping
+    what ends last is optimal by exchange: at the first moment with too little room some unit must
+    go, and of all that are kept then, that one would be in the way longest.
+    """
+    if served is None:
+        served = np.flatnonzero(workload.prompt_units <= cache_units)
+    uses = _Uses(workload, served)
+    by_block = np.argsort(uses.blocks, kind="stable")
+    again = uses.blocks[by_block[1:]] == uses.blocks[by_block[:-1]]
+    use, following = by_block[:-1][again], by_block[1:][again]
+    # The last unit of a prompt is computed in any case: not worth keeping for it.
+    worth = uses.units[use] - uses.last[following]
+    turns = np.repeat(np.arange(len(served)), uses.lengths)
+    # Blocks of one prompt that are used next by the same one are kept and given up together.
+    spans, which = np.unique(turns[use] * len(served) + turns[following], return_inverse=True)
+    amounts = np.bincount(which, weights=worth, minlength=len(spans)).astype(np.int64)
+    begins, ends = np.divmod(spans, max(len(served), 1))
+    hits = _keep_nearest(begins, ends, amounts, uses.sizes, cache_units)
+    return hits / max(int(uses.sizes.sum()), 1)
+
+
+class _Uses:
+    """The blocks of requests, in order of service.
+
+    Arrays over all uses of blocks: `blocks`, `units` and whether it is the `last` of its prompt;
+    over the requests: how many blocks (`lengths`) and units (`sizes`) each has.
+    """
+
+    def __init__(self, workload: Workload, served: np.ndarray | None) -> None:
+        blocks, units, starts = workload.all_blocks()
+        if served is None:
+            served = np.arange(len(workload))
+        self.lengths = np.diff(starts)[served]
+        self.sizes = workload.prompt_units[served]
+        ends = np.cumsum(self.lengths)
+        within = np.arange(int(self.lengths.sum())) - np.repeat(ends - self.lengths, self.lengths)
+        places = np.repeat(starts[:-1][served], self.lengths) + within
+        self.blocks, self.units = blocks[places], units[places]
+        self.last = np.zeros(len(places), bool)
+        self.last[ends - 1] = True
+
+
+def _keep_nearest(
+    begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, room: int
+) -> int:
+    """Units found again if `amounts` may be kept from turn `begins` (ascending) to turn `ends`, and
+    `room` units are there in all, of which prompt t takes `sizes[t]` at turn t."""
+    kept: dict[int, int] = {}  # end -> units kept until then
+    heap: list[int] = []  # ends, the latest first; some have passed
+    total = found = at = 0
+    spans = list(zip(begins.tolist(), ends.tolist(), amounts.tolist(), strict=True))
+    for turn, size in enumerate(sizes.tolist()):
+        used = kept.pop(turn, 0)
+        found += used
+        total -= used
+        # What is kept beyond this turn is not of this prompt, and has to fit beside it.
+        while total > room - size:
+            end = -heap[0]
+            amount = kept.get(end, 0)
+            if amount <= total - (room - size):
+                heapq.heappop(heap)
+                total -= kept.pop(end, 0)
+            else:
+                kept[end] = amount - (total - (room - size))
+                total = room - size
+        while at < len(spans) and spans[at][0] == turn:
+            _, end, amount = spans[at]
+            if end not in kept:
+                heapq.heappush(heap, -end)
+            kept[end] = kept.get(end, 0) + amount
+            total += amount
+            at += 1
+    return found

@@ -1,0 +1,118 @@
+"""What a step costs, in seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+_FOLDER = Path(__file__).parent / "costs"
+
+DEFAULT_COST = "h200_8b_roofline"
+
+
+class BadCost(ValueError):
+    """A cost model that cannot be read; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step, linear in what it does:
+
+    `step + prefill * (prompt tokens computed) + decode * (decode rows)
+    + context * (tokens of context that decode rows read)
+    + pair * (pairs of a prompt token and a token it attends to)`.
+
+    `max_step_tokens` is the budget of the engine it speaks of. `source` says where it is from, and
+    whether it was measured.
+    """
+
+    step: float
+    prefill: float
+    decode: float = 0.0
+    context: float = 0.0
+    pair: float = 0.0
+    max_step_tokens: int = 2048
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+                raise BadCost(f"{field.name} must be a number of seconds, not {value}")
+        if self.max_step_tokens < 1 or self.step + self.prefill <= 0:
+            raise BadCost("a step must take time and have room for a token")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def known_costs() -> list[str]:
+    """Names of the models that come along."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def read_cost(given: str) -> StepCost:
+    """The cost model of a name (`known_costs`) or of a JSON file; further keys are ignored.
+
+    Raises BadCost, or OSError if the file cannot be read.
+    """
+    path = Path(given)
+    if given in known_costs():
+        path = _FOLDER / f"{given}.json"
+    elif not path.is_file():
+        known = ", ".join(known_costs())
+        raise BadCost(f"{given} is neither a file nor a known cost model ({known})")
+    try:
+        return msgspec.convert(msgspec.json.decode(path.read_bytes()), StepCost)
+    except (msgspec.MsgspecError, BadCost) as error:
+        raise BadCost(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """When within a step what is ready, in seconds from its begin."""
+
+    total: float
+    chunks: np.ndarray
+    rows: np.ndarray
+    steps: int
+    """Steps of the engine that the simulated one stands for."""
+
+
+def time_step(
+    cost: StepCost,
+    chunk_tokens: np.ndarray,
+    chunk_ends: np.ndarray,
+    row_tokens: np.ndarray,
+    row_contexts: np.ndarray,
+) -> StepTimes:
+    """A simulated step: a run of as many engine steps as it takes.
+
+    Chunks of `chunk_tokens` that end at position `chunk_ends` are computed one after the other in
+    what decode rows leave of the budget; decode row i takes part in the first `row_tokens[i]` steps
+    and has about `row_contexts[i]` tokens of context. Where every entry of `row_tokens` is 1 and
+    the chunks fit the budget, this is one engine step and nothing is approximate. Otherwise the
+    cost of decode rows is spread evenly over the run.
+    """
+    room = max(cost.max_step_tokens - len(row_tokens), 1)
+    computed = np.cumsum(chunk_tokens)
+    prefill = int(computed[-1]) if len(computed) else 0
+    per_chunk = chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2))
+    spent = np.cumsum(per_chunk)
+    last = -(-prefill // room)
+    longest = int(row_tokens.max(initial=0))
+    steps = max(last, longest, 1)
+    decoding = float(np.dot(row_tokens, cost.decode + cost.context * row_contexts))
+    all_chunks = float(spent[-1]) if len(spent) else 0.0
+
+    needed = -(-computed // room)
+    chunks = cost.step * needed + spent + decoding * (needed / steps)
+    done = np.minimum(row_tokens * (room / prefill), 1.0) if prefill else 0.0
+    rows = cost.step * row_tokens + decoding * (row_tokens / steps) + done * all_chunks
+    total = cost.step * steps + decoding + all_chunks
+    return StepTimes(total, chunks, rows, steps)

@@ -1,0 +1,118 @@
+"""Every policy on every cache size, and the bounds beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rootlace.runtime.simulation.bounds import clairvoyant_bound, infinite_bound
+from rootlace.runtime.simulation.cost import StepCost
+from rootlace.runtime.simulation.policies import NamedPolicy
+from rootlace.runtime.simulation.replay import Machine, Replay
+from rootlace.runtime.simulation.report import Report, report_on
+from rootlace.runtime.simulation.workload import Workload
+
+Progress = Callable[[str, int, int], None]
+"""Told what runs now, and how many of how many requests of all runs together have ended."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """`clairvoyant` has the bound in order of arrival for each of `sizes` (tokens)."""
+
+    workload: Workload
+    cost: StepCost
+    max_running: int
+    sizes: tuple[int, ...]
+    reports: list[Report]
+    infinite: float
+    clairvoyant: dict[int, float]
+
+    def to_json(self) -> dict[str, Any]:
+        workload = self.workload
+        trace, load = workload.trace, workload.load
+        return {
+            "trace": {
+                "name": trace.name,
+                "format": trace.format,
+                "requests": len(trace),
+                "prompt_tokens": int(trace.prompt_tokens.sum()),
+                "output_tokens": int(trace.output_tokens.sum()),
+            },
+            "load": {
+                "requests": len(workload),
+                "rate": load.rate,
+                "granularity": load.granularity,
+                "arrivals_per_second": arrivals_per_second(workload),
+            },
+            "cost": self.cost.to_json(),
+            "max_running": self.max_running,
+            "bounds": {
+                "infinite": self.infinite,
+                "clairvoyant": {str(size): rate for size, rate in self.clairvoyant.items()},
+            },
+            "runs": [report.to_json() for report in self.reports],
+        }
+
+
+def arrivals_per_second(workload: Workload) -> float:
+    return len(workload) / max(float(workload.arrivals[-1]), 1e-9)
+
+
+def run_study(
+    workload: Workload,
+    policies: Sequence[NamedPolicy],
+    sizes: Sequence[int],
+    cost: StepCost,
+    max_running: int = 256,
+    progress: Progress = lambda what, done, total: None,
+) -> Study:
+    """Replay `workload` under each of `policies` with each of `sizes` tokens of cache."""
+    total, done = len(workload) * len(sizes) * len(policies), 0
+    reports = []
+    for size in sizes:
+        for policy in policies:
+            name = f"{policy.name}, {short(size)} tokens"
+            progress(name, done, total)
+            began = time.perf_counter()
+            replay = Replay(workload, policy, Machine(size, cost, max_running))
+            outcome = replay.run(partial(_tell, progress, name, done, total))
+            reports.append(report_on(workload, outcome, time.perf_counter() - began))
+            done += len(workload)
+    progress("bounds", done, total)
+    return Study(
+        workload=workload,
+        cost=cost,
+        max_running=max_running,
+        sizes=tuple(sizes),
+        reports=reports,
+        infinite=infinite_bound(workload),
+        clairvoyant={
+            size: clairvoyant_bound(workload, size // workload.granularity) for size in sizes
+        },
+    )
+
+
+def _tell(progress: Progress, what: str, before: int, total: int, ended: int) -> None:
+    progress(what, before + ended, total)
+
+
+def default_sizes(workload: Workload) -> list[int]:
+    """Six, each twice the one before; the first, a power of two, holds the longest request twice."""
+    trace = workload.trace
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    size = 1 << 16
+    while size < 2 * longest:
+        size *= 2
+    return [size << step for step in range(6)]
+
+
+def short(tokens: int) -> str:
+    """1500000 -> 1.5M"""
+    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if tokens >= unit:
+            return f"{tokens / unit:.4g}{letter}"
+    return str(tokens)
