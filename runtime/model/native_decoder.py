@@ -15,7 +15,7 @@ from rootlace.runtime.model.rope import RotaryEmbedding
 from rootlace.runtime.model.step_input import wanted_tokens
 from rootlace.runtime.scheduler.plan import StepPlan
 
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 256
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
 FIND_RUNS = -1

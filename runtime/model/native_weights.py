@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 
 import torch
 
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.linear import Arena, PackedLinear
 from rootlace.runtime.model.config import ModelConfig
 from rootlace.runtime.model.loader import Progress
 from rootlace.runtime.model.weights import LayerWeights, ModelWeights
@@ -34,6 +33,7 @@ class NativeWeights:
         packed if nobody else has it. `progress(what, fraction)` is called per layer."""
         self._library = library
         self._team = team
+        self._arena = Arena()
         self._held: list[object] = []
         model = weights.pop()
         self._type = native.BFLOAT16 if model.head.dtype == torch.bfloat16 else native.FLOAT32
@@ -79,25 +79,11 @@ class NativeWeights:
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None, gated: bool = False
     ) -> native.Linear:
-        outputs, inputs = weight.shape
-        weight = weight.contiguous()
-        size = self._library.rl_packed_bytes(self._type, outputs, inputs, gated)
-        packed = self._memory(size)
-        self._library.rl_pack(
-            self._team.handle, self._type, weight.data_ptr(), outputs, inputs, gated, packed
+        packed = PackedLinear(
+            self._library, self._team, weight, bias, gated=gated, arena=self._arena
         )
-        bias = None if bias is None else bias.float()
-        return native.Linear(packed, self._address(bias), inputs, outputs)
-
-    def _memory(self, size: int) -> int:
-        """The address of so many bytes, in large pages where there are any: weights are read from
-        end to end, and every page costs a look into the page tables."""
-        memory = mmap.mmap(-1, max(size, 1))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        self._held.append(memory)
-        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._held.append(packed)
+        return packed.structure
 
     def _address(self, tensor: torch.Tensor | None) -> int | None:
         if tensor is None:

@@ -41,7 +41,7 @@ inline void widen(const T* x, int size, float* out) {
   for (; i < size; i++) out[i] = to_float(x[i]);
 }
 
-constexpr int MAX_HEAD_DIM = 512;
+constexpr int MAX_HEAD_DIM = 256;
 
 // One head of `size` numbers, normed where there is a weight, then rotated: with x1 and x2 its
 // halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
