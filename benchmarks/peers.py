@@ -18,6 +18,7 @@ the table marks.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ from benchmarks.common import environment, write_json
 from benchmarks.peers_parts.ceilings import measure_apart
 from benchmarks.peers_parts.floors import Ceilings, Shape, floor_of, work_of
 from benchmarks.peers_parts.measure import Row
-from benchmarks.peers_parts.options import model_folder, parse_arguments
+from benchmarks.peers_parts.options import checkpoint, parse_arguments
 from benchmarks.peers_parts.report import PROGRAMS, RAW, Results, met_line
 from benchmarks.peers_parts.turns import measure_model
 from benchmarks.peers_parts.workloads import DESCRIPTIONS, WORKLOADS
@@ -71,6 +72,7 @@ def same_tokens(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(__doc__ or "", argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended, too
     console = Console()
     rows: list[Row] = []
     floors: dict[str, Any] = {}
@@ -84,11 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         def progress(what: str) -> None:
             bar.update(task, description=what, advance=1)
+            if not console.is_terminal:  # a log
+                print(what, flush=True)
 
         seconds = 0.3 if arguments.quick else 1.0
         ceilings = measure_apart(arguments.threads, arguments.dtype, seconds)
         for size in arguments.sizes:
-            model = model_folder(size, arguments)
+            model = checkpoint(size, arguments.models, arguments.dtype)
             progress(f"{size}: loading")
             found, about[size] = measure_model(size, model, arguments, Path(work), progress)
             rows += found

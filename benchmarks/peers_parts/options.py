@@ -122,14 +122,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def model_folder(size: str, arguments: argparse.Namespace) -> Path:
-    """The checkpoint of a size under `--models`; ours is made if there is none."""
-    if arguments.models is not None:
+def checkpoint(size: str, models: Path | None, dtype: str) -> Path:
+    """The checkpoint of a size under `models` (by default a cache folder); made if not there."""
+    if models is not None:
         kinds = {"bfloat16": "bf16", "float32": "fp32"}
-        for name in (f"{size}-{kinds[arguments.dtype]}", size):
-            if (arguments.models / name / "config.json").exists():
-                return Path(arguments.models / name)
+        for name in (f"{size}-{kinds[dtype]}", size):
+            if (models / name / "config.json").exists():
+                return models / name
     from benchmarks.random_models import make_model
 
-    folder = arguments.models or Path.home() / ".cache" / "rootlace-bench"
-    return make_model(size, folder / size)
+    return make_model(size, (models or Path.home() / ".cache" / "rootlace-bench") / size)

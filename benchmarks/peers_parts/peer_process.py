@@ -52,7 +52,9 @@ class PeerProcess:
                 stderr=output,
                 text=True,
                 env={**os.environ, **environment},
-                start_new_session=True,
+                # A group in our session: if we die while it is stopped, the system wakes it with
+                # a SIGHUP, which ends it (in a session of its own it would stay stopped for ever).
+                process_group=0,
             )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._orders: IO[str] = self._process.stdin

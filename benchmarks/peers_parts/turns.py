@@ -180,11 +180,13 @@ def measure_model(
         def take_turn(engine: str, task: Task) -> Row | None:
             progress(f"{name} {task.workload} {engine}")
             try:
-                return runners[engine](task)
+                row = runners[engine](task)
             except PeerError as error:
                 about[engine] = {**about.get(engine, {}), "error": str(error)}
                 del runners[engine]
                 return None
+            progress(f"{name} {task.workload} {engine}: {row.wall_s:.2f} s")
+            return row
 
         for workload in arguments.workloads:
             # Once for nothing: whatever is compiled or allocated at the first time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.common import ROOT
 from benchmarks.peers_parts.known_peers import KNOWN_PEERS, Setting, start
 from benchmarks.peers_parts.peer_process import PeerError, PeerProcess
 from benchmarks.peers_parts.turns import Task, run_peer
@@ -111,3 +113,24 @@ def test_vllm_gets_both_cores_and_its_threads_library(tmp_path: Path, setting: S
     (tmp_path / "lib" / "libiomp5.so").touch()
     _, found = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)
     assert found["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
+
+
+def test_it_does_not_outlive_us(drivers: Path, models: Path, tmp_path: Path) -> None:
+    """Even if we are killed while it is stopped."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from benchmarks.peers_parts.known_peers import Setting, start
+setting = Setting(Path({str(drivers)!r}), Path({str(tmp_path)!r}), 1, "bfloat16", 1, 30.0)
+peer = start("vllm", Path({sys.executable!r}), Path({str(models)!r}), setting)
+print(peer._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

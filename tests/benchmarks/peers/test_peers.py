@@ -14,7 +14,7 @@ import pytest
 from benchmarks import peers
 from benchmarks.peers_parts import ceilings
 from benchmarks.peers_parts.measure import Row
-from benchmarks.peers_parts.options import model_folder, parse_arguments
+from benchmarks.peers_parts.options import checkpoint, parse_arguments
 from benchmarks.peers_parts.report import PROGRAMS, RAW, Results, met_line
 
 BASE = Row(
@@ -185,17 +185,18 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_folder_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(
-        "benchmarks.random_models.make_model", lambda size, out: made.append(out) or out
-    )
+
+    def make(size: str, folder: Path) -> Path:
+        made.append(folder)
+        return folder
+
+    monkeypatch.setattr("benchmarks.random_models.make_model", make)
     for name in ("a", "a-bf16", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
-    arguments = parse_arguments("", ["--models", str(tmp_path)])
-    assert model_folder("a", arguments) == tmp_path / "a-bf16"
-    assert model_folder("b", arguments) == tmp_path / "b"
-    arguments = parse_arguments("", ["--models", str(tmp_path), "--dtype", "float32"])
-    assert model_folder("a", arguments) == tmp_path / "a"
+    assert checkpoint("a", tmp_path, "bfloat16") == tmp_path / "a-bf16"
+    assert checkpoint("b", tmp_path, "bfloat16") == tmp_path / "b"
+    assert checkpoint("a", tmp_path, "float32") == tmp_path / "a"
     assert not made
-    arguments = parse_arguments("", ["--models", str(tmp_path / "new")])
-    assert model_folder("a", arguments) == tmp_path / "new" / "a" and made
+    assert checkpoint("a", tmp_path / "new", "bfloat16") == tmp_path / "new" / "a"
+    assert made == [tmp_path / "new" / "a"]
