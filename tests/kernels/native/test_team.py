@@ -1,0 +1,130 @@
+"""Threads: every task runs once and after all tasks of the round before, whoever has the cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import psutil
+import pytest
+
+from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.handles import Team
+from tests.native import native_library
+
+
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    return native_library()
+
+
+def check(library: ctypes.CDLL, team: Team, rounds: int, tasks: int, work: int) -> None:
+    counts = np.zeros((rounds, tasks), np.int32)
+    early = library.rl_team_try(team.handle, rounds, tasks, work, counts.ctypes.data)
+    assert early == 0
+    assert (counts == 1).all()
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Other programs that want a core each."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(spin) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("tasks", [1, 2, 7, 100])
+def test_tasks_run_once_and_in_rounds(library: ctypes.CDLL, threads: int, tasks: int) -> None:
+    team = Team(library, threads)
+    assert library.rl_team_size(team.handle) == threads
+    for work in (0, 100, 3000):
+        check(library, team, 50, tasks, work)
+
+
+def test_rounds_without_tasks(library: ctypes.CDLL) -> None:
+    counts = np.zeros(0, np.int32)
+    team = Team(library, 4)
+    assert library.rl_team_try(team.handle, 50, 0, 0, counts.ctypes.data) == 0
+
+
+def test_regions_after_pauses_of_any_length(library: ctypes.CDLL) -> None:
+    """Threads look, then sleep: regions begin in all of these states."""
+    team = Team(library, 3)
+    rng = np.random.default_rng(0)
+    for pause in rng.uniform(0, 4e-4, 300):
+        time.sleep(pause)
+        check(library, team, 3, 5, 200)
+
+
+def test_more_threads_than_cores_beside_busy_programs(library: ctypes.CDLL) -> None:
+    cores = usable_cores()
+    team = Team(library, 4 * cores)
+    with busy_neighbours(cores):
+        for _ in range(10):
+            check(library, team, 20, 16, 2000)
+
+
+def test_callers_take_turns(library: ctypes.CDLL) -> None:
+    team = Team(library, 2)
+    faults: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            for _ in range(50):
+                check(library, team, 5, 9, 100)
+        except BaseException as fault:
+            faults.append(fault)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not faults
+
+
+def test_teams_come_and_go(library: ctypes.CDLL) -> None:
+    before = psutil.Process().num_threads()
+    for _ in range(20):
+        check(library, Team(library, 4), 2, 4, 10)
+    assert psutil.Process().num_threads() <= before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_made_by_fork_has_threads_of_its_own() -> None:
+    native_library()
+    script = """
+import os
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.handles import Team
+from tests.kernels.native.test_team import check
+library = native.load()
+team = Team(library, 3)
+check(library, team, 20, 9, 500)
+child = os.fork()
+for _ in range(20):
+    check(library, team, 20, 9, 500)
+if not child:
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_usable_cores() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

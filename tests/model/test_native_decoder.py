@@ -1,0 +1,297 @@
+"""The native decoder: the same bits however the work is cut, shared and computed.
+
+Every slot that is not part of a sequence is NaN before a test begins: reading one would show.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.errors import InvalidRequest
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model import native_decoder
+from rootlace.runtime.model.loader import load_weights
+from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.scheduler.plan import StepResult, TokenScores
+from tests.model.checkpoints import SHAPE, configs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import native_library
+
+VOCAB = SHAPE["vocab_size"]
+SIZE = 4
+ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=20, seed=0)
+MODELS = ("llama-biased", "llama-tied", "qwen2-sliding", "qwen3", "mistral-sliding")
+DTYPES = ("float32", "bfloat16")
+
+Load = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module", params=[(name, dtype) for name in MODELS for dtype in DTYPES])
+def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    native_library()
+    name, dtype = request.param
+    folder = tmp_path_factory.mktemp(name)
+    save(configs()[name], folder)
+
+    def loaded(**options: Any) -> ModelRunner:
+        return load_runner(folder, **{"kernels": "native", "dtype": dtype, **options})
+
+    return loaded
+
+
+def load_runner(folder: Path, **options: Any) -> ModelRunner:
+    executor = ExecutorConfig(model=str(folder), **options)
+    runner = ModelRunner.load(executor, CacheConfig(SIZE, 2048 // SIZE), 512, 16)
+    with torch.inference_mode():
+        runner.kv_cache.fill_(float("nan"))
+    return runner
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(3, VOCAB, count)]
+
+
+def rows_of(runner: ModelRunner, prompts: Sequence[list[int]], seed: int = 0) -> list[Row]:
+    blocks = Blocks(runner.num_blocks, SIZE, seed)
+    return [Row(blocks, list(prompt)) for prompt in prompts]
+
+
+def bits(scores: TokenScores | None) -> list[Any]:
+    assert scores is not None
+    parts = (scores.logprobs, scores.top_logprobs, scores.top_ids)
+    assert np.isfinite(scores.top_logprobs).all()
+    return [part.tolist() for part in parts]
+
+
+def cold(runner: ModelRunner, prompt: list[int]) -> list[Any]:
+    """What follows a prompt that is computed alone and at once."""
+    [row] = rows_of(runner, [prompt])
+    result = runner.run(make_plan([Work(row, params=ALL)]))
+    return bits(result.scores[0])
+
+
+PROMPTS = [tokens(count, seed=count) for count in (1, 5, 16, 33, 70)]
+
+
+def test_chunks_and_company(load: Load) -> None:
+    """Prompts in chunks of any size, among rows that do something else, end in the same bits."""
+    runner = load()
+    expected = [cold(runner, prompt) for prompt in PROMPTS]
+    for sizes in ((1, 1, 1, 1, 1), (7, 3, 16, 1, 30), (100, 2, 5, 33, 69)):
+        rows = rows_of(runner, PROMPTS, seed=sum(sizes))
+        found: dict[int, list[Any]] = {}
+        while len(found) < len(rows):
+            going = [i for i in range(len(rows)) if i not in found]
+            work = [
+                Work(rows[i], min(sizes[i], len(PROMPTS[i]) - rows[i].computed), params=ALL)
+                for i in going
+            ]
+            result = runner.run(plan := make_plan(work))
+            for sample, scores in zip(plan.samples, result.scores, strict=True):
+                found[going[sample.row]] = bits(scores)
+        assert [found[i] for i in range(len(rows))] == expected
+
+
+def test_threads(load: Load) -> None:
+    expected = [cold(load(threads=1), prompt) for prompt in PROMPTS]
+    for threads in (2, 5):
+        assert [cold(load(threads=threads), prompt) for prompt in PROMPTS] == expected
+
+
+def test_shared_blocks_copies_and_duplicates(load: Load) -> None:
+    """Forks of one prefix: whole blocks shared, a partial one copied, or written in this step."""
+    runner = load()
+    prefix = tokens(8 * SIZE + 3, seed=7)
+    tails = [tokens(count, seed=20 + count) for count in (1, 2, 6, 11)]
+    expected = [cold(runner, prefix + tail) for tail in tails]
+
+    blocks = Blocks(runner.num_blocks, SIZE, seed=1)
+    whole, rest = divmod(len(prefix), SIZE)
+
+    def fork(owner: Row, tail: list[int]) -> Row:
+        row = Row(blocks, prefix + tail, computed=len(prefix), table=owner.table[:whole])
+        row.reserve(len(row.token_ids))
+        return row
+
+    # The prefix is there already: its last block is copied.
+    first = Row(blocks, list(prefix))
+    runner.run(make_plan([Work(first)]))
+    forks = [fork(first, tail) for tail in tails]
+    copies = [(first.table[whole], row.table[whole], rest) for row in forks]
+    result = runner.run(make_plan([Work(row, params=ALL) for row in forks], copies))
+    assert [bits(scores) for scores in result.scores] == expected
+
+    # It is computed in the same step: its last block's rows are written to all of them.
+    first = Row(blocks, prefix + tails[0])
+    first.reserve(len(first.token_ids))
+    forks = [fork(first, tail) for tail in tails[1:]]
+    duplicates = [
+        (position, row.slot(position))
+        for row in forks
+        for position in range(whole * SIZE, len(prefix))
+    ]
+    work = [Work(row, params=ALL) for row in (first, *forks)]
+    result = runner.run(make_plan(work, duplicates=duplicates))
+    assert [bits(scores) for scores in result.scores] == expected
+
+    # They go on side by side: what they share is read once.
+    lines = [first, *forks]
+    for step in range(3):
+        for row in lines:
+            row.token_ids += tokens(1, seed=step)
+        result = runner.run(make_plan([Work(row, params=ALL) for row in lines]))
+        for row, scores in zip(lines, result.scores, strict=True):
+            assert bits(scores) == cold(runner, row.token_ids)
+
+
+def test_runs_that_are_read_once(load: Load, tmp_path: Path) -> None:
+    """Long enough for the forward pass to take the rows below a prefix together."""
+    runner = load()
+    prefix = tokens(180, seed=3)
+    tails = [tokens(count, seed=40 + count) for count in (1, 1, 3, 1, 9, 1)]
+    blocks = Blocks(runner.num_blocks, SIZE, seed=2)
+    first = Row(blocks, list(prefix))
+    runner.run(make_plan([Work(first)]))
+    forks = [Row(blocks, prefix + tail, len(prefix), list(first.table)) for tail in tails]
+    result = runner.run(make_plan([Work(row, params=ALL) for row in forks]))
+    for row, scores in zip(forks, result.scores, strict=True):
+        assert bits(scores) == cold(runner, row.token_ids)
+
+
+def test_scored_tokens_are_those_of_prefixes(load: Load) -> None:
+    """Hidden states wanted of few and of all tokens."""
+    runner = load()
+    prompt = tokens(40, seed=9)
+    for first in (1, 38):
+        rows = rows_of(runner, [prompt, PROMPTS[3]])
+        work = [Work(rows[0], score_from=first, score_top=3), Work(rows[1], params=ALL)]
+        result = runner.run(make_plan(work))
+        [scores] = result.prompt_scores
+        for i in range(len(scores.logprobs)):
+            target, end = prompt[first + i], first + i
+            [row] = rows_of(runner, [prompt[:end]])
+            alone = runner.run(make_plan([Work(row, params=ALL)])).scores[0]
+            assert alone is not None
+            if target in alone.top_ids[0]:
+                place = alone.top_ids[0].tolist().index(target)
+                assert alone.top_logprobs[0, place] == scores.logprobs[i]
+            assert alone.top_ids[0, :3].tolist() == scores.top_ids[i].tolist()
+            assert alone.top_logprobs[0, :3].tolist() == scores.top_logprobs[i].tolist()
+        assert bits(result.scores[1]) == cold(runner, PROMPTS[3])
+
+
+def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a table for all positions would be too big."""
+    expected = [cold(load(), prompt) for prompt in PROMPTS]
+    monkeypatch.setattr(native_decoder, "TABLE_BYTES", 0)
+    assert [cold(load(), prompt) for prompt in PROMPTS] == expected
+
+
+def test_greedy_tokens_are_the_reference_s(load: Load) -> None:
+    if load().dtype != torch.float32:
+        pytest.skip("bfloat16 rounds differently there")
+    found: list[list[int]] = []
+    for kernels in ("native", "reference"):
+        runner = load(kernels=kernels)
+        rows = rows_of(runner, PROMPTS)
+        for _ in range(12):
+            result: StepResult = runner.run(make_plan([Work(row, params=ALL) for row in rows]))
+            for row, token in zip(rows, result.token_ids, strict=True):
+                row.token_ids.append(int(token))
+        found += [[token for row in rows for token in row.token_ids]]
+    assert found[0] == found[1]
+
+
+# ------------------------------------------------------------ which kernels run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save(configs()["llama"], folder)
+    return folder
+
+
+def test_without_a_compiler(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unavailable(report: object) -> None:
+        raise NativeUnavailable("no C++ compiler was found (g++)")
+
+    monkeypatch.setattr(native, "load", unavailable)
+    with caplog.at_level(logging.WARNING):
+        assert load_runner(folder, kernels="auto").kernels == "reference"
+    assert "no C++ compiler was found" in caplog.text
+    with pytest.raises(InvalidRequest, match=r"kernels 'native': no C\+\+ compiler"):
+        load_runner(folder, kernels="native")
+
+
+def test_what_is_asked_for(folder: Path) -> None:
+    native_library()
+    assert load_runner(folder).kernels == "native"
+    assert load_runner(folder, kernels="reference").kernels == "reference"
+    assert load_runner(folder, kv_dtype="fp8_e4m3").kernels == "reference"
+    with pytest.raises(InvalidRequest, match="float8"):
+        load_runner(folder, kernels="native", kv_dtype="fp8_e4m3")
+
+
+def test_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = native_library()
+
+    def load(report: Callable[[str], None]) -> Any:
+        report("compiling native kernels")
+        return found
+
+    monkeypatch.setattr(native, "load", load)
+    told: list[tuple[str, float]] = []
+    executor = ExecutorConfig(model=str(folder))
+    ModelRunner.load(executor, CacheConfig(4, 16), 64, 4, lambda *what: told.append(what))
+    assert told[0] == ("compiling native kernels", 0.0)
+    assert told[-1] == ("packing layer 3 of 3", 1.0)
+
+
+def test_plans_that_name_what_there_is_not(folder: Path) -> None:
+    native_library()
+    runner = load_runner(folder, kernels="native")
+    kinds: list[Literal["token_ids", "positions", "slots"]] = ["token_ids", "positions", "slots"]
+    for kind in kinds:
+        for wrong in (-1, 1 << 20):
+            plan = make_plan([Work(row) for row in rows_of(runner, PROMPTS[:2])])
+            getattr(plan, kind)[1] = wrong
+            with pytest.raises(ValueError, match=r"is not in|beyond"):
+                runner.run(plan)
+    assert cold(runner, PROMPTS[1])  # it goes on
+
+
+def test_weights_are_freed_as_they_are_packed(folder: Path) -> None:
+    native_library()
+    gone: list[int] = []
+
+    def weights_of(*given: Any) -> Any:
+        weights = load_weights(*given)
+        for index, layer in enumerate(weights.layers):
+            weakref.finalize(layer, gone.append, index)
+        return weights
+
+    seen: list[tuple[str, list[int]]] = []
+    ModelRunner.load(
+        ExecutorConfig(model=str(folder), kernels="native"),
+        CacheConfig(4, 16),
+        64,
+        4,
+        lambda what, _: seen.append((what, list(gone))),
+        weights_of=weights_of,
+    )
+    packed = [freed for what, freed in seen if what.startswith("packing")]
+    assert packed == [[0], [0, 1], [0, 1, 2]]
