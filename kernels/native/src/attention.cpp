@@ -146,7 +146,7 @@ class Work {
       } else {
         clear(now_);
       }
-      for (int b = std::max(block, first_visible_); b < end; b++) attend(b);
+      attend_all(std::max(block, first_visible_), end);
       block = end;
       if (!task_.finish) {
         save_state(segment);
@@ -201,45 +201,62 @@ class Work {
     std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
   }
 
-  // Where the keys of a block are, in slots; -1: nowhere.
-  void find_slots(int block, int64_t* slots) const {
+  // Where the keys of a block are, as offsets into the caches; -1: nowhere.
+  void find_slots(int block, int64_t* offsets) const {
     const int size = plan_.shape.block_size;
-    const int32_t* table =
-        plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
+    const int64_t stride = (int64_t)plan_.shape.kv_heads * dim_;
+    const int32_t* table = plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
     int key = block * KEY_BLOCK, end = std::min(key + KEY_BLOCK, keys_end_), count = 0;
-    int place = key / size, offset = key % size;
-    for (; key < end; key++) {
-      slots[count++] = (int64_t)table[place] * size + offset;
-      if (++offset == size) {
-        offset = 0;
-        place++;
-      }
+    int place = key / size, inside = key % size;
+    while (key < end) {
+      int64_t at = ((int64_t)table[place++] * size + inside) * stride;
+      for (int stop = std::min(key + size - inside, end); key < stop; key++, at += stride)
+        offsets[count++] = at;
+      inside = 0;
     }
-    while (count < KEY_BLOCK) slots[count++] = -1;
+    while (count < KEY_BLOCK) offsets[count++] = -1;
   }
 
-  static void find(const T* cache, const int64_t* slots, size_t stride, size_t offset,
-                   const T** found) {
+  static void find(const T* cache, const int64_t* offsets, const T** found) {
     for (int i = 0; i < KEY_BLOCK; i++)
-      found[i] = slots[i] < 0 ? reinterpret_cast<const T*>(ZEROS)
-                              : cache + slots[i] * stride + offset;
+      found[i] = offsets[i] < 0 ? reinterpret_cast<const T*>(ZEROS) : cache + offsets[i];
   }
 
-  void attend(int block) {
-    int64_t slots[KEY_BLOCK];
+  void fetch(const T* cache, const int64_t* offsets) const {
+    const size_t size = dim_ * sizeof(T);
+    for (int i = 0; i < KEY_BLOCK && offsets[i] >= 0; i++) {
+      const char* at = reinterpret_cast<const char*>(cache + offsets[i]);
+      for (size_t j = 0; j < size; j += 64) __builtin_prefetch(at + j);
+    }
+  }
+
+  // Key blocks of one segment. While one is computed the next one is fetched.
+  void attend_all(int begin, int end) {
+    int64_t offsets[2][KEY_BLOCK];
     const T* at[KEY_BLOCK];
-    find_slots(block, slots);
-    const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
-    const size_t stride = (size_t)plan_.shape.kv_heads * dim_;
-    for (int head = task_.kv_begin; head < task_.kv_end; head++) {
-      find(call_.k_cache, slots, stride, (size_t)head * dim_, at);
-      pack_keys(at, ceil_div(count, LANES) * LANES, dim_, keys_);
-      find(call_.v_cache, slots, stride, (size_t)head * dim_, at);
-      pack_values(at, ceil_div(count, 2) * 2, dim_, columns_, values_);
-      const int parts = ceil_div(per_head_, MOST_ROWS);
-      for (int part = 0; part < parts; part++)
-        attend(block, (head - task_.kv_begin) * per_head_, cut(per_head_, part, parts),
-               cut(per_head_, part + 1, parts));
+    if (begin < end) find_slots(begin, offsets[begin & 1]);
+    for (int block = begin; block < end; block++) {
+      const int64_t* here = offsets[block & 1];
+      const int64_t* next = block + 1 < task_.high ? offsets[(block + 1) & 1] : nullptr;
+      if (next) find_slots(block + 1, offsets[(block + 1) & 1]);
+      const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
+      for (int head = task_.kv_begin; head < task_.kv_end; head++) {
+        const size_t own = (size_t)head * dim_;
+        find(call_.k_cache + own, here, at);
+        pack_keys(at, ceil_div(count, LANES) * LANES, dim_, keys_);
+        find(call_.v_cache + own, here, at);
+        pack_values(at, ceil_div(count, 2) * 2, dim_, columns_, values_);
+        const bool last = head + 1 == task_.kv_end;
+        if (const int64_t* then = last ? next : here) {
+          const size_t other = last ? (size_t)task_.kv_begin * dim_ : own + dim_;
+          fetch(call_.k_cache + other, then);
+          fetch(call_.v_cache + other, then);
+        }
+        const int parts = ceil_div(per_head_, MOST_ROWS);
+        for (int part = 0; part < parts; part++)
+          attend(block, (head - task_.kv_begin) * per_head_, cut(per_head_, part, parts),
+                 cut(per_head_, part + 1, parts));
+      }
     }
   }
 

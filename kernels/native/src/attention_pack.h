@@ -106,19 +106,30 @@ inline void pack_values(const float* const* values, int count, int dim, int colu
   }
 }
 
-inline Words load_words(const bf16* p) {
-  Halves h;
-  std::memcpy(&h, p, sizeof h);
-  return __builtin_convertvector(h, Words);
-}
-
 inline void pack_values(const bf16* const* values, int count, int dim, int columns, bf16* out) {
+#if defined(__AVX512BW__)
+  alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
+                                               37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
+                                               11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(LOW);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+#endif
   for (int k = 0; k < count; k += 2) {
     const bf16 *even = values[k], *odd = values[k + 1];
     bf16* to = out + (size_t)k * columns;
     int d = 0;
+#if defined(__AVX512BW__)
+    for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+      __m512i a = _mm512_loadu_si512(even + d), b = _mm512_loadu_si512(odd + d);
+      _mm512_storeu_si512(to + 2 * d, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + 2 * d + 2 * LANES, _mm512_permutex2var_epi16(a, high, b));
+    }
+#endif
     for (; d + LANES <= dim; d += LANES) {
-      Words both = load_words(even + d) | (load_words(odd + d) << 16);
+      Halves a, b;
+      std::memcpy(&a, even + d, sizeof a);
+      std::memcpy(&b, odd + d, sizeof b);
+      Words both = __builtin_convertvector(a, Words) | (__builtin_convertvector(b, Words) << 16);
       std::memcpy(to + 2 * d, &both, sizeof both);
     }
     for (; d < columns; d++) {

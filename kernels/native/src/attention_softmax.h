@@ -22,34 +22,34 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 }
 
 // 2^x; exactly 1 at 0 and 0 at -infinity; NaN of NaN. FINE: to about one unit in the last place of
-// float32, else to 3e-6, far below what bfloat16 shows.
+// float32, else to 3e-6, far below what bfloat16 shows. The polynomials are minimax for 2^r,
+// 0 <= r <= 1, relatively, with p(0) = 1.
 template <bool FINE>
 inline Vec exp2(Vec x) {
 #if defined(__AVX512DQ__)
-  Vec r = (Vec)_mm512_reduce_ps((__m512)x, 0);  // x - round(x)
+  Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
 #else
   Vec clamped = x < -126.0f ? splat(-126.0f) : x;
   clamped = clamped > 128.0f ? splat(128.0f) : clamped;
-  Vec shifted = clamped + 12582912.0f;  // 1.5 * 2^23: the last bits are the rounded number
+  Vec shifted = clamped - 0.5f + 12582912.0f;  // 1.5 * 2^23: the last bits are the rounded number
   Vec r = clamped - (shifted - 12582912.0f);
 #endif
   Vec p;
   if (FINE) {
-    p = multiply_add(r, splat(1.326472720e-3f), splat(9.671512640e-3f));
-    p = multiply_add(p, r, splat(5.550733743e-2f));
-    p = multiply_add(p, r, splat(2.402224209e-1f));
-    p = multiply_add(p, r, splat(6.931469776e-1f));
+    p = multiply_add(r, splat(1.867130070e-3f), splat(9.017030322e-3f));
+    p = multiply_add(p, r, splat(5.579991310e-2f));
+    p = multiply_add(p, r, splat(2.401644502e-1f));
+    p = multiply_add(p, r, splat(6.931513118e-1f));
   } else {
-    p = multiply_add(r, splat(9.582853095e-3f), splat(5.590642460e-2f));
-    p = multiply_add(p, r, splat(2.402409861e-1f));
-    p = multiply_add(p, r, splat(6.931241934e-1f));
+    p = multiply_add(r, splat(1.342668427e-2f), splat(5.224247422e-2f));
+    p = multiply_add(p, r, splat(2.412802048e-1f));
+    p = multiply_add(p, r, splat(6.930448449e-1f));
   }
   p = multiply_add(p, r, splat(1.0f));
 #if defined(__AVX512DQ__)
-  return (Vec)_mm512_scalef_ps((__m512)p, _mm512_roundscale_ps((__m512)x, 0));
+  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);  // p 2^floor(x)
 #else
-  Ints exponent = (Ints)shifted << 23;
-  Ints bits = (Ints)p + exponent;
+  Ints bits = (Ints)p + ((Ints)shifted << 23);
   return x < -126.0f ? Vec{} : (Vec)bits;
 #endif
 }
@@ -80,6 +80,28 @@ struct Lanes {
   }
 };
 
+// Weights of one key block, rounded as they are stored; returns `sum` and their sums in lanes.
+inline Vec store_weights(float* weights, const Vec* x, Vec sum) {
+  for (int j = 0; j < KEY_BLOCK / LANES; j++) store(weights + j * LANES, x[j]);
+  return sum + ((x[0] + x[1]) + (x[2] + x[3]));
+}
+
+inline Vec store_weights(bf16* weights, const Vec* x, Vec sum) {
+  const Ints ones = Ints{} + 0x3f803f80;
+  for (int j = 0; j < KEY_BLOCK / LANES; j += 2) {
+#if defined(__AVX512BF16__)
+    Ints rounded = (Ints)_mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
+    std::memcpy(weights + j * LANES, &rounded, sizeof rounded);
+#else
+    store(weights + j * LANES, x[j]);
+    store(weights + (j + 1) * LANES, x[j + 1]);
+    Ints rounded = load_pairs(weights + j * LANES);
+#endif
+    sum = dot_pairs(sum, rounded, ones);
+  }
+  return sum;
+}
+
 // scores [KEY_BLOCK], still to be multiplied by `scale` > 0, of which keys low : high count, all in
 // the first `vecs` vectors -> weights [KEY_BLOCK]. `sums` [LANES]: of the weights as rounded, to be
 // added up. Returns what the weighted values so far are to be multiplied by.
@@ -107,18 +129,8 @@ inline float soften(const float* scores, int vecs, int low, int high, float scal
     base = most;
   }
   const Vec factor = splat(scale), shift = splat(base == NOTHING ? 0.0f : -base);
-  Vec sum = load(sums) * keep;
   for (int j = 0; j < ALL; j++) x[j] = exp2<FINE>(multiply_add(x[j], factor, shift));
-  if constexpr (sizeof(T) == 2) {
-    Ints ones = Ints{} + 0x3f803f80;
-    for (int j = 0; j < ALL; j++) store(weights + j * LANES, x[j]);
-    for (int j = 0; j < ALL; j += 2)
-      sum = dot_pairs(sum, load_pairs(weights + j * LANES), ones);
-  } else {
-    for (int j = 0; j < ALL; j++) store(weights + j * LANES, x[j]);
-    sum += (x[0] + x[1]) + (x[2] + x[3]);
-  }
-  store(sums, sum);
+  store(sums, store_weights(weights, x, load(sums) * keep));
   return keep;
 }
 

@@ -10,7 +10,6 @@ import ctypes
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
