@@ -60,8 +60,19 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
 
 
 def _native_product(x: Any, weight: Any, threads: int) -> Callable[[], object] | None:
-    """Our own kernel for the same product, where it is built."""
-    return None
+    """Our own kernel for the same product; None where there is no compiler."""
+    from rootlace.kernels.native import library as native
+    from rootlace.kernels.native.build import NativeUnavailable
+    from rootlace.kernels.native.handles import Team
+    from rootlace.kernels.native.linear import Epilogue, PackedLinear
+
+    try:
+        library = native.load()
+    except NativeUnavailable:
+        return None
+    packed = PackedLinear(library, Team(library, threads), weight)
+    out = x.new_empty(len(x), len(weight))
+    return lambda: packed.multiply(Epilogue.STORE, x, out)
 
 
 def measure_apart(threads: int, dtype: str, seconds: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,3 +172,19 @@ def test_callbacks_run_once_before_and_after_the_end() -> None:
     completion.finish()
     completion.wait()
     assert seen == ["before", "after"]
+
+
+# ---------------------------------------------------------------- token ids
+
+
+def test_ids_are_whole_numbers() -> None:
+    assert rl.ids([1, 2]) == rl.ids(np.array([1, 2])) == rl.ids(token for token in (1, 2))
+    assert rl.ids(range(3)).ids == (0, 1, 2)
+    with pytest.raises(TypeError, match="token ids"):
+        rl.ids([1.0])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="token ids"):
+        rl.ids("12")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="token ids"):
+        rl.ids(7)  # type: ignore[arg-type]
+    with pytest.raises(rl.RootlaceError, match="-3"):
+        rl.ids([1, -3])

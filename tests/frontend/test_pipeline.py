@@ -36,6 +36,21 @@ def test_a_straight_line_program_is_one_message_and_one_round_trip(
     assert counters.round_trips - before[1] == 1
 
 
+def test_token_ids_go_as_they_are(gateway: FakeGateway, backend: rl.RuntimeEndpoint) -> None:
+    @rl.function
+    def told(s, tokens):
+        s += rl.ids(tokens) + "and" + rl.ids([]) + rl.ids([9]) + rl.gen("x")
+
+    state = told.run([5, 6])
+    appended = [part for op in gateway.ops if isinstance(op, protocol.Append) for part in op.parts]
+    assert appended == [
+        protocol.Tokens((5, 6)),
+        protocol.Text("and"),
+        protocol.Tokens((9,)),
+    ]
+    assert state.text() == "and" + state["x"]
+
+
 def test_a_read_costs_one_round_trip_and_waits_for_nothing_behind_it(
     gateway: FakeGateway, backend: rl.RuntimeEndpoint
 ) -> None:

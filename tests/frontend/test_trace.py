@@ -65,6 +65,18 @@ def test_edges_follow_order_and_use() -> None:
     assert all(node.site.filename == __file__ for node in trace.nodes)
 
 
+def test_token_ids() -> None:
+    @rl.function
+    def told(s, known, unknown):
+        s += "A" + rl.ids(known) + rl.gen("x")
+        s += rl.ids(unknown)
+
+    trace = told.trace(known=[5, 6, 7])
+    assert str(trace).splitlines()[1:4] == ["├─ text 'A'", "├─ 3 token ids", "└─ gen x"]
+    assert trace.prefix == "A"
+    assert "needs the value of unknown" in trace.stopped
+
+
 def test_it_stops_where_a_value_is_needed() -> None:
     @rl.function
     def react(s, question):
