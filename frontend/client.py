@@ -12,6 +12,7 @@ the middle of this module, and `deque.append` and `dict.pop` are atomic.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import threading
@@ -20,14 +21,14 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import msgspec
 import zmq
-import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from rootlace import protocol
+from rootlace.completion import call_together
 from rootlace.errors import (
     InvalidRequest,
     ProtocolError,
@@ -35,6 +36,7 @@ from rootlace.errors import (
     ServerUnavailable,
     from_code,
 )
+from rootlace.sockets import MessageReader
 
 Sink = Callable[[protocol.Event], None]
 """Gets every event of one operation, in the I/O thread; the last one is terminal."""
@@ -91,7 +93,8 @@ class Connection:
         self._model: protocol.ModelInfo | None = None
         self._lost: RootlaceError | None = None
         self._started = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        # One that watches descriptors, on every system.
+        self._loop = asyncio.SelectorEventLoop()
         self._wake = asyncio.Event()
         self._goodbye = asyncio.Event()
         self._thread = threading.Thread(
@@ -189,22 +192,25 @@ class Connection:
             self._started.set()
 
     async def _main(self) -> None:
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.IPV6, "[" in self.address)
         # A gateway forgets a peer's branches when the peer goes: there is nothing to reconnect to.
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        readers = [MessageReader(socket, self._take), MessageReader(monitor, self._watch)]
         try:
-            await self._talk(socket)
+            await self._talk(_Line(socket, readers[0]))
         finally:
+            for reader in readers:
+                reader.close()
             context.destroy(linger=500)
 
-    async def _talk(self, socket: zmq.asyncio.Socket) -> None:
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+    async def _talk(self, line: _Line) -> None:
         try:
-            socket.connect(self.address)
+            line.socket.connect(self.address)
         except zmq.ZMQError as error:
             self._lose(ServerUnavailable(f"cannot connect to {self.address}: {error}"))
             return
@@ -214,15 +220,10 @@ class Connection:
             api_key=self._api_key,
             client=f"rootlace-python pid {os.getpid()}",
         )
-        await self._send_frame(socket, [pack(hello)])
+        self._send_frame(line, [pack(hello)])
         parts = [
             asyncio.ensure_future(part)
-            for part in (
-                self._read(socket),
-                self._watch(monitor),
-                self._goodbye.wait(),
-                self._write_when_welcome(socket),
-            )
+            for part in (self._goodbye.wait(), self._write_when_welcome(line))
         ]
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -230,21 +231,24 @@ class Connection:
         await asyncio.gather(*pending, return_exceptions=True)
         if self._lost is None and self._model is not None:
             goodbye = pack(protocol.Goodbye(op=self.next_op()))
-            await self._send_frame(socket, [*self._drain(), goodbye])
+            self._send_frame(line, [*self._drain(), goodbye])
         for task in done:
             task.result()
 
-    async def _write_when_welcome(self, socket: zmq.asyncio.Socket) -> None:
+    async def _write_when_welcome(self, line: _Line) -> None:
         while self._model is None:
             await self._wake.wait()
             self._wake.clear()
         self._started.set()  # only now: a frame must not leave while its first program is at it
-        await asyncio.gather(self._write(socket), self._ping())
+        await asyncio.gather(self._write(line), self._ping())
 
-    async def _send_frame(self, socket: zmq.asyncio.Socket, ops: list[msgspec.Raw]) -> None:
+    def _send_frame(self, line: _Line, ops: list[msgspec.Raw]) -> None:
         self.counters.messages_sent += 1
         self.counters.ops_sent += len(ops)
-        await socket.send(protocol.encode(ops))
+        # Without a high-water mark only a line that is cut makes it wait, and that is told.
+        with contextlib.suppress(zmq.Again):
+            line.socket.send(protocol.encode(ops), zmq.NOBLOCK)
+        line.reader.look()
 
     def _drain(self) -> list[msgspec.Raw]:
         ops = []
@@ -252,7 +256,7 @@ class Connection:
             ops.append(self._outbox.popleft())
         return ops
 
-    async def _write(self, socket: zmq.asyncio.Socket) -> None:
+    async def _write(self, line: _Line) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -265,7 +269,7 @@ class Connection:
                     if frame and size > MAX_FRAME_BYTES:
                         break
                     frame.append(self._outbox.popleft())
-                await self._send_frame(socket, frame)
+                self._send_frame(line, frame)
 
     async def _ping(self) -> None:
         def pong(_: protocol.Event) -> None:
@@ -281,26 +285,36 @@ class Connection:
             self.send(protocol.Ping(op=self.next_op()), pong)
             self.flush()
 
-    async def _watch(self, monitor: Any) -> None:
-        parse_monitor_message(await monitor.recv_multipart())
+    def _watch(self, frames: list[bytes]) -> None:
+        """The line is cut."""
+        parse_monitor_message(frames)
         if self._model is None:
             reason = f"cannot connect to {self.address}: nobody answers there"
         else:
             reason = f"the runtime at {self.address} is gone"
         self._lose(ServerUnavailable(reason))
+        self._goodbye.set()
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while self._lost is None:
-            frame = await socket.recv()
-            self.counters.messages_received += 1
-            self._last_heard = time.monotonic()
-            try:
-                events = protocol.decode_events(frame)
-            except msgspec.DecodeError as error:
-                self._lose(ProtocolError(f"{self.address} sent what cannot be decoded: {error}"))
-                return
-            for event in events:
-                self._dispatch(event)
+    def _take(self, frames: list[bytes]) -> None:
+        if self._lost is not None:
+            return
+        self.counters.messages_received += 1
+        self._last_heard = time.monotonic()
+        try:
+            events = protocol.decode_events(frames[0])
+        except msgspec.DecodeError as error:
+            self._lose(ProtocolError(f"{self.address} sent what cannot be decoded: {error}"))
+            self._goodbye.set()
+            return
+        try:
+            call_together(partial(self._dispatch_all, events))
+        except Exception as error:  # a fault of this module must not leave programs waiting
+            self._lose(ServerUnavailable(f"the connection to {self.address} broke: {error!r}"))
+            self._goodbye.set()
+
+    def _dispatch_all(self, events: list[protocol.Event]) -> None:
+        for event in events:
+            self._dispatch(event)
 
     def _dispatch(self, event: protocol.Event) -> None:
         if isinstance(event, protocol.Welcome):
@@ -330,6 +344,14 @@ class Connection:
         sink = self._sinks.pop(op, None)
         if sink is not None:
             sink(protocol.Failed(op=op, code=reason.code, message=str(reason)))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The socket and who reads from it."""
+
+    socket: zmq.Socket[bytes]
+    reader: MessageReader
 
 
 def pack(op: protocol.Op) -> msgspec.Raw:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
@@ -96,8 +97,38 @@ class Signal:
 
 def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
     """Have `loop` call `callback`; a loop that was closed meanwhile has nobody waiting in it."""
+    gathered = _gathering.calls
+    if gathered is not None:
+        gathered.setdefault(loop, []).append(callback)
+        return
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
         if not loop.is_closed():
             raise
+
+
+class _Gathering(threading.local):
+    """The calls that this thread is gathering, by loop; None while it is not."""
+
+    calls: dict[Any, list[Callable[[], object]]] | None = None
+
+
+_gathering = _Gathering()
+
+
+def call_together(deliver: Callable[[], object]) -> None:
+    """Run `deliver`; what it has loops call, each loop is told at once: to wake one is dear."""
+    calls: dict[Any, list[Callable[[], object]]] = {}
+    _gathering.calls = calls
+    try:
+        deliver()
+    finally:
+        _gathering.calls = None
+        for loop, callbacks in calls.items():
+            call_in_loop(loop, partial(_call_all, callbacks))
+
+
+def _call_all(callbacks: list[Callable[[], object]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
+from rootlace import protocol
 from rootlace.branch import Branch
 from rootlace.completion import call_in_loop, wait_for_event
 from rootlace.program_run import ProgramRun
@@ -23,10 +24,14 @@ class Cursor(Protocol):
 
 
 class _GenerationReader:
-    """How far into one generation the reader is."""
+    """How far into one generation the reader is.
 
-    def __init__(self, generation: Generation) -> None:
+    `with_meta`: what is said of each chunk names all tokens so far, so it is only made when wanted.
+    """
+
+    def __init__(self, generation: Generation, with_meta: bool) -> None:
         self._generation = generation
+        self._with_meta = with_meta
         self._seen = 0
         self._length = 0
         self._ids: list[int] = []
@@ -37,21 +42,27 @@ class _GenerationReader:
         for chunk in self._generation.chunks_from(self._seen):
             self._seen += 1
             self._length += len(chunk.text)
-            self._ids.extend(chunk.token_ids)
-            meta: dict[str, Any] = {
-                "finish_reason": None,
-                "completion_tokens": len(self._ids),
-                "output_ids": list(self._ids),
-            }
-            if chunk.logprobs:
-                meta.update(logprob_meta("output", chunk.logprobs))
-            if chunk.text or chunk.token_ids:
-                steps.append((chunk.text, meta))
+            if self._with_meta:
+                if chunk.text or chunk.token_ids:
+                    steps.append((chunk.text, self._meta(chunk)))
+            elif chunk.text:
+                steps.append((chunk.text, None))
         if done:
             metas = self._generation.meta()
             rest = self._generation.text()[self._length :]
             steps.append((rest, metas[0] if isinstance(metas, list) else metas))
         return steps, done
+
+    def _meta(self, chunk: protocol.Chunk) -> dict[str, Any]:
+        self._ids.extend(chunk.token_ids)
+        meta: dict[str, Any] = {
+            "finish_reason": None,
+            "completion_tokens": len(self._ids),
+            "output_ids": list(self._ids),
+        }
+        if chunk.logprobs:
+            meta.update(logprob_meta("output", chunk.logprobs))
+        return meta
 
 
 def _read_whole(readable: Readable) -> tuple[list[Step], bool]:
@@ -64,8 +75,9 @@ def _read_whole(readable: Readable) -> tuple[list[Step], bool]:
 class TextCursor:
     """The whole text of a branch, from its first piece."""
 
-    def __init__(self, branch: Branch) -> None:
+    def __init__(self, branch: Branch, with_meta: bool = True) -> None:
         self._branch = branch
+        self._with_meta = with_meta
         self._index = 0
         self._reader: _GenerationReader | None = None
 
@@ -87,7 +99,7 @@ class TextCursor:
             return [(piece, None)], True
         if isinstance(piece, Generation):
             if self._reader is None:
-                self._reader = _GenerationReader(piece)
+                self._reader = _GenerationReader(piece, self._with_meta)
             return self._reader.read()
         return _read_whole(piece)
 
@@ -95,9 +107,10 @@ class TextCursor:
 class VariableCursor:
     """One variable, from when the program first names it. One that it never names has no text."""
 
-    def __init__(self, branch: Branch, name: str) -> None:
+    def __init__(self, branch: Branch, name: str, with_meta: bool = True) -> None:
         self._branch = branch
         self._name = name
+        self._with_meta = with_meta
         self._reader: _GenerationReader | None = None
 
     def read(self) -> tuple[list[Step], bool]:
@@ -108,7 +121,7 @@ class VariableCursor:
                 return [], ended
             if not isinstance(variable, Generation):
                 return _read_whole(variable)
-            self._reader = _GenerationReader(variable)
+            self._reader = _GenerationReader(variable, self._with_meta)
         return self._reader.read()
 
 

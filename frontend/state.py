@@ -271,7 +271,11 @@ class ProgramState(State):
         from rootlace.cursor import TextCursor, VariableCursor, follow
 
         branch = self.branch
-        cursor = TextCursor(branch) if var_name is None else VariableCursor(branch, var_name)
+        cursor: TextCursor | VariableCursor
+        if var_name is None:
+            cursor = TextCursor(branch, with_meta=False)
+        else:
+            cursor = VariableCursor(branch, var_name, with_meta=False)
         try:
             for text, _ in follow(branch.run, cursor):
                 if text:
@@ -360,7 +364,11 @@ async def _follow_async(
     from rootlace.cursor import TextCursor, VariableCursor, follow_async
 
     branch = state.branch
-    cursor = TextCursor(branch) if var_name is None else VariableCursor(branch, var_name)
+    cursor: TextCursor | VariableCursor
+    if var_name is None:
+        cursor = TextCursor(branch, return_meta_data)
+    else:
+        cursor = VariableCursor(branch, var_name, return_meta_data)
     async for text, meta in follow_async(branch.run, cursor):
         if return_meta_data:
             yield text, meta

@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.msgspec_types": {"rootlace.text_patterns"},
     "rootlace.pydantic_types": {"rootlace.text_patterns"},
     "rootlace.text_patterns": set(),
+    "rootlace.sockets": set(),
     # The client. It starts a runtime as a child process: it may name its configuration, no more.
     "rootlace": {
         "rootlace",
@@ -50,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.processes": set(),
     "rootlace.runtime.assets": set(),
     "rootlace.runtime.gateway": {
+        "rootlace.sockets",
         "rootlace.runtime.config",
         "rootlace.runtime.processes",
         "rootlace.runtime.engine.client",
@@ -64,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.constrained",
     },
     "rootlace.runtime.engine.client": {
+        "rootlace.sockets",
         "rootlace.runtime.config",
         "rootlace.runtime.processes",
         "rootlace.runtime.engine.messages",
@@ -98,6 +101,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.msgspec_types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
     "rootlace.pydantic_types": HEAVY | SERVING | {"numpy", "zmq", "pydantic"},
     "rootlace.text_patterns": HEAVY | SERVING | {"numpy", "zmq", "msgspec", "pydantic"},
+    "rootlace.sockets": HEAVY | SERVING | {"numpy", "msgspec"},
     "rootlace": HEAVY | SERVING | {"numpy"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},

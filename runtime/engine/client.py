@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from rootlace.errors import InternalError, ServerUnavailable, from_code
 from rootlace.runtime import processes
@@ -37,6 +36,7 @@ from rootlace.runtime.engine.messages import (
     pack_ids,
     unpack_ids,
 )
+from rootlace.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ STALL_SECONDS = 30.0
 STOP_GRACE_SECONDS = 5.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
+RETRY_SECONDS = 0.001
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True):
@@ -83,11 +84,12 @@ class EngineClient:
         self._config = config
         self._on_exit = on_exit
         self._folder = processes.SocketFolder()
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: Process | None = None
-        self._push: zmq.asyncio.Socket | None = None
-        self._pull: zmq.asyncio.Socket | None = None
-        self._receiver: asyncio.Task[None] | None = None
+        self._push: zmq.Socket[bytes] | None = None
+        self._pull: zmq.Socket[bytes] | None = None
+        self._reader: MessageReader | None = None
+        self._ready: asyncio.Future[Ready] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
         self._tickets: dict[int, asyncio.Future[Any]] = {}
@@ -154,9 +156,8 @@ class EngineClient:
     async def stop(self) -> None:
         """Stop the engine; whatever still runs gets `finish="abort"`."""
         self._stopping = True
-        for task in (self._watcher, self._receiver):
-            if task is not None:
-                task.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         await self._end_process()
         self._close_sockets()
         self._context.term()
@@ -188,19 +189,15 @@ class EngineClient:
         self.info = await self._wait_ready(process)
         self._heard = time.monotonic()
         self._up = True
-        self._receiver = asyncio.create_task(self._receive())
         self._watcher = asyncio.create_task(self._watch(process))
 
     async def _wait_ready(self, process: Process) -> Ready:
-        assert self._pull is not None
-        ready = asyncio.ensure_future(self._pull.recv())
+        ready = self._ready = asyncio.get_running_loop().create_future()
         ended = asyncio.ensure_future(_output_of(process))
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                message = decode_from_engine(ready.result())[0]
-                assert isinstance(message, Ready)
-                return message
+                return ready.result()
             raise _reason(ended.result(), process.returncode)
         finally:
             ready.cancel()
@@ -213,8 +210,6 @@ class EngineClient:
             return
         self._up = False
         log.error("the engine process ended with code %s", code)
-        if self._receiver is not None:
-            self._receiver.cancel()
         self._close_sockets()
         self._drop_tickets(ServerUnavailable("the engine restarted"))
         now = time.monotonic()
@@ -255,7 +250,7 @@ class EngineClient:
             return
         if self._push is not None:
             with contextlib.suppress(zmq.ZMQError):
-                await self._push.send(encode([Stop()]), zmq.DONTWAIT)
+                self._push.send(encode([Stop()]), zmq.NOBLOCK)
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -273,8 +268,12 @@ class EngineClient:
             # Nothing is dropped between the two: admission bounds what can be under way.
             socket.set_hwm(0)
             socket.linger = 0
+        self._reader = MessageReader(self._pull, self._take)
 
     def _close_sockets(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         for socket in (self._push, self._pull):
             if socket is not None:
                 socket.close()
@@ -291,23 +290,22 @@ class EngineClient:
         self._flush_scheduled = False
         if self._push is None or not self._outgoing:
             return
-        frame = encode(self._outgoing)
+        try:
+            # Without a high-water mark this waits for nobody, but for the engine's end to be there.
+            self._push.send(encode(self._outgoing), zmq.NOBLOCK)
+        except zmq.Again:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._send_queued)
+            return
         self._outgoing = []
-        # Without a high-water mark a send never blocks; the future is done at once.
-        self._push.send(frame)
 
-    async def _receive(self) -> None:
-        assert self._pull is not None
-        while True:
-            frame = await self._pull.recv()
-            self._heard = time.monotonic()
-            for message in decode_from_engine(frame):
-                try:
-                    self._handle(message)
-                except Exception:
-                    log.exception("handling %s failed", type(message).__name__)
-            # A frame that is there already is received without a pause; others want their turn.
-            await asyncio.sleep(0)
+    def _take(self, frames: list[bytes]) -> None:
+        self._heard = time.monotonic()
+        for message in decode_from_engine(frames[0]):
+            try:
+                self._handle(message)
+            except Exception:
+                log.exception("handling %s failed", type(message).__name__)
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
@@ -322,8 +320,11 @@ class EngineClient:
             self._answer(message.ticket, message.values)
         elif isinstance(message, Flushed):
             self._answer(message.ticket, None)
+        elif isinstance(message, Ready):
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(message)
         else:
-            assert isinstance(message, Ready | Heartbeat)
+            assert isinstance(message, Heartbeat)
 
     async def _ask(self, kind: type[Flush] | type[GetStats]) -> Any:
         if not self._up:

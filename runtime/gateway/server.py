@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import itertools
 import logging
 import time
 from collections import deque
@@ -15,7 +14,6 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from rootlace.errors import (
     InvalidRequest,
@@ -35,6 +33,7 @@ from rootlace.protocol import (
 )
 from rootlace.runtime.gateway.core import Gateway
 from rootlace.runtime.gateway.session import Session
+from rootlace.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ SEND_HWM = 1000
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
-RECEIVE_BURST = 16
 
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
@@ -73,8 +71,9 @@ class ProgramServer:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._config = gateway.config
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._reader: MessageReader | None = None
         self._connections: dict[bytes, Connection] = {}
         self._behind: set[Connection] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,8 +102,8 @@ class ProgramServer:
         endpoint = socket.get(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         self.address = endpoint.rstrip(b"\0").decode()
+        self._reader = MessageReader(socket, self._receive)
         self._tasks = [
-            asyncio.create_task(self._receive()),
             asyncio.create_task(self._watch()),
             asyncio.create_task(self._retry()),
         ]
@@ -119,23 +118,19 @@ class ProgramServer:
                 await task
         for connection in list(self._connections.values()):
             self._drop(connection, "the server stops")
+        if self._reader is not None:
+            self._reader.close()
         if self._socket is not None:
             self._socket.close()
         self._context.term()
 
     # ------------------------------------------------------------ receiving
 
-    async def _receive(self) -> None:
-        assert self._socket is not None
-        for count in itertools.count(1):
-            frames = await self._socket.recv_multipart()
-            try:
-                self._take(frames)
-            except Exception:
-                log.exception("a message could not be handled")
-            if count % RECEIVE_BURST == 0:
-                # A receive that finds a message does not yield: a flood would starve the rest.
-                await asyncio.sleep(0)
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            self._take(frames)
+        except Exception:
+            log.exception("a message could not be handled")
 
     def _take(self, frames: list[bytes]) -> None:
         identity, *body = frames
@@ -228,11 +223,14 @@ class ProgramServer:
         return False
 
     def _send_now(self, identity: bytes, frame: bytes) -> zmq.ZMQError | None:
-        assert self._socket is not None
-        # Without waiting, the future is done at once: sent, queue full, or nobody there.
-        sent: Any = self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
-        error = sent.exception()
-        return error if isinstance(error, zmq.ZMQError) else None
+        assert self._socket is not None and self._reader is not None
+        try:
+            self._socket.send_multipart((identity, frame), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return error
+        finally:
+            self._reader.look()
+        return None
 
     def _answer(self, identity: bytes, events: list[Event]) -> None:
         """Tell a peer, known or not. What cannot be sent to an unknown one is forgotten."""
