@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The client. It starts a runtime as a child process: it may name its configuration, no more.
     "rootlace": {
         "rootlace",
+        "rootlace.sockets",
         "rootlace.types",
         "rootlace.runtime.config",
         "rootlace.runtime.processes",
