@@ -15,12 +15,25 @@ inline Vec multiplied(Vec acc, const float* a, const float* b) {
   return multiply_add(splat(*a), load(b), acc);
 }
 
+// What is fetched into the cache meanwhile, `each` rows at every step over the depth.
+struct Ahead {
+  const char* const* rows;  // [KEY_BLOCK]
+  int each, bytes;
+};
+
+inline void fetch(const Ahead& ahead, int& row) {
+  const int end = std::min(row + ahead.each, KEY_BLOCK);
+  for (; row < end; row++)
+    for (int i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(ahead.rows[row] + i);
+}
+
 // c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. a row-major; b packed, float32:
 // [depth][columns]; bfloat16: [depth / 2][columns][2], depth even. Sums run over the depth in
-// order.
+// order. `ahead` may be null.
 template <int ROWS, int VECS>
 void product(const float* a, size_t lda, const float* b, size_t columns, int depth, float* c,
-             size_t ldc, const float* keep) {
+             size_t ldc, const float* keep, const Ahead* ahead) {
+  int fetched = 0;
   Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
@@ -28,6 +41,7 @@ void product(const float* a, size_t lda, const float* b, size_t columns, int dep
     for (int j = 0; j < VECS; j++)
       acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
   for (int k = 0; k < depth; k++) {
+    if (ahead) fetch(*ahead, fetched);
     Vec panel[VECS];
 #pragma GCC unroll 8
     for (int j = 0; j < VECS; j++) panel[j] = load(b + (size_t)k * columns + j * LANES);
@@ -46,7 +60,8 @@ void product(const float* a, size_t lda, const float* b, size_t columns, int dep
 
 template <int ROWS, int VECS>
 void product(const bf16* a, size_t lda, const bf16* b, size_t columns, int depth, float* c,
-             size_t ldc, const float* keep) {
+             size_t ldc, const float* keep, const Ahead* ahead) {
+  int fetched = 0;
   Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
@@ -54,6 +69,7 @@ void product(const bf16* a, size_t lda, const bf16* b, size_t columns, int depth
     for (int j = 0; j < VECS; j++)
       acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
   for (int k = 0; k < depth; k += 2) {
+    if (ahead) fetch(*ahead, fetched);
     Ints panel[VECS];
 #pragma GCC unroll 8
     for (int j = 0; j < VECS; j++) panel[j] = load_pairs(b + (size_t)k * columns + j * 2 * LANES);
@@ -71,7 +87,8 @@ void product(const bf16* a, size_t lda, const bf16* b, size_t columns, int depth
 }
 
 template <class T>
-using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*);
+using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*,
+                         const Ahead*);
 
 template <class T>
 constexpr Product<T> PRODUCTS[MOST_ROWS][MOST_VECS] = {
@@ -222,46 +239,51 @@ class Work {
       found[i] = offsets[i] < 0 ? reinterpret_cast<const T*>(ZEROS) : cache + offsets[i];
   }
 
-  void fetch(const T* cache, const int64_t* offsets) const {
-    const size_t size = dim_ * sizeof(T);
-    for (int i = 0; i < KEY_BLOCK && offsets[i] >= 0; i++) {
-      const char* at = reinterpret_cast<const char*>(cache + offsets[i]);
-      for (size_t j = 0; j < size; j += 64) __builtin_prefetch(at + j);
-    }
+  // Where the keys and values of one key block and head are.
+  struct Places {
+    const T *keys[KEY_BLOCK], *values[KEY_BLOCK];
+  };
+
+  void find(const int64_t* offsets, int head, Places& found) const {
+    find(call_.k_cache + (size_t)head * dim_, offsets, found.keys);
+    find(call_.v_cache + (size_t)head * dim_, offsets, found.values);
   }
 
   // Key blocks of one segment. While one is computed the next one is fetched.
   void attend_all(int begin, int end) {
-    int64_t offsets[2][KEY_BLOCK];
-    const T* at[KEY_BLOCK];
-    if (begin < end) find_slots(begin, offsets[begin & 1]);
+    if (begin >= end) return;
+    int64_t offsets[KEY_BLOCK];
+    Places places[2];
+    int turn = 0;
+    find_slots(begin, offsets);
+    find(offsets, task_.kv_begin, places[0]);
     for (int block = begin; block < end; block++) {
-      const int64_t* here = offsets[block & 1];
-      const int64_t* next = block + 1 < task_.high ? offsets[(block + 1) & 1] : nullptr;
-      if (next) find_slots(block + 1, offsets[(block + 1) & 1]);
       const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
       for (int head = task_.kv_begin; head < task_.kv_end; head++) {
-        const size_t own = (size_t)head * dim_;
-        find(call_.k_cache + own, here, at);
-        pack_keys(at, ceil_div(count, LANES) * LANES, dim_, keys_);
-        find(call_.v_cache + own, here, at);
-        pack_values(at, ceil_div(count, 2) * 2, dim_, columns_, values_);
-        const bool last = head + 1 == task_.kv_end;
-        if (const int64_t* then = last ? next : here) {
-          const size_t other = last ? (size_t)task_.kv_begin * dim_ : own + dim_;
-          fetch(call_.k_cache + other, then);
-          fetch(call_.v_cache + other, then);
+        const Places& here = places[turn];
+        turn ^= 1;
+        bool more = true;
+        if (head + 1 < task_.kv_end) {
+          find(offsets, head + 1, places[turn]);
+        } else if (block + 1 < task_.high) {
+          find_slots(block + 1, offsets);
+          find(offsets, task_.kv_begin, places[turn]);
+        } else {
+          more = false;
         }
+        pack_keys(here.keys, ceil_div(count, LANES) * LANES, dim_, keys_);
+        pack_values(here.values, ceil_div(count, 2) * 2, dim_, columns_, values_);
         const int parts = ceil_div(per_head_, MOST_ROWS);
         for (int part = 0; part < parts; part++)
           attend(block, (head - task_.kv_begin) * per_head_, cut(per_head_, part, parts),
-                 cut(per_head_, part + 1, parts));
+                 cut(per_head_, part + 1, parts), more && part == 0 ? &places[turn] : nullptr);
       }
     }
   }
 
   // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys of a block.
-  void attend(int block, int offset, int begin, int end) {
+  void attend(int block, int offset, int begin, int end, const Places* next) {
+    constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
     const int rows = end - begin, start = block * KEY_BLOCK;
     int position[MOST_ROWS];
     int most = 0, least = 1 << 30;
@@ -274,21 +296,27 @@ class Work {
     if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     const int vecs = ceil_div(count, LANES);
     const int first = offset + begin;
+    const int bytes = dim_ * (int)sizeof(T), depth = ceil_div(count, 2) * 2;
+    Ahead keys{nullptr, ceil_div(KEY_BLOCK * PAIR, dim_), bytes};
+    Ahead values{nullptr, ceil_div(KEY_BLOCK * PAIR, depth), bytes};
+    if (next) {
+      keys.rows = reinterpret_cast<const char* const*>(next->keys);
+      values.rows = reinterpret_cast<const char* const*>(next->values);
+    }
     PRODUCTS<T>[rows - 1][vecs - 1](queries_at_ + (size_t)first * dim_, dim_, keys_, KEY_BLOCK,
-                                    dim_, scores_, KEY_BLOCK, nullptr);
+                                    dim_, scores_, KEY_BLOCK, nullptr, next ? &keys : nullptr);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
       keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, position[i] - window() + 1 - start,
                        position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
     const int groups = ceil_div(columns_ / LANES, MOST_VECS);
-    const int depth = ceil_div(count, 2) * 2;
-    constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
     for (int g = 0; g < groups; g++) {
       const int from = cut(columns_ / LANES, g, groups), to = cut(columns_ / LANES, g + 1, groups);
       PRODUCTS<T>[rows - 1][to - from - 1](
           weights_, KEY_BLOCK, values_ + from * LANES * PAIR, columns_, depth,
-          now_.values + (size_t)first * columns_ + from * LANES, columns_, keep);
+          now_.values + (size_t)first * columns_ + from * LANES, columns_, keep,
+          next && g == 0 ? &values : nullptr);
     }
   }
 
