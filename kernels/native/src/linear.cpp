@@ -110,7 +110,8 @@ struct Plan {
   Plan(const Packing<T>& packing, int rows, int threads)
       : packing(packing), rows(rows), threads(threads) {
     int vecs = ceil_div(packing.columns, LANES);
-    unit_vecs = packing.panels >= 6 * threads || rows > MOST_ROWS ? PANEL_VECS : 1;
+    bool scarce = packing.panels < 6 * threads && rows <= 2 * TILE_ROWS;
+    unit_vecs = scarce ? 1 : PANEL_VECS;
     column_units = unit_vecs == 1 ? vecs : packing.panels;
     // Row groups, of about the same size each.
     int64_t bytes = packing.bytes() > LARGE_WEIGHTS ? LARGE_GROUP_BYTES : GROUP_BYTES;
@@ -160,21 +161,25 @@ struct Plan {
 
   struct Unit {
     int row, rows, panel, vec, vecs;  // `vec`: the first of the panel
+    int count;                        // units taken together
   };
-  Unit unit(int index) const {
+  // The unit of that number, with those that follow it below `end` if they are of its panel.
+  Unit unit(int index, int end) const {
     int full = column_units * ceil_div(group_rows, unit_rows);
     int group = index / full;
     int row = group * group_rows;
     int in_group = std::min(group_rows, rows - row);
     int blocks = ceil_div(in_group, unit_rows);
-    index -= group * full;
     Unit unit;
+    bool alone = unit_vecs == PANEL_VECS || units > column_units;
+    unit.count = alone ? 1 : std::min(end - index, PANEL_VECS - index % PANEL_VECS);
+    index -= group * full;
     unit.row = row + index % blocks * unit_rows;
     unit.rows = std::min(unit_rows, row + in_group - unit.row);
     int first = index / blocks * unit_vecs;
     unit.panel = first / PANEL_VECS;
     unit.vec = first % PANEL_VECS;
-    unit.vecs = std::min(unit_vecs, ceil_div(packing.columns, LANES) - first);
+    unit.vecs = std::min(unit_vecs * unit.count, ceil_div(packing.columns, LANES) - first);
     return unit;
   }
 };
@@ -190,8 +195,9 @@ struct Product {
 
   void run(const Plan<T>& plan, int begin, int end) const {
     alignas(64) float sums[2][MOST_ROWS * PANEL];
-    for (int i = begin; i < end; i++) {
-      auto unit = plan.unit(i);
+    for (int i = begin; i < end;) {
+      auto unit = plan.unit(i, end);
+      i += unit.count;
       for (int part = 0; part < plan.packing.parts; part++)
         multiply(plan.packing, unit, part, sums[part]);
       for (int row = 0; row < unit.rows; row++) finish(plan.packing, unit, row, sums);
@@ -227,9 +233,9 @@ struct Product {
     int vecs = std::min(unit.vecs, tile_vecs(ceil_div(unit.rows, tiles)));
     int passes = tiles * ceil_div(unit.vecs, vecs);
     // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
-    // each pass.
+    // each pass. Of a part of a panel they are not in a row.
     Ahead ahead;
-    int lines = AHEAD_STEPS * unit.vecs;
+    int lines = unit.vecs == PANEL_VECS ? AHEAD_STEPS * PANEL_VECS : 0;
     if (passes > 1) {
       ahead.from = reinterpret_cast<const char*>(b + depth / STEP<T> * Packing<T>::ROW);
       ahead.lines = ceil_div(lines, passes);
