@@ -180,6 +180,69 @@ async def test_quotes_wait_and_take_what_was_gained_so_far(client: MakeClient) -
     ].index(6)
 
 
+async def test_quoted_ids_are_spelled(client: MakeClient) -> None:
+    c = client(tokenizer=load("gpt2"))
+    words = c.gateway.tokenizer.encode(" cats and dogs")
+    c.send(
+        Open(1, 1),
+        Append(2, 1, text("Pets:")),
+        Open(3, 2, parent=1),
+        Append(4, 2, (Tokens(tuple(words)), Text("!"))),
+        Append(5, 1, (Quote(2),)),
+        Generate(6, 1),
+    )
+    await c.result(6)
+    assert prompt_of(c) == c.gateway.tokenizer.encode("Pets: cats and dogs!")
+
+
+async def test_single_tokens_are_asked_for_where_somebody_looks_at_them(
+    client: MakeClient,
+) -> None:
+    c = client()
+    c.send(
+        Open(1, 1),
+        Append(2, 1, text("Once")),
+        Generate(3, 1, params=SamplingParams(max_tokens=2)),
+        Generate(4, 1, params=SamplingParams(max_tokens=2), stream=True),
+        Generate(5, 1, params=SamplingParams(max_tokens=2, stop=("never",))),
+    )
+    await c.result(5)
+    quiet, streamed, checked = (message.tell_every for message in c.engine.submitted)
+    assert quiet > 1 and streamed == checked == 1
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+@pytest.mark.parametrize("no_stop_trim", [False, True])
+async def test_text_is_the_same_however_tokens_come(
+    client: MakeClient, stop: tuple[str, ...], no_stop_trim: bool
+) -> None:
+    """In one piece, one by one, streamed: with a character in parts and a stop token at the end."""
+    found = []
+    for pieces, stream in ((1, False), (1, True), (3, True), (100, False), (100, True)):
+        c = client()
+        words = c.gateway.tokenizer.encode(" a € b 中", add_special_tokens=False)
+        c.engine.tokens_per_step = pieces
+        c.engine.script = lambda _, words=words: [*words, 2]  # type: ignore[misc]
+        params = SamplingParams(max_tokens=50, stop=stop, no_stop_trim=no_stop_trim)
+        c.send(
+            Open(1, 1),
+            Append(2, 1, text("Once")),
+            Generate(3, 1, params=params, stream=stream),
+            Generate(4, 1),
+        )
+        generated = await c.result(3)
+        assert isinstance(generated, Generated)
+        await c.result(4)
+        output = generated.outputs[0]
+        found.append((output.text, output.token_ids, output.matched, prompt_of(c)))
+        chunks = [event for event in c.of(3) if isinstance(event, Chunk)]
+        if stream:
+            assert "".join(chunk.text for chunk in chunks) == output.text
+            assert tuple(i for chunk in chunks for i in chunk.token_ids) == output.token_ids
+    assert "a € b 中" in found[0][0]
+    assert all(one == found[0] for one in found)
+
+
 async def test_quotes_keep_template_text_special(client: MakeClient) -> None:
     c = client(tokenizer=load("qwen3"))
     c.send(

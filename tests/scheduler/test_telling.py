@@ -1,0 +1,88 @@
+"""Tokens are told in pieces where nobody waits for single ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.scheduler.update import Update
+from tests.scheduler.matchers import Script
+from tests.scheduler.world import Job, World
+
+
+def told(world: World, every: int, job: Job) -> list[Update]:
+    """The updates of the same request, told `every` tokens at a time."""
+    rid = len(world.jobs)
+    world.jobs[rid] = again = Job(job.prompt, job.params, job.namespace)
+    matcher = job.constrain() if job.constrain else None
+    world.scheduler.add(
+        Request(
+            rid,
+            np.array(job.prompt, np.int32),
+            job.params,
+            matcher=matcher,
+            jump_forward=job.jump,
+            tell_every=every,
+        )
+    )
+    world.drain()
+    return again.updates
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 10])
+def test_the_first_at_once_then_so_many_at_a_time_then_all(overlap, max_tokens) -> None:
+    world = World(overlap=overlap)
+    params = SamplingParams(max_tokens=max_tokens, seed=0, logprobs=True, top_logprobs=2)
+    job = Job([1, 2, 3], params, "")
+    single = told(world, 1, job)
+    pieces = told(world, 4, job)
+    assert [len(u.token_ids) for u in single] == [1] * max_tokens
+    sizes = [len(u.token_ids) for u in pieces]
+    assert sizes == [1, *([4] * ((max_tokens - 2) // 4)), *rest(max_tokens)]
+    for updates in (single, pieces):
+        assert [u.finish for u in updates[:-1]] == [None] * (len(updates) - 1)
+        assert updates[0].queued is not None and updates[0].cached_tokens is not None
+        assert all(len(u.scores.logprobs) == len(u.token_ids) for u in updates)
+    assert joined(pieces) == joined(single)
+
+
+def rest(max_tokens: int) -> list[int]:
+    """What is left for the end, which comes with the last token."""
+    return [(max_tokens - 2) % 4 + 1] if max_tokens > 1 else []
+
+
+def joined(updates: list[Update]) -> tuple[list[int], list[float]]:
+    tokens = [token for update in updates for token in update.token_ids]
+    assert all(update.scores is not None for update in updates)
+    return tokens, [value for u in updates for value in u.scores.logprobs.tolist()]  # type: ignore[union-attr]
+
+
+def test_forced_tokens_are_counted_within_their_piece() -> None:
+    world = World()
+    job = Job([1], SamplingParams(max_tokens=12, seed=0), "", lambda: Script(3, 12, 100), jump=True)
+    single, pieces = told(world, 1, job), told(world, 5, job)
+
+    def places(updates: list[Update]) -> list[int]:
+        found, start = [], 0
+        for update in updates:
+            found += [start + at for at in update.forced]
+            start += len(update.token_ids)
+        return found
+
+    assert places(single) and places(pieces) == places(single)
+    assert len(pieces) < len(single)
+
+
+def test_an_abort_tells_no_tokens() -> None:
+    world = World()
+    world.jobs[0] = Job([1], SamplingParams(max_tokens=50, seed=0), "")
+    params = world.jobs[0].params
+    world.scheduler.add(Request(0, np.array([1], np.int32), params, tell_every=8))
+    for _ in range(6):
+        world.step()
+    update = world.scheduler.abort(0)
+    assert update is not None and update.finish == "abort" and not update.token_ids
+    assert [len(u.token_ids) for u in world.jobs[0].updates] == [1]
