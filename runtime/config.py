@@ -29,7 +29,8 @@ class SchedulerConfig:
 
     `max_step_tokens` bounds the tokens computed in one step (decode rows count one each),
     `max_running` the rows, `max_waiting` the queue (beyond it a request is refused as overloaded).
-    A waiting request is overtaken by at most `max_overtaken` later ones.
+    A waiting request is overtaken by at most `max_overtaken` later ones, or by as many as have
+    `max_delay` times the work that was waiting before it when it came (docs/simulation.md).
     """
 
     policy: Policy = "lpm"
@@ -37,6 +38,7 @@ class SchedulerConfig:
     max_running: Positive = 256
     max_waiting: Annotated[int, Meta(ge=0)] = 16384
     max_overtaken: int = 64
+    max_delay: Annotated[float, Meta(ge=0)] = 0.25
     check_invariants: bool = False
 
 

@@ -49,6 +49,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "max_running": ("engine", "scheduler", "max_running"),
     "max_waiting": ("engine", "scheduler", "max_waiting"),
     "max_overtaken": ("engine", "scheduler", "max_overtaken"),
+    "max_delay": ("engine", "scheduler", "max_delay"),
     "constraint_backend": ("engine", "constraints", "backend"),
     "jump_forward": ("engine", "constraints", "jump_forward"),
     "overlap": ("engine", "overlap"),

@@ -98,7 +98,9 @@ class Scheduler:
         self._max_length = min(context_length, self.kv.capacity + 1)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
-        self._waiting = WaitingQueue(config.policy, config.max_overtaken, self.kv.estimate)
+        self._waiting = WaitingQueue(
+            config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
+        )
         self._running = RunningSet(self.kv, headroom or Headroom())
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._decode_rows = DecodeRows(cache.block_size)
@@ -389,6 +391,8 @@ class Scheduler:
         sequence.computed = end
         sequence.decoding = complete
         self.kv.store(sequence, builder)
+        if complete:
+            self._waiting.computed(sequence)
         self._running.moved()
         sequence.cover(cached=False)
         self._count.computed_tokens += count

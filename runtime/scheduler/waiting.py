@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 
+from rootlace.runtime.cache.tree import common_prefix
 from rootlace.runtime.config import Policy
+from rootlace.runtime.scheduler.patience import Patience, work_of
+from rootlace.runtime.scheduler.prompt_order import PromptOrder
 from rootlace.runtime.scheduler.sequence import Sequence
 
 REFRESHED = 32
 """Estimates brought up to date per step (round robin), so that a long queue costs no more."""
 
+_NEIGHBOURS = 256
+"""How many on either side are looked at when a prompt has been computed."""
 _RETRIES = 8
-_KEY_TOKENS = 4096
 
 
 class WaitingQueue:
-    """Sequences in order of policy; none is overtaken by more than `max_overtaken` later ones.
-
-    The bound: of any two waiting sequences the earlier one has been overtaken at least as often,
-    since whoever came after the later one came after both. So only the head (the earliest) has to
-    be watched: when it has been overtaken `max_overtaken` times, nobody but it is offered.
+    """Sequences in order of policy; `Patience` says how far they may overtake each other.
 
     - `fcfs`: order of arrival.
-    - `lpm`: longest cached prefix first, then order of arrival. Estimates are cached in a heap;
-      `REFRESHED` of them are renewed per step, and the best one before it is offered.
-    - `dfs`: lexicographic order of the prompts, going on from the last one admitted and around:
-      that is depth-first order in the tree they make together. Costs O(log n) comparisons of
-      prompts (their first 4096 tokens).
+    - `lpm`: longest cached prefix first, then order of arrival. Estimates are cached in a heap. Who
+      shares more with a prompt than was cached learns of it as soon as the prompt is computed;
+      `REFRESHED` others are renewed per step, and the best one before it is offered.
+    - `dfs`: lexicographic order of the prompts, going on from the last one admitted and around.
     """
 
     def __init__(
-        self, policy: Policy, max_overtaken: int, estimate: Callable[[Sequence], int]
+        self,
+        policy: Policy,
+        max_overtaken: int,
+        max_delay: float,
+        estimate: Callable[[Sequence], int],
     ) -> None:
         self._policy = policy
-        self._max_overtaken = max_overtaken
         self._estimate = estimate
         self._all: OrderedDict[int, Sequence] = OrderedDict()  # by arrival number
-        self._overtakers: list[int] = []
-        """Arrival numbers of admitted sequences that came after the head, ascending."""
+        self._patience = Patience(max_overtaken, max_delay)
+        self._prompts = PromptOrder()
         self._estimates: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []
         self._rotation: deque[int] = deque()
-        self._keys: list[tuple[bytes, int]] = []
-        self._key_of: dict[int, bytes] = {}
-        self._cursor: tuple[bytes, int] = (b"", -1)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -57,13 +56,14 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         number = sequence.number
         self._all[number] = sequence
+        if self._policy == "fcfs":
+            return
+        estimate = self._estimate(sequence)
+        self._patience.arrives(number, work_of(sequence.length, estimate))
+        self._prompts.add(sequence)
         if self._policy == "lpm":
             self._rotation.append(number)
-            self._set_estimate(number, self._estimate(sequence))
-        elif self._policy == "dfs":
-            key = _depth_first_key(sequence)
-            self._key_of[number] = key
-            insort(self._keys, (key, number))
+            self._set_estimate(number, estimate)
 
     def refresh(self) -> None:
         """Renew some estimates; call once per step in which there is room for more requests."""
@@ -76,50 +76,62 @@ class WaitingQueue:
             self._rotation.append(number)
             self._set_estimate(number, self._estimate(self._all[number]))
 
+    def computed(self, sequence: Sequence) -> None:
+        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        if self._policy != "lpm" or not self._all:
+            return
+        known = sequence.cached_tokens
+        for side in self._prompts.neighbours(sequence):
+            for number in islice(side, _NEIGHBOURS):
+                other = self._all[number]
+                limit = min(sequence.length, other.match_limit())
+                shared = common_prefix(sequence.tokens[:limit], other.tokens[:limit])
+                # Those further away share no more, and what was cached before they knew.
+                if shared <= known or other.request.namespace != sequence.request.namespace:
+                    break
+                if self._estimates[number] < shared:
+                    self._set_estimate(number, shared)
+
     def peek(self) -> Sequence | None:
         """Who is to be admitted next."""
         if not self._all:
             return None
-        head = next(iter(self._all.values()))
-        if self._policy == "fcfs" or len(self._overtakers) >= self._max_overtaken:
+        number, head = next(iter(self._all.items()))
+        if self._policy == "fcfs" or self._patience.is_exhausted(number):
             return head
         if self._policy == "dfs":
-            at = bisect_left(self._keys, self._cursor)
-            return self._all[self._keys[at % len(self._keys)][1]]
+            return self._all[self._prompts.following()]
         return self._longest() or head
 
     def take(self, sequence: Sequence) -> None:
         """`sequence` is admitted."""
         number = sequence.number
-        head = next(iter(self._all))
-        if number != head:
-            insort(self._overtakers, number)
         if self._policy == "dfs":
-            self._cursor = (self._key_of[number], number)
+            self._prompts.go_to(number)
+            self._patience.renew(number, work_of(sequence.length, self._estimate(sequence)))
+        if number != next(iter(self._all)):
+            self._patience.overtakes(number)
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """`sequence` leaves the queue, admitted or not."""
         number = sequence.number
         del self._all[number]
+        if self._policy == "fcfs":
+            return
+        self._patience.leaves(number, next(iter(self._all), None))
+        self._prompts.remove(number)
         self._estimates.pop(number, None)
-        key = self._key_of.pop(number, None)
-        if key is not None:
-            del self._keys[bisect_left(self._keys, (key, number))]
         if not self._all:
-            self._overtakers.clear()
             self._heap.clear()
             self._rotation.clear()
-            return
-        head = next(iter(self._all))
-        if head > number:  # the head left: those between it and the new head overtook nobody
-            del self._overtakers[: bisect_left(self._overtakers, head)]
 
     # ------------------------------------------------------------ longest prefix
 
     def _set_estimate(self, number: int, estimate: int) -> None:
         if self._estimates.get(number) != estimate:
             self._estimates[number] = estimate
+            self._patience.renew(number, work_of(self._all[number].length, estimate))
             heapq.heappush(self._heap, (-estimate, number))
             if len(self._heap) > 4 * len(self._all) + 1024:
                 self._heap = [(-value, key) for key, value in self._estimates.items()]
@@ -140,9 +152,3 @@ class WaitingQueue:
             if renewed >= -estimate:
                 break
         return best
-
-
-def _depth_first_key(sequence: Sequence) -> bytes:
-    """Bytes whose order is that of the prompts, token by token, within each namespace."""
-    tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
-    return sequence.request.namespace.encode() + b"\0" + tokens.astype(">i4").tobytes()

@@ -81,6 +81,7 @@ class Replay:
             SchedulerConfig(
                 policy=policy.policy,
                 max_overtaken=policy.max_overtaken,
+                max_delay=policy.max_delay,
                 # In units as in tokens: a simulated step has `granularity` of the engine's.
                 max_step_tokens=machine.cost.max_step_tokens,
                 max_running=machine.max_running,

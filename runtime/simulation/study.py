@@ -101,7 +101,7 @@ def _tell(progress: Progress, what: str, before: int, total: int, ended: int) ->
 
 
 def default_sizes(workload: Workload) -> list[int]:
-    """Six, each twice the one before; the first, a power of two, holds the longest request twice."""
+    """Six, each twice the one before; the first holds the longest request twice."""
     trace = workload.trace
     longest = int((trace.prompt_tokens + trace.output_tokens).max())
     size = 1 << 16

@@ -66,6 +66,7 @@ class Machine(RuleBasedStateMachine):
             max_step_tokens=step_tokens,
             max_running=rows,
             max_overtaken=overtaken,
+            max_delay=0.5,
             headroom=Headroom(least=0.0),
         )
         # With little headroom kept free, retractions are frequent.

@@ -161,7 +161,12 @@ def overtakings(admitted: list[int], everyone: int) -> list[int]:
 @pytest.mark.parametrize("bound", [0, 1, 5])
 def test_nobody_is_overtaken_more_often_than_the_bound(policy, bound) -> None:
     world = World(
-        policy=policy, max_overtaken=bound, max_running=1, num_blocks=600, max_step_tokens=64
+        policy=policy,
+        max_overtaken=bound,
+        max_delay=0.0,
+        max_running=1,
+        num_blocks=600,
+        max_step_tokens=64,
     )
     warm = ids(30)
     world.run(warm, 1)

@@ -1,0 +1,51 @@
+"""Waiting sequences in lexicographic order of their prompts."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from rootlace.runtime.scheduler.sequence import Sequence
+
+_KEY_TOKENS = 4096
+
+
+class PromptOrder:
+    """That is depth-first order in the tree that the prompts make together, and who is near whom
+    shares most with it. Changes cost O(log n) comparisons of prompts (their first 4096 tokens)."""
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[bytes, int]] = []
+        self._key_of: dict[int, bytes] = {}
+        self._cursor: tuple[bytes, int] = (b"", -1)
+
+    def add(self, sequence: Sequence) -> None:
+        key = _key(sequence)
+        self._key_of[sequence.number] = key
+        insort(self._keys, (key, sequence.number))
+
+    def remove(self, number: int) -> None:
+        key = self._key_of.pop(number)
+        del self._keys[bisect_left(self._keys, (key, number))]
+
+    def go_to(self, number: int) -> None:
+        """Have `following` go on from here."""
+        self._cursor = (self._key_of[number], number)
+
+    def following(self) -> int:
+        """Who comes next, going around; there is somebody."""
+        return self._keys[bisect_left(self._keys, self._cursor) % len(self._keys)][1]
+
+    def neighbours(self, sequence: Sequence) -> tuple[Iterator[int], Iterator[int]]:
+        """Who is before and who is behind `sequence`, which need not be here, the nearest first:
+        both ways, what they share with it only gets shorter."""
+        at = bisect_left(self._keys, (_key(sequence), -1))
+        before = (self._keys[i][1] for i in range(at - 1, -1, -1))
+        behind = (self._keys[i][1] for i in range(at, len(self._keys)))
+        return before, behind
+
+
+def _key(sequence: Sequence) -> bytes:
+    """Bytes whose order is that of the prompts, token by token, within each namespace."""
+    tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
+    return sequence.request.namespace.encode() + b"\0" + tokens.astype(">i4").tobytes()
