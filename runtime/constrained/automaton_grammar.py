@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from rootlace.runtime.constrained.vocabulary import Vocabulary
 from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAutomaton
 
 _ENDED = -2
-"""The state after the end of the sequence."""
+_CHANGED = -3
+"""The states after the end of the sequence, and where another matcher has taken over."""
 _MAX_STEPS = 1 << 17
 _MAX_FORCED = 1 << 12
 """Memos are emptied when they have so many entries."""
@@ -54,6 +56,10 @@ class AutomatonGrammar:
         self._lock = threading.Lock()
         # Where tokens lead, by state * vocabulary size + token. Threads may both find out.
         self.steps: dict[int, int] = {}
+        self.onward: dict[int, int] = {}
+        """Those of them behind which more has to follow."""
+        self.quiet: set[int] = set()
+        """States at which nothing is forced."""
         self._final: dict[int, bool] = {}
         self._forced: dict[tuple[int, bytes], list[int]] = {}
         self._builds = builds
@@ -61,7 +67,7 @@ class AutomatonGrammar:
 
     @property
     def nbytes(self) -> int:
-        memos = 100 * len(self.steps) + 300 * len(self._forced)
+        memos = 100 * (len(self.steps) + len(self.onward)) + 300 * len(self._forced)
         inner = self._fallback.nbytes if self._fallback else 0
         stepped = self._stepped.nbytes if self._stepped else 0
         return self.dfa.nbytes + self.table.nbytes + memos + inner + stepped
@@ -104,7 +110,12 @@ class AutomatonGrammar:
             after = self.dfa.run(state, data) if data else DEAD
         if len(self.steps) >= _MAX_STEPS:
             self.steps.clear()
-        self.steps[state * self.vocabulary.size + token_id] = after
+            self.onward.clear()
+        key = state * self.vocabulary.size + token_id
+        self.steps[key] = after
+        with suppress(TooLarge):
+            if after >= 0 and not self.is_final(after):
+                self.onward[key] = after
         return after
 
     def is_final(self, state: int) -> bool:
@@ -120,6 +131,7 @@ class AutomatonGrammar:
         """What is forced at `state`, behind `tokens`. May raise `TooLarge`."""
         text, end = self.dfa.forced(state)
         if not text:
+            self.quiet.add(state)
             return []
         tail = self._canonicalizer.tail(tokens)
         if tail is None:
@@ -148,6 +160,8 @@ class AutomatonMatcher:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self._steps = grammar.steps
+        self._onward = grammar.onward
+        self._quiet = grammar.quiet
         self._state = grammar.dfa.start
         self._tokens: list[int] = []
         self._before: list[int] = []  # the state before each of them
@@ -209,6 +223,17 @@ class AutomatonMatcher:
                 table.store(place.row, words)
 
     # ------------------------------------------------------------ the text
+
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        state = self._state
+        after = self._onward.get(state * self._size + token_id) if state >= 0 else None
+        if after is None or (jumps and after not in self._quiet):
+            return False
+        self._tokens.append(token_id)
+        self._before.append(state)
+        self._state = after
+        self._error = ""
+        return True
 
     def advance(self, token_id: int) -> bool:
         if self._other is not None:
@@ -318,6 +343,7 @@ class AutomatonMatcher:
                 self._error = f"the fallback forbids token {position}: {other.error()}"
                 return False
         self._other = other
+        self._state = _CHANGED
         return True
 
     def _advance_other(self, token_id: int) -> bool:

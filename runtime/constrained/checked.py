@@ -183,6 +183,9 @@ class CheckedMatcher:
         self.fill_bitmask(words)
         return bool(words.any())
 
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
     def is_accepting(self) -> bool:
         return self._inner.is_accepting() and self._verifier.accepts()
 

@@ -66,6 +66,10 @@ class HybridGrammar:
         self._checking = threading.Lock()
         # Where tokens lead that are allowed, by state * vocabulary size + token.
         self.steps: dict[int, int] = {}
+        self.onward: dict[int, int] = {}
+        """Those of them that stay in the declared part, where more has to follow."""
+        self.quiet: set[int] = set()
+        """States at which nothing is forced."""
         self._final: dict[int, bool] = {}
         self.texts: dict[int, bytes] = {}
         """What is forced at each state where it was asked."""
@@ -73,7 +77,7 @@ class HybridGrammar:
 
     @property
     def nbytes(self) -> int:
-        memos = 100 * len(self.steps) + 300 * len(self.forced)
+        memos = 100 * (len(self.steps) + len(self.onward)) + 300 * len(self.forced)
         return self.inner.nbytes + self.dfa.nbytes + self.table.nbytes + memos
 
     def matcher(self) -> Matcher:
@@ -96,8 +100,12 @@ class HybridGrammar:
             found = _BEYOND if found == DEAD else found
         if len(self.steps) >= _MAX_STEPS:
             self.steps.clear()
+            self.onward.clear()
         if state >= 0:
-            self.steps[state * self.vocabulary.size + token_id] = found
+            key = state * self.vocabulary.size + token_id
+            self.steps[key] = found
+            if found >= 0 and not self.is_final(found):
+                self.onward[key] = found
         return found
 
     def keep(self, state: int, row: MaskRow, words: np.ndarray) -> None:
@@ -169,6 +177,8 @@ class HybridMatcher:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self._steps = grammar.steps
+        self._onward = grammar.onward
+        self._quiet = grammar.quiet
         self._state = grammar.dfa.start
         self._tokens: list[int] = []
         self._before: list[int] = []  # the state before each of them
@@ -220,6 +230,17 @@ class HybridMatcher:
         return None
 
     # ------------------------------------------------------------ the text
+
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        state = self._state
+        after = self._onward.get(state * self._size + token_id) if state >= 0 else None
+        if after is None or (jumps and after not in self._quiet):
+            return False
+        self._tokens.append(token_id)
+        self._before.append(state)
+        self._state = after
+        self._error = ""
+        return True
 
     def advance(self, token_id: int) -> bool:
         state = self._state
@@ -291,6 +312,8 @@ class HybridMatcher:
             own = self._there() if self._state == _BEYOND else None
             return [] if own is None else own.forced_tokens()
         if not self.forced_text():
+            if self._state in self._grammar.texts:
+                self._quiet.add(self._state)
             return []
         grammar = self._grammar
         tail = grammar.canonicalizer.tail(self._tokens)

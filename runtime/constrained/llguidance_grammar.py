@@ -281,6 +281,9 @@ class LLGuidanceMatcher:
         if _is_worn(self._matcher):
             self._grammar.discard(self._prototype)
 
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
     def is_accepting(self) -> bool:
         return not self._matcher.is_error() and self._matcher.is_accepting()
 

@@ -159,6 +159,9 @@ class OutlinesMatcher:
         self._error = ""
         return True
 
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
     def is_accepting(self) -> bool:
         state = self._states[-1]
         return state is None or self._grammar.accepting(state)

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 
+from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.byte_trie import ByteTrie
 from rootlace.runtime.constrained.token_walk import TokenWalk
@@ -39,7 +40,10 @@ class TokenTable:
         self._walking = threading.Lock()
         self._changing = threading.Lock()
         self._row_of: dict[int, MaskRow] = {}
+        self._state_of: list[int] = []
         self._filled = bytearray()
+        self._replaced: list[np.ndarray] = []
+        """Smaller arrays of rows, whose addresses were given out."""
         self._rows = np.zeros((0, self._words), np.int32)
 
     @property
@@ -49,7 +53,8 @@ class TokenTable:
 
     @property
     def nbytes(self) -> int:
-        return self._rows.nbytes + self._walk.nbytes + 200 * len(self._row_of)
+        rows = self._rows.nbytes + sum(array.nbytes for array in self._replaced)
+        return rows + self._walk.nbytes + 200 * len(self._row_of)
 
     def filled(self, row: int) -> bool:
         return self._filled[row] != 0
@@ -64,6 +69,7 @@ class TokenTable:
             if known is None and len(self._row_of) < self._max_rows:
                 # First the flag: who sees the row may ask for it.
                 self._filled.append(0)
+                self._state_of.append(state)
                 known = self._row_of[state] = MaskRow(self, len(self._filled) - 1)
             return known
 
@@ -85,9 +91,11 @@ class TokenTable:
                 capacity = max(row + 1, 2 * len(self._rows), _FIRST_ROWS)
                 rows = np.zeros((min(capacity, self._max_rows), self._words), np.int32)
                 rows[: len(self._rows)] = self._rows
+                self._replaced.append(self._rows)
                 self._rows = rows
             self._rows[row] = words
             self._filled[row] = 1
+            self._row_of[self._state_of[row]] = MaskRow(self, row, bitmask.address(self._rows[row]))
 
     def write(self, state: int, out: np.ndarray) -> None:
         """Write the mask of `state` to `out`, int32 [words]; the row is filled if there is one.

@@ -9,7 +9,7 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.sampler import greedy_tokens
+from rootlace.runtime.model.sampler import Masks, greedy_tokens
 from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.scheduler.plan import StepPlan
 
@@ -26,7 +26,7 @@ class Forward(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], good until the next call."""
 
-    def best(self, logits: torch.Tensor) -> np.ndarray:
+    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
         """See `sampler.greedy_tokens`."""
 
 
@@ -57,5 +57,5 @@ class ReferenceForward:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._decoder.logits(hidden)
 
-    def best(self, logits: torch.Tensor) -> np.ndarray:
-        return greedy_tokens(logits)
+    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        return greedy_tokens(logits, masks)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.mask_tables import MaskTables, allows, words_of
+from rootlace.runtime.model.mask_tables import MaskTables, allowed_ids, allows
 from rootlace.runtime.scheduler.plan import SampleRow
 
 
@@ -45,15 +45,8 @@ def leaves(row: SampleRow, token: int) -> bool:
 
 def left_ids(row: SampleRow, vocab_size: int) -> np.ndarray:
     """int64: the ids that mask and bans leave, ascending."""
-    if row.mask is None:
-        kept = np.ones(vocab_size, np.uint8)
-    else:
-        # Words are missing where the mask allows nothing.
-        bits = words_of(row.mask).view(np.uint8)
-        kept = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
-    if row.banned:
-        kept[[token for token in row.banned if 0 <= token < len(kept)]] = 0
-    return np.flatnonzero(kept.view(bool))
+    ids = np.arange(vocab_size) if row.mask is None else allowed_ids(row.mask, vocab_size)
+    return np.setdiff1d(ids, row.banned, assume_unique=False) if row.banned else ids
 
 
 def edit_logits(

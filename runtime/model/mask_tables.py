@@ -138,6 +138,14 @@ def allows(mask: np.ndarray | MaskRow, token: int) -> bool:
     return word < len(words) and bool(words.item(word) >> (token & 31) & 1)
 
 
+def allowed_ids(mask: np.ndarray | MaskRow, vocab_size: int) -> np.ndarray:
+    """int64: the tokens that `mask` allows, ascending; of `words_of`'s errors."""
+    # Words are missing where the mask allows nothing.
+    bits = words_of(mask).view(np.uint8)
+    kept = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+    return np.flatnonzero(kept.view(bool))
+
+
 def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
     """int32: the mask's words. Raises RuntimeError if it is a row of a table and not filled."""
     if not isinstance(mask, MaskRow):

@@ -32,15 +32,16 @@ from rootlace.runtime.model.logit_edits import (
     left_ids,
     only_takes_away,
 )
-from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.mask_tables import MaskTables, allowed_ids, allows
 from rootlace.runtime.model.ranking import best_ids
 from rootlace.runtime.model.uniform import uniforms
-from rootlace.runtime.scheduler.plan import SampleRow
+from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
 
 NO_TOKEN = -1
 """What a row gets whose distribution is empty (everything masked) or not a number."""
 
-Greedy = Callable[[torch.Tensor], np.ndarray]
+Masks = Sequence[np.ndarray | MaskRow | None]
+Greedy = Callable[[torch.Tensor, Masks], np.ndarray]
 """What finds the best tokens: `greedy_tokens` or what does the same."""
 
 FIRST_CANDIDATES = 256
@@ -48,16 +49,23 @@ MORE_CANDIDATES = 16
 """Where a row is cut that many tokens are ranked first, then times so many, until they suffice."""
 
 
-def greedy_tokens(logits: torch.Tensor) -> np.ndarray:
+def greedy_tokens(logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
     """The best token of each row of logits float32 [S, V] -> int32 [S].
 
-    `NO_TOKEN` where a logit is NaN or the largest is infinite, or minus infinity like all others.
+    `masks`: which of them may be taken (None: all), one per row unless it is empty. `NO_TOKEN`
+    where such a logit is NaN or the largest is infinite, or minus infinity like all others, or
+    there is none.
     """
     # NaN counts as the largest, the first of equals wins. Several times as fast as torch.
     values = logits.numpy()
     best = values.argmax(axis=1)
     finite = np.isfinite(values[np.arange(len(best)), best])
-    return np.where(finite, best, NO_TOKEN).astype(np.int32)
+    tokens = np.where(finite, best, NO_TOKEN).astype(np.int32)
+    # Where the best token of all may be taken, nothing else has to be looked at.
+    for i, (mask, token) in enumerate(zip(masks, tokens.tolist(), strict=False)):
+        if mask is not None and not (token >= 0 and allows(mask, token)):
+            tokens[i] = _best_of(values[i], allowed_ids(mask, values.shape[1]))
+    return tokens
 
 
 def sample(
@@ -105,25 +113,26 @@ def _best(
     greedy: Greedy,
 ) -> np.ndarray:
     """The token of greedy rows, int32 [S]."""
+    if all(row.simple for row in rows):
+        return greedy(logits, [row.mask for row in rows])
     # Where the best token of all may be taken, nothing else has to be looked at.
-    tokens = greedy(logits)
+    tokens = greedy(logits, ())
     values = logits.numpy()
     edited: list[int] = []
     for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
         if not only_takes_away(row):
             edited.append(i)
         elif has_edits(row) and not leaves(row, token):
-            tokens[i] = _best_left(values[i], row)
+            tokens[i] = _best_of(values[i], left_ids(row, logits.shape[1]))
     if edited:
         chosen = logits[edited]
         edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
-        tokens[edited] = greedy(chosen)
+        tokens[edited] = greedy(chosen, ())
     return tokens
 
 
-def _best_left(values: np.ndarray, row: SampleRow) -> int:
-    """The token of a greedy row whose edits only take tokens away; values float32 [V]."""
-    ids = left_ids(row, len(values))
+def _best_of(values: np.ndarray, ids: np.ndarray) -> int:
+    """The best of some tokens; values float32 [V]."""
     if not len(ids):
         return NO_TOKEN
     best = ids.item(values[ids].argmax())

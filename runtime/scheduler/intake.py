@@ -50,12 +50,20 @@ class TokenIntake:
             return _failed(sequence, error)
 
     def went_on(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
-        """Take in the `token` of a plain sequence; False, and nothing is done, if it may end there.
+        """Take in the `token` of a sequence that bans no stops; False, and nothing is done, if it
+        may end there, or its constraint has more to say of it.
 
         What `sampled` does, as short as can be: once per row and step.
         """
         if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
             return False
+        matcher = sequence.matcher
+        if matcher is not None:
+            try:
+                if not matcher.went_on(token, sequence.request.jump_forward):
+                    return False
+            except Exception:  # whatever it is, `sampled` meets it again
+                return False
         sequence.pending -= 1
         sequence.append(token)
         if scores is not None:

@@ -109,9 +109,11 @@ class StepMasks:
         No matcher may be used before the masks were waited for.
         """
         rows = [matcher.mask_row() for matcher in matchers]
-        filled = [row is not None and row.table.filled(row.row) for row in rows]
-        if all(filled):
-            return list(rows), None  # type: ignore[arg-type]
+        filled = [
+            row is not None and (row.address != 0 or row.table.filled(row.row)) for row in rows
+        ]
+        if False not in filled:
+            return rows, None  # type: ignore[return-value]
         own = iter(self._allocate(filled.count(False), self._words))
         self._learn()
         masks: list[np.ndarray | MaskRow] = []

@@ -36,8 +36,12 @@ class MaskTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskRow:
+    """`address`, where it is known, says that the row is filled, and where its words (all of the
+    vocabulary's) lie in memory for as long as the table is there."""
+
     table: MaskTable
     row: int
+    address: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +86,8 @@ class SampleRow:
     the plan launched before finds, and stands behind `token_ids`. `automaton` is where the
     constraint stands before the unknown token (before the token to be sampled, if all are known);
     the device steps it. A row that needs the host for its mask or its penalties is `late`: what it
-    says here is not final (see `StepPlan.late`).
+    says here is not final (see `StepPlan.late`). `simple` says that its token is the best one, of
+    those that the mask allows.
     """
 
     row: int
@@ -94,6 +99,7 @@ class SampleRow:
     source: int = -1
     automaton: AutomatonState | None = None
     late: bool = False
+    simple: bool = False
 
     @property
     def position(self) -> int:

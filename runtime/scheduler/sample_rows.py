@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -43,25 +43,37 @@ class SampleRows:
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
         """The samples of a step's `rows` (row and sequence), and what to wait for (see
         `StepPlan.wait_for_masks`)."""
-        constrained = [sequence for _, sequence in rows if sequence.request.matcher is not None]
-        if not constrained:
+        constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
+        masks: Iterator[np.ndarray | MaskRow] = iter(())
+        wait = None
+        if constrained and (self._automata or any(sequence.pending for sequence in constrained)):
+            constraints, wait = self._constraints(constrained)
             return [
-                # Most rows of most steps; what it says is what `_row` says.
-                SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len)
-                if s.plain and not s.pending
-                else _row(index, s, s.pending)
-                for index, s in rows
-            ], None
-        constraints, wait = self._constraints(constrained)
+                _row(index, sequence, sequence.pending, constraints.get(sequence))
+                for index, sequence in rows
+            ], wait
+        if constrained:
+            found, wait = self._masks.start([s.matcher for s in constrained])  # type: ignore[misc]
+            masks = iter(found)
         return [
-            _row(index, sequence, sequence.pending, constraints.get(sequence))
-            for index, sequence in rows
+            # Most rows of most steps; what it says is what `_row` says.
+            SampleRow(
+                index,
+                s.params,
+                s.tokens[: s.length],
+                s.prompt_len,
+                None if s.matcher is None else next(masks),
+                simple=s.simple,
+            )
+            if s.plain and not s.pending
+            else _row(index, s, s.pending, None if s.matcher is None else next(masks))
+            for index, s in rows
         ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, Sequence]) -> list[SampleRow]:
         """`samples` without a late one, now that the step before is committed. `live`: the
         sequences of the late ones that are still wanted. Waits for their masks."""
-        constrained = [s for s in live.values() if s.request.matcher is not None]
+        constrained = [s for s in live.values() if s.matcher is not None]
         # Their tokens are known: what is pending is what they are to sample.
         constraints, wait = self._constraints(constrained, known=True)
         if wait is not None:
@@ -78,7 +90,7 @@ class SampleRows:
         found: dict[Sequence, Constraint] = {}
         masked: dict[Sequence, Matcher] = {}
         for sequence in sequences:
-            matcher = sequence.request.matcher
+            matcher = sequence.matcher
             assert matcher is not None
             ahead = sequence.pending and not known
             state = None
@@ -113,9 +125,10 @@ def _row(
         state, constraint = constraint, None
     if not pending:
         return SampleRow(
-            index, params, tokens, sequence.prompt_len, constraint, banned, automaton=state
-        )
-    waits = sequence.penalised or (state is None and sequence.request.matcher is not None)
+            index, params, tokens, sequence.prompt_len, constraint, banned,
+            automaton=state, simple=sequence.simple,
+        )  # fmt: skip
+    waits = sequence.penalised or (state is None and sequence.matcher is not None)
     return SampleRow(
         index,
         params,
@@ -125,6 +138,7 @@ def _row(
         source=sequence.sampled_at,
         automaton=state,
         late=waits,
+        simple=sequence.simple,
     )
 
 

@@ -52,6 +52,7 @@ class Sequence:
         "held",
         "last",
         "length",
+        "matcher",
         "node",
         "number",
         "order",
@@ -71,6 +72,7 @@ class Sequence:
         "score_from",
         "score_next",
         "score_stop",
+        "simple",
         "stepped",
         "stops",
         "table",
@@ -108,7 +110,7 @@ class Sequence:
         self.last = int(self.tokens[self.length - 1])
         """The last token."""
         self.stops = frozenset(params.stop_token_ids)
-        matcher = request.matcher
+        self.matcher = matcher = request.matcher
         self.held = matcher is not None and matcher.can_retreat()
         """Whether outputs may be taken back, and are therefore told at the end."""
         self.ending: Ending | None = None
@@ -143,8 +145,12 @@ class Sequence:
             params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
         )
         """Whether sampling has to know all tokens before."""
-        self.plain = matcher is None and not params.min_tokens
-        """Whether a token means nothing but itself: no constraint is asked, no stop is banned."""
+        self.simple = not (
+            params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
+        )
+        """Whether the best token that the constraint allows is the one that is sampled."""
+        self.plain = not (params.min_tokens or self.held)
+        """Whether no stop is banned and nothing taken back: most tokens are just appended."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 

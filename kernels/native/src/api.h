@@ -94,6 +94,11 @@ void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t row
 // finite or a number of the row is NaN.
 void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens);
 
+// As rl_argmax, of the tokens that each row's mask allows: masks[row] is the address of
+// ceil(vocab / 32) words (bit i of word w is token 32 w + i), or 0 where all are.
+void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
+             int32_t* tokens);
+
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 

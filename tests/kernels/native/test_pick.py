@@ -1,0 +1,94 @@
+"""The best tokens under packed masks, in C++, against the sampler's own in NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import FUNCTIONS
+from rootlace.runtime.model.sampler import greedy_tokens
+
+
+@pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    target = request.param
+    if target == "-march=x86-64-v3" and "AVX" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("this processor has no AVX2")
+    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    path = tmp_path_factory.mktemp("pick") / "pick.so"
+    sources = [str(SOURCES / name) for name in ("pick.cpp", "team.cpp")]
+    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = ctypes.CDLL(str(path))
+    for name in ("rl_team_new", "rl_team_free", "rl_best"):
+        function = getattr(found, name)
+        function.restype, function.argtypes = FUNCTIONS[name]
+    return found
+
+
+def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None]) -> list[int]:
+    rows, vocab = logits.shape
+    where = np.array([0 if mask is None else mask.ctypes.data for mask in masks], np.int64)
+    tokens = np.full(rows, -7, np.int32)
+    team = Team(library, 2)
+    library.rl_best(
+        team.handle,
+        logits.ctypes.data,
+        rows,
+        vocab,
+        where.ctypes.data,
+        tokens.ctypes.data,
+    )
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 31, 32, 33, 100, 4096, 5003])
+def test_the_best_of_what_is_allowed(library: ctypes.CDLL, vocab: int) -> None:
+    random = np.random.default_rng(vocab)
+    words = -(-vocab // 32)
+    logits = np.round(random.standard_normal((40, vocab)), 1).astype(np.float32)  # with ties
+    masks: list[np.ndarray | None] = []
+    for row in range(len(logits)):
+        share = random.choice([0.0, 0.003, 0.5, 0.99, 1.0])
+        bits = np.zeros(32 * words, bool)
+        bits[:vocab] = random.random(vocab) < share
+        mask = np.packbits(bits, bitorder="little").view(np.int32)
+        masks.append(None if row % 7 == 0 else mask)
+        # What is not allowed may be anything, also not a number.
+        kind = (np.nan, np.inf, -np.inf, 1e30)[row % 4]
+        forbidden = np.flatnonzero(~bits[:vocab])
+        if row % 7 and len(forbidden):
+            logits[row, random.choice(forbidden)] = kind
+        if row % 5 == 1:
+            logits[row, random.integers(vocab)] = kind
+    expected = greedy_tokens(torch.from_numpy(logits), masks).tolist()
+    assert best(library, logits, masks) == expected
+    for row, mask in enumerate(masks):
+        assert best(library, logits[row : row + 1].copy(), [mask]) == expected[row : row + 1]
+        values = logits[row].astype(np.float64)
+        bits = np.ones(vocab, bool) if mask is None else allowed(mask, vocab)
+        chosen = np.where(bits, values, -np.inf)
+        broken = np.isnan(chosen).any() or np.isinf(chosen.max())
+        assert expected[row] == (-1 if broken else int(chosen.argmax()))
+
+
+def allowed(mask: np.ndarray, vocab: int) -> np.ndarray:
+    return np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab].astype(bool)
+
+
+def test_words_beyond_the_vocabulary_say_nothing(library: ctypes.CDLL) -> None:
+    logits = np.zeros((1, 33), np.float32)
+    logits[0, 5] = 1
+    assert best(library, logits, [np.array([1 << 3, -2], np.int32)]) == [3]
+    assert best(library, logits, [np.array([0, -2], np.int32)]) == [-1]
