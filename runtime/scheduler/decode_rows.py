@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootlace.runtime.scheduler.order import DepthFirst
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _SPARE_COLUMNS = 32
@@ -26,6 +27,7 @@ class DecodeLayout:
     slots: np.ndarray  # [R] int64
     row_start: np.ndarray  # [R+1] int32: 0, 1, ... R
     block_tables: np.ndarray  # [R, W] int32
+    common_blocks: np.ndarray  # [R-1] int32, see `StepPlan`
 
 
 class DecodeRows:
@@ -39,24 +41,26 @@ class DecodeRows:
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._ready: list[Sequence] = []
-        self._order: list[Sequence] = []
+        self._order = DepthFirst([], [])
         self._version = -1
-        self._last = _layout([], block_size)
+        self._last = _layout(self._order, block_size)
         self._inside = 0
         """For so many steps more no row begins a block."""
 
-    def lay(self, ready: list[Sequence], order: list[Sequence], version: int) -> DecodeLayout:
+    def lay(self, ready: list[Sequence], order: DepthFirst, version: int) -> DecodeLayout:
         """The rows of `ready`, whose `computed` counts this step's token already.
 
         To be called for every step. `order` names them, and maybe more, in the order of the rows;
-        it is another list whenever that changes. `version` is another number whenever a table has
+        it is another object whenever that changes. `version` is another number whenever a table has
         changed but at its end, or what is computed but by a step's token.
         """
         kept = order is self._order and version == self._version and ready == self._ready
         self._ready, self._order, self._version = ready, order, version
         following = self._following() if kept else None
         if following is None:
-            following = _layout(_in_order(ready, order), self._size)
+            if len(ready) < len(order.sequences):
+                order = order.only(set(ready))
+            following = _layout(order, self._size)
             self._inside = self._steps_inside(following.positions)
         self._last = following
         return following
@@ -79,7 +83,13 @@ class DecodeRows:
             self._inside = self._steps_inside(positions)
         token_ids = np.array([sequence.last for sequence in last.sequences], np.int32)
         return DecodeLayout(
-            last.sequences, token_ids, positions, slots, last.row_start, last.block_tables
+            last.sequences,
+            token_ids,
+            positions,
+            slots,
+            last.row_start,
+            last.block_tables,
+            last.common_blocks,
         )
 
     def _steps_inside(self, positions: np.ndarray) -> int:
@@ -87,8 +97,9 @@ class DecodeRows:
         return self._size - 1 - int((positions % self._size).max(initial=0))
 
 
-def _layout(sequences: list[Sequence], size: int) -> DecodeLayout:
+def _layout(order: DepthFirst, size: int) -> DecodeLayout:
     """From nothing but the sequences."""
+    sequences = order.sequences
     positions = np.array([sequence.computed for sequence in sequences], np.int32)
     positions -= 1
     columns = positions // size
@@ -106,11 +117,5 @@ def _layout(sequences: list[Sequence], size: int) -> DecodeLayout:
         slots,
         np.arange(len(sequences) + 1, dtype=np.int32),
         tables,
+        np.array(order.common, np.int32) // size,
     )
-
-
-def _in_order(ready: list[Sequence], order: list[Sequence]) -> list[Sequence]:
-    if len(ready) == len(order):
-        return order
-    chosen = set(ready)
-    return [sequence for sequence in order if sequence in chosen]

@@ -138,7 +138,9 @@ class StepPlan:
     slots: np.ndarray  # [T] int64, where each token's KV goes
     row_start: np.ndarray  # [R+1] int32
     context_len: np.ndarray  # [R] int32, tokens with KV once the step is done
-    block_tables: np.ndarray  # [R, W] int32, row r uses its first ceil(context_len/block_size)
+    # [R, W] int32, row r uses its first ceil(context_len/block_size). Plans of decode steps share
+    # it, and what lies behind changes while they are under way.
+    block_tables: np.ndarray
     copies: np.ndarray  # [C, 3] int32: source block, destination block, rows from 0
     duplicate_tokens: np.ndarray  # [D] int32, indices into the flat tokens
     duplicate_slots: np.ndarray  # [D] int64
@@ -149,6 +151,10 @@ class StepPlan:
     feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[F, 2] int32: flat token feeds[i, 0] is what sample feeds[i, 1] of the plan launched before
     finds; what `token_ids` has there means nothing."""
+    common_blocks: np.ndarray | None = None
+    """[R-1] int32: so many leading blocks row r and row r + 1 have in common, whole ones before the
+    new tokens of both. As long as it is the same object, rows and what they share are the same.
+    None: nobody has looked."""
 
     @property
     def late(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from rootlace.runtime.cache import BlockPool
 from rootlace.runtime.scheduler.decode_rows import DecodeLayout
 from rootlace.runtime.scheduler.flight import Flight
+from rootlace.runtime.scheduler.order import DepthFirst
 from rootlace.runtime.scheduler.plan import PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -142,7 +143,7 @@ class PlanBuilder:
 
     def build(
         self,
-        order: list[Sequence],
+        order: DepthFirst,
         sample_rows: SampleRows,
         lay: Callable[[list[Sequence]], DecodeLayout],
     ) -> Flight:
@@ -176,16 +177,17 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
+            common_blocks=decode.common_blocks,
         )
         sampled = [(sequence, sequence.epoch) for sequence in sequences]
         return Flight(plan, sequences, sampled, [], [])
 
-    def _mixed(
-        self, order: list[Sequence], decode: DecodeLayout, sample_rows: SampleRows
-    ) -> Flight:
+    def _mixed(self, order: DepthFirst, decode: DecodeLayout, sample_rows: SampleRows) -> Flight:
         size, chunks = self._block_size, self._chunks
         members = {*decode.sequences, *(chunk.sequence for chunk in chunks)}
-        sequences = [sequence for sequence in order if sequence in members]
+        if len(members) < len(order.sequences):
+            order = order.only(members)
+        sequences = order.sequences
         row_of = {sequence: row for row, sequence in enumerate(sequences)}
         decoding = np.array([row_of[sequence] for sequence in decode.sequences], np.int64)
         counts = np.ones(len(sequences), np.int32)
@@ -256,6 +258,7 @@ class PlanBuilder:
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
             feeds=_feeds(decode.sequences, flats.tolist()),
+            common_blocks=_common_blocks(order, context_len - counts, size),
         )
         return Flight(
             plan=plan,
@@ -270,6 +273,12 @@ class PlanBuilder:
         for blocks in self._guards:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
+
+
+def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarray:
+    """`starts` [R]: how many tokens each row has before its new ones."""
+    common = np.array(order.common, np.int32)
+    return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
 
 
 def _feeds(sequences: list[Sequence], flats: Iterable[int]) -> np.ndarray:

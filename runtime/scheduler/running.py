@@ -6,7 +6,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from rootlace.runtime.scheduler.kv import KVStore
-from rootlace.runtime.scheduler.order import depth_first
+from rootlace.runtime.scheduler.order import DepthFirst, depth_first
 from rootlace.runtime.scheduler.sequence import Sequence
 
 
@@ -44,7 +44,7 @@ class RunningSet:
         self.retracted: list[Sequence] = []
         self.retractions = 0
         self.reserve = headroom.least
-        self._ordered: list[Sequence] | None = None
+        self._ordered: DepthFirst | None = None
         self._admissions = 0
 
     # ------------------------------------------------------------ coming and going
@@ -113,7 +113,8 @@ class RunningSet:
         """A handle moved: the order is to be found again."""
         self._ordered = None
 
-    def depth_first(self) -> list[Sequence]:
+    def depth_first(self) -> DepthFirst:
+        """Another object whenever the order may have changed."""
         if self._ordered is None:
             self._ordered = depth_first(self.sequences)
         return self._ordered

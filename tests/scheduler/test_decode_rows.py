@@ -82,3 +82,41 @@ def test_rows_that_pause_come_back_with_their_own_tables() -> None:
     assert world.stats["retractions"], "nobody was retracted: the test tests nothing"
     for job in world.jobs.values():
         world.expect_cold(job)
+
+
+@OVERLAP
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_what_neighbours_share_is_known_without_looking_at_tables(
+    overlap: bool, block_size: int
+) -> None:
+    world = World(block_size=block_size, num_blocks=4000 // block_size, overlap=overlap)
+    pick = random.Random(block_size)
+    trunk = pick.choices(range(100), k=60)
+    shared = 0
+    for step in range(150):
+        if step < 120 and pick.random() < 0.2:
+            tail = pick.choices(range(100), k=pick.randint(1, 9))
+            world.submit([*trunk[: pick.randint(1, 60)], *tail], pick.randint(1, 25))
+        plan = world.step()
+        if plan is None:
+            continue
+        assert plan.common_blocks is not None
+        starts = plan.positions[plan.row_start[:-1]] // block_size
+        for row in range(plan.num_rows - 1):
+            most = int(starts[row : row + 2].min())
+            a, b = plan.block_tables[row, :most], plan.block_tables[row + 1, :most]
+            expected = int((a == b).argmin()) if (a != b).any() else most
+            assert plan.common_blocks[row] == expected
+            shared += expected
+    assert shared > 500
+    world.drain()
+
+
+def test_as_long_as_rows_stay_what_they_share_is_the_same_object() -> None:
+    world = World(block_size=4)
+    for last in range(3):
+        world.submit([1, 2, 3, 4, 5, last], 20)
+    plans = [world.step() for _ in range(15)]
+    common = [plan.common_blocks for plan in plans[2:] if plan is not None]
+    assert all(one is common[0] for one in common)
+    assert common[0] is not None and common[0].tolist() == [1, 1]
