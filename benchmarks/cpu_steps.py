@@ -153,7 +153,7 @@ class Subject:
         with self.parts.measuring("logits"):
             logits = self._forward.logits(hidden)
         with self.parts.measuring("sampling"):
-            sample(logits, plan.samples, REFERENCE, self._masks, self._forward.best)
+            sample(logits, plan.samples, REFERENCE, self._masks, self._forward.pick)
         return time.perf_counter() - start
 
     def _reference(self, rotary: RotaryEmbedding, pool: torch.Tensor) -> ReferenceForward:

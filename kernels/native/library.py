@@ -105,6 +105,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "rl_logits": (None, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
     "rl_argmax": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "rl_draw": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_best": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
     "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32]),

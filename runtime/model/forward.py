@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.sampler import Masks, greedy_tokens
+from rootlace.runtime.model.sampler import Pick, TorchPick
 from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.scheduler.plan import StepPlan
 
@@ -26,8 +25,9 @@ class Forward(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], good until the next call."""
 
-    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
-        """See `sampler.greedy_tokens`."""
+    @property
+    def pick(self) -> Pick:
+        """What finds tokens in its logits."""
 
 
 class ReferenceForward:
@@ -40,6 +40,7 @@ class ReferenceForward:
         self._kernels = kernels
         self._inputs = inputs
         self._cache = cache
+        self.pick = TorchPick()
 
     @property
     def vocab_size(self) -> int:
@@ -56,6 +57,3 @@ class ReferenceForward:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._decoder.logits(hidden)
-
-    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
-        return greedy_tokens(logits, masks)

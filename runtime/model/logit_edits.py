@@ -36,6 +36,11 @@ def only_takes_away(row: SampleRow) -> bool:
     return not (params.logit_bias or _has_penalties(row))
 
 
+def only_masked(row: SampleRow) -> bool:
+    """Whether a mask is all that is done to the logits, if anything is."""
+    return not row.banned and only_takes_away(row)
+
+
 def leaves(row: SampleRow, token: int) -> bool:
     """Whether mask and bans leave `token` (-1: there is none)."""
     if token < 0 or token in row.banned:

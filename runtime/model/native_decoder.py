@@ -10,12 +10,11 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.mask_tables import words_of
+from rootlace.runtime.model.native_pick import NativePick
 from rootlace.runtime.model.native_weights import NativeWeights
 from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.sampler import Masks
 from rootlace.runtime.model.step_input import wanted_tokens
-from rootlace.runtime.scheduler.plan import MaskRow, StepPlan
+from rootlace.runtime.scheduler.plan import StepPlan
 
 MAX_HEAD_DIM = 256
 TABLE_BYTES = 128 << 20
@@ -51,6 +50,7 @@ class NativeDecoder:
         self._library = library
         self._team = team
         self._workspace = Workspace(library)
+        self.pick = NativePick(library, team)
         self._config = config
         self._weights = weights
         self._cache = cache
@@ -140,27 +140,6 @@ class NativeDecoder:
         )
         return torch.from_numpy(self._logits[:count])
 
-    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
-        """See `sampler.greedy_tokens`."""
-        rows, vocab = logits.shape
-        tokens = np.empty(rows, np.int32)
-        logits = logits.contiguous()
-        where, _kept = _addresses(masks, -(-vocab // 32))
-        if where is None:
-            self._library.rl_argmax(
-                self._team.handle, logits.data_ptr(), rows, vocab, tokens.ctypes.data
-            )
-        else:
-            self._library.rl_best(
-                self._team.handle,
-                logits.data_ptr(),
-                rows,
-                vocab,
-                where.ctypes.data,
-                tokens.ctypes.data,
-            )
-        return tokens
-
     def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._rotations = (cos, sin)
         self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
@@ -175,25 +154,6 @@ class NativeDecoder:
             raise ValueError("a slot is not in the KV cache")
         if not 0 <= positions.min() <= positions.max() < self._rotary.context_length:
             raise ValueError("a position is beyond the context")
-
-
-def _addresses(masks: Masks, words: int) -> tuple[np.ndarray | None, list[np.ndarray]]:
-    """int64: where the masks lie, of `words` words each, 0 where all is allowed; None if it is
-    everywhere. The list is to be kept as long as they are read."""
-    found: list[int] = []
-    kept: list[np.ndarray] = []
-    for mask in masks:
-        if mask is None:
-            found.append(0)
-        elif isinstance(mask, MaskRow) and mask.address:
-            found.append(mask.address)
-        else:
-            whole = np.ascontiguousarray(words_of(mask))
-            if len(whole) < words:  # nothing is allowed beyond its end
-                whole = np.pad(whole, (0, words - len(whole)))
-            kept.append(whole)
-            found.append(whole.ctypes.data)
-    return (np.array(found, np.int64) if any(found) else None), kept
 
 
 def _int32(values: np.ndarray) -> np.ndarray:

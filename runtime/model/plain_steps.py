@@ -121,7 +121,7 @@ class PlainSteps:
         if not rows:
             return _NO_TOKENS, []
         logits = self._forward.logits(hidden)
-        token_ids = sample(logits, rows, self._kernels, self._masks, self._forward.best)
+        token_ids = sample(logits, rows, self._kernels, self._masks, self._forward.pick)
         return token_ids, score_samples(logits, token_ids, rows)
 
 

@@ -19,7 +19,8 @@ Temperature 0 is greedy: the largest logit, the smallest id among equals.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from rootlace.runtime.model.logit_edits import (
     has_edits,
     leaves,
     left_ids,
+    only_masked,
     only_takes_away,
 )
 from rootlace.runtime.model.mask_tables import MaskTables, allowed_ids, allows
@@ -41,12 +43,44 @@ NO_TOKEN = -1
 """What a row gets whose distribution is empty (everything masked) or not a number."""
 
 Masks = Sequence[np.ndarray | MaskRow | None]
-Greedy = Callable[[torch.Tensor, Masks], np.ndarray]
-"""What finds the best tokens: `greedy_tokens` or what does the same."""
-
 FIRST_CANDIDATES = 256
 MORE_CANDIDATES = 16
 """Where a row is cut that many tokens are ranked first, then times so many, until they suffice."""
+
+
+class Pick(Protocol):
+    """Finds tokens in logits float32 [S, V]."""
+
+    @property
+    def draws_masked(self) -> bool:
+        """Whether `draw` takes masks."""
+
+    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        """See `greedy_tokens`."""
+
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Masks = ()
+    ) -> np.ndarray:
+        """The token of rows with a temperature, int32 [S]. `masks` as in `greedy_tokens`; nothing
+        else that edits logits is looked at."""
+
+
+class TorchPick:
+    """See `Pick`."""
+
+    draws_masked = False
+
+    def best(self, logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        return greedy_tokens(logits, masks)
+
+    def draw(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], masks: Masks = ()
+    ) -> np.ndarray:
+        assert not any(mask is not None for mask in masks)
+        return _drawn(logits, rows)
+
+
+TORCH_PICK = TorchPick()
 
 
 def greedy_tokens(logits: torch.Tensor, masks: Masks = ()) -> np.ndarray:
@@ -73,27 +107,39 @@ def sample(
     rows: Sequence[SampleRow],
     kernels: KernelSet,
     tables: MaskTables,
-    greedy: Greedy = greedy_tokens,
+    pick: Pick = TORCH_PICK,
 ) -> np.ndarray:
     """Draw one token per row, on the host. logits float32 [S, V], not changed -> int32 [S]."""
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not random:
-        return _best(logits, rows, kernels, tables, greedy)
+        return _best(logits, rows, kernels, tables, pick)
     tokens = np.empty(len(rows), dtype=np.int32)
     cold = [i for i, row in enumerate(rows) if row.params.temperature <= 0]
     if cold:
         chosen = [rows[i] for i in cold]
-        tokens[cold] = _best(_select(logits, cold), chosen, kernels, tables, greedy)
+        tokens[cold] = _best(_select(logits, cold), chosen, kernels, tables, pick)
     chosen = [rows[i] for i in random]
-    tokens[random] = _drawn(_edited(_select(logits, random), chosen, kernels, tables), chosen)
+    # A mask alone is best looked at where the token is drawn.
+    masked = pick.draws_masked
+    edited = [has_edits(row) and not (masked and only_masked(row)) for row in chosen]
+    masks = [
+        row.mask if masked and not edits else None
+        for row, edits in zip(chosen, edited, strict=True)
+    ]
+    picked = _edited(_select(logits, random), chosen, edited, kernels, tables)
+    tokens[random] = pick.draw(picked, chosen, masks)
     return tokens
 
 
 def _edited(
-    logits: torch.Tensor, rows: Sequence[SampleRow], kernels: KernelSet, tables: MaskTables
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    wanted: Sequence[bool],
+    kernels: KernelSet,
+    tables: MaskTables,
 ) -> torch.Tensor:
-    """The logits as `rows` ask for them; those given are not changed."""
-    edited = [i for i, row in enumerate(rows) if has_edits(row)]
+    """The logits as those `rows` that are `wanted` ask for them; those given are not changed."""
+    edited = [i for i, asks in enumerate(wanted) if asks]
     if len(edited) == len(rows):
         logits = logits.clone()
         edit_logits(logits, rows, kernels, tables)
@@ -110,13 +156,13 @@ def _best(
     rows: Sequence[SampleRow],
     kernels: KernelSet,
     tables: MaskTables,
-    greedy: Greedy,
+    pick: Pick,
 ) -> np.ndarray:
     """The token of greedy rows, int32 [S]."""
     if all(row.simple for row in rows):
-        return greedy(logits, [row.mask for row in rows])
+        return pick.best(logits, [row.mask for row in rows])
     # Where the best token of all may be taken, nothing else has to be looked at.
-    tokens = greedy(logits, ())
+    tokens = pick.best(logits)
     values = logits.numpy()
     edited: list[int] = []
     for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
@@ -127,7 +173,7 @@ def _best(
     if edited:
         chosen = logits[edited]
         edit_logits(chosen, [rows[i] for i in edited], kernels, tables)
-        tokens[edited] = greedy(chosen, ())
+        tokens[edited] = pick.best(chosen)
     return tokens
 
 
@@ -144,11 +190,12 @@ def _drawn(logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
     tokens = np.empty(len(rows), dtype=np.int32)
     plain = [i for i, row in enumerate(rows) if not _is_cut(row)]
     cut = [i for i, row in enumerate(rows) if _is_cut(row)]
+    u = row_uniforms(rows)
     if plain:
         weights = _weights(_select(logits, plain), [rows[i] for i in plain])
-        tokens[plain] = _pick(weights.cumsum(1), _draw(rows, plain))
+        tokens[plain] = _pick(weights.cumsum(1), u[plain])
     if cut:
-        tokens[cut] = _sample_cut(_select(logits, cut), [rows[i] for i in cut], _draw(rows, cut))
+        tokens[cut] = _sample_cut(_select(logits, cut), [rows[i] for i in cut], u[cut])
     return tokens
 
 
@@ -163,8 +210,9 @@ def _select(logits: torch.Tensor, chosen: list[int]) -> torch.Tensor:
     return logits.index_select(0, torch.tensor(chosen, device=logits.device))
 
 
-def _draw(rows: Sequence[SampleRow], chosen: list[int]) -> np.ndarray:
-    return uniforms([rows[i].params.seed or 0 for i in chosen], [rows[i].position for i in chosen])
+def row_uniforms(rows: Sequence[SampleRow]) -> np.ndarray:
+    """The number in [0, 1) that each row's token is drawn with, float64 [S]."""
+    return uniforms([row.params.seed or 0 for row in rows], [row.position for row in rows])
 
 
 def _weights(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

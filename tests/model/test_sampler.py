@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference import REFERENCE
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.model import sampler
 from rootlace.runtime.model.logit_edits import edit_logits, has_edits
 from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.native_pick import NativePick
 from rootlace.runtime.model.sampler import NO_TOKEN
 from rootlace.runtime.model.uniform import uniforms
 from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
+from tests.native import native_library
 
 VOCAB = 403
 
@@ -41,10 +44,20 @@ def make_logits(rows: int, seed: int = 0, ties: bool = False) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
+PICK: sampler.Pick = sampler.TORCH_PICK
+
+
+@pytest.fixture(autouse=True, params=["torch", "native"])
+def pick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `sample` finds tokens with."""
+    if request.param == "native":
+        library = native_library()
+        monkeypatch.setattr(f"{__name__}.PICK", NativePick(library, Team(library, 2)))
+
+
 def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    return [
-        int(token) for token in sampler.sample(logits, rows, REFERENCE, MaskTables(VOCAB, "cpu"))
-    ]
+    tables = MaskTables(VOCAB, "cpu")
+    return sampler.sample(logits, rows, REFERENCE, tables, PICK).tolist()
 
 
 # ---------------------------------------------------------------- the reference

@@ -99,6 +99,19 @@ void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int
 void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
              int32_t* tokens);
 
+// How a row is sampled; neutral: top_k the vocabulary's size or more, top_p 1, min_p 0.
+struct RlDraw {
+  double temperature;  // above 0
+  double top_p, min_p;
+  double u;      // in [0, 1): where the cumulative distribution is inverted
+  int64_t mask;  // as in rl_best
+  int32_t top_k, unused;
+};
+
+// One token of each of `rows` rows of `vocab`; -1 where no distribution is left.
+void rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
+             int32_t* tokens);
+
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 

@@ -1,0 +1,127 @@
+"""Tokens drawn in C++ are those of the sampler in torch (`tests/model/test_sampler.py` has the
+rule), with large vocabularies, hard cuts and masks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.reference import REFERENCE
+from rootlace.protocol import SamplingParams
+from rootlace.runtime.model.mask_tables import MaskTables
+from rootlace.runtime.model.native_pick import NativePick
+from rootlace.runtime.model.sampler import TORCH_PICK, Pick, sample
+from rootlace.runtime.scheduler.plan import SampleRow
+from tests.native import native_library
+
+PARAMS = [
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.7, top_p=0.9, seed=2),
+    SamplingParams(temperature=1.3, top_p=0.999, seed=3),
+    SamplingParams(temperature=0.9, top_k=50, seed=4),
+    SamplingParams(temperature=2.0, top_k=5000, top_p=0.95, seed=5),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.5, min_p=0.02, seed=6),
+    SamplingParams(temperature=1.0, min_p=0.1, seed=7),
+    SamplingParams(temperature=1.0, top_k=1, seed=8),
+    SamplingParams(temperature=1.0, top_p=1e-9, seed=9),
+]
+
+
+@pytest.fixture(scope="module")
+def native() -> NativePick:
+    library = native_library()
+    return NativePick(library, Team(library, 3))
+
+
+def rows(count: int, masks: list[np.ndarray | None] | None = None) -> list[SampleRow]:
+    found = []
+    for i in range(count):
+        ids = np.arange(3 + i, dtype=np.int32)
+        found.append(SampleRow(i, PARAMS[i % len(PARAMS)], ids, 2, masks[i] if masks else None))
+    return found
+
+
+def drawn(logits: torch.Tensor, rows: list[SampleRow], pick: Pick) -> list[int]:
+    return sample(logits, rows, REFERENCE, MaskTables(logits.shape[1], "cpu"), pick).tolist()
+
+
+def normal(count: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
+    values = np.random.default_rng(seed).normal(0, scale, (count, vocab))
+    return torch.from_numpy(values.astype(np.float32))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 16, 1000, 1024, 1025, 32_000])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 4.0, 30.0])
+def test_as_torch_draws(native: NativePick, vocab: int, scale: float) -> None:
+    """Flat distributions, where a cut goes through the middle of equals, to sharp ones."""
+    asked = rows(45)
+    logits = normal(len(asked), vocab, scale, seed=vocab)
+    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+    rounded = logits.bfloat16().float()  # with many ties
+    assert drawn(rounded, asked, native) == drawn(rounded, asked, TORCH_PICK)
+
+
+def test_under_masks(native: NativePick) -> None:
+    vocab, count = 5003, 60
+    random = np.random.default_rng(0)
+    masks: list[np.ndarray | None] = []
+    for i in range(count):
+        share = random.choice([0.0, 3e-4, 0.02, 0.5, 1.0])
+        bits = np.packbits(random.random(32 * -(-vocab // 32)) < share, bitorder="little")
+        words = bits.view(np.int32)
+        masks.append((None, words, words[:40])[i % 3])
+    asked = rows(count, masks)
+    # Some have more than a mask.
+    asked = [
+        dataclasses.replace(row, banned=(5, 77)) if i % 4 == 0 else row
+        for i, row in enumerate(asked)
+    ]
+    logits = normal(count, vocab, 3.0, seed=1)
+    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+
+
+def test_what_is_forbidden_may_be_anything(native: NativePick) -> None:
+    vocab = 100
+    mask = np.zeros(4, np.int32)
+    mask[1] = 0b1010
+    logits = torch.full((len(PARAMS), vocab), float("nan"))
+    logits[:, 33], logits[:, 35] = 1.0, 2.0
+    found = drawn(logits, rows(len(PARAMS), [mask] * len(PARAMS)), native)
+    assert set(found) <= {33, 35}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number(native: NativePick, value: float) -> None:
+    logits = normal(len(PARAMS), 1000, 1.0, seed=0)
+    logits[:, 999] = value
+    assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
+    logits[:] = -torch.inf
+    assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
+
+
+def test_most_tokens_impossible(native: NativePick) -> None:
+    logits = torch.full((45, 32_000), -torch.inf)
+    logits[:, 10_000:10_040] = normal(45, 40, 5.0, seed=3)
+    asked = rows(45)
+    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+
+
+def test_a_row_is_drawn_alike_in_any_company(native: NativePick) -> None:
+    asked = rows(27)
+    logits = normal(len(asked), 4099, 2.0, seed=5)
+    alone = [drawn(logits[i : i + 1], asked[i : i + 1], native)[0] for i in range(len(asked))]
+    assert drawn(logits, asked, native) == alone
+
+
+def test_frequencies(native: NativePick) -> None:
+    """Twenty thousand draws from ten tokens."""
+    logits = torch.linspace(-2, 2, 10).expand(20_000, 10)
+    params = SamplingParams(temperature=1.0, seed=11)
+    ids = np.zeros(20_000, np.int32)
+    asked = [SampleRow(i, params, ids[: i + 1], 1) for i in range(20_000)]
+    counts = np.bincount(drawn(logits, asked, native), minlength=10) / 20_000
+    assert np.abs(counts - torch.softmax(logits[0], 0).numpy()).max() < 0.012
