@@ -179,7 +179,8 @@ class Work {
 
  private:
   void place(Arena& arena) {
-    queries_at_ = arena.take<T>((size_t)queries_ * dim_ + 2 * LANES);
+    queries_at_ = arena.take<T>((size_t)queries_ * dim_);
+    positions_ = arena.take<int>(per_head_);
     for (State* state : {&now_, &total_}) {
       state->base = arena.take<float>(queries_);
       state->sums = arena.take<float>((size_t)queries_ * LANES);
@@ -192,11 +193,10 @@ class Work {
   }
 
   void look_at_positions() {
-    lowest_ = highest_ = plan_.tokens[task_.first].position;
-    for (int i = task_.first + 1; i < task_.last; i++) {
-      lowest_ = std::min(lowest_, plan_.tokens[i].position);
-      highest_ = std::max(highest_, plan_.tokens[i].position);
-    }
+    int* to = positions_;
+    for (int i = task_.first; i < task_.last; i++) to = std::fill_n(to, group_, plan_.tokens[i].position);
+    lowest_ = *std::min_element(positions_, to);
+    highest_ = *std::max_element(positions_, to);
     first_visible_ = std::max(lowest_ - window() + 1, 0) / KEY_BLOCK;
     keys_end_ = std::min(task_.high * KEY_BLOCK, highest_ + 1);
   }
@@ -285,15 +285,15 @@ class Work {
   void attend(int block, int offset, int begin, int end, const Places* next) {
     constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
     const int rows = end - begin, start = block * KEY_BLOCK;
-    int position[MOST_ROWS];
-    int most = 0, least = 1 << 30;
-    for (int i = 0; i < rows; i++) {
-      position[i] = plan_.tokens[task_.first + (begin + i) / group_].position;
-      most = std::max(most, position[i]);
-      least = std::min(least, position[i]);
+    const int* position = positions_ + begin;
+    int count = KEY_BLOCK;
+    const bool every = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
+    if (!every) {
+      int most = *std::max_element(position, position + rows);
+      int least = *std::min_element(position, position + rows);
+      count = std::min(KEY_BLOCK, most + 1 - start);
+      if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     }
-    const int count = std::min(KEY_BLOCK, std::min(keys_end_, most + 1) - start);
-    if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     const int vecs = ceil_div(count, LANES);
     const int first = offset + begin;
     const int bytes = dim_ * (int)sizeof(T), depth = ceil_div(count, 2) * 2;
@@ -307,8 +307,8 @@ class Work {
                                     dim_, scores_, KEY_BLOCK, nullptr, next ? &keys : nullptr);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
-      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, position[i] - window() + 1 - start,
-                       position[i] + 1 - start, scale(), now_.base[first + i],
+      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, every ? 0 : position[i] - window() + 1 - start,
+                       every ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
     const int groups = ceil_div(columns_ / LANES, MOST_VECS);
     for (int g = 0; g < groups; g++) {
@@ -402,6 +402,7 @@ class Work {
   int first_visible_;     // key block
   int keys_end_;          // positions from here on are not read
   T* queries_at_;         // [queries, dim]
+  int* positions_;        // [per_head]
   State now_, total_;     // of the segment at hand; of those before it
   T *keys_, *values_;     // packed
   float* scores_;         // [MOST_ROWS, KEY_BLOCK]
