@@ -66,9 +66,8 @@ class PlanBuilder:
         self._copies: list[tuple[int, int, int]] = []
         self._duplicates: list[tuple[np.ndarray, np.ndarray]] = []
         self._origins: dict[int, _Origin] = {}
-        self._written: dict[int, tuple[int, int]] = {}
-        """Block -> (first row written by this step, flat token of row 0 as if it were written), of
-        the first `_noted` chunks."""
+        self._writers: dict[int, _Chunk] = {}
+        """By block, who of the first `_noted` chunks writes to it."""
         self._noted = 0
         self._guards: list[np.ndarray] = []
 
@@ -100,24 +99,25 @@ class PlanBuilder:
         self._chunks.append(_Chunk(sequence, start, count, self._flat, table, sample, *scores))
         self._flat += count
 
-    def _origin_of(self, block: int, count: int) -> tuple[int, int]:
-        """Where `_written` has a block; (count, 0) if its first `count` rows are older."""
-        # Worked out when it is asked for: a chunk has as many blocks as it likes, and few steps
-        # share any that they write to.
+    def _written(self, block: int, count: int) -> tuple[int, int]:
+        """The first row of a block that this step writes (`count`, if it is none of the first
+        `count`), and the flat token of row 0 as if it were written."""
         size = self._block_size
+        # Noted when it is asked for: few steps share blocks that they write to.
         for chunk in self._chunks[self._noted :]:
-            first = chunk.start // size
-            for index, written in enumerate(chunk.table[first:].tolist(), first):
-                offset = max(chunk.start - index * size, 0)
-                self._written[written] = (offset, chunk.flat + index * size - chunk.start)
+            self._writers.update(dict.fromkeys(chunk.table[chunk.start // size :].tolist(), chunk))
         self._noted = len(self._chunks)
-        return self._written.get(block, (count, 0))
+        writer = self._writers.get(block)
+        if writer is None:
+            return count, 0
+        first = int((writer.table == block).argmax()) * size
+        return min(max(writer.start - first, 0), count), writer.flat + first - writer.start
 
     def share_rows(self, source: int, target: int, count: int) -> None:
         """Block `target` is to hold the first `count` rows of `source` before anybody attends."""
-        first_written, flat = self._origin_of(source, count)
+        first_written, flat = self._written(source, count)
         origin = self._origins.get(source)
-        base, copied, duplicates = source, min(first_written, count), _NONE
+        base, copied, duplicates = source, first_written, _NONE
         if origin is not None:
             base = origin.source
             duplicates = origin.duplicates[: max(copied - origin.copied, 0)]
