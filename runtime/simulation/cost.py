@@ -101,18 +101,18 @@ def time_step(
     """
     room = max(cost.max_step_tokens - len(row_tokens), 1)
     computed = np.cumsum(chunk_tokens)
-    prefill = int(computed[-1]) if len(computed) else 0
-    per_chunk = chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2))
-    spent = np.cumsum(per_chunk)
-    last = -(-prefill // room)
-    longest = int(row_tokens.max(initial=0))
-    steps = max(last, longest, 1)
+    spent = np.cumsum(chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2)))
     decoding = float(np.dot(row_tokens, cost.decode + cost.context * row_contexts))
-    all_chunks = float(spent[-1]) if len(spent) else 0.0
-
     needed = -(-computed // room)
-    chunks = cost.step * needed + spent + decoding * (needed / steps)
-    done = np.minimum(row_tokens * (room / prefill), 1.0) if prefill else 0.0
-    rows = cost.step * row_tokens + decoding * (row_tokens / steps) + done * all_chunks
-    total = cost.step * steps + decoding + all_chunks
-    return StepTimes(total, chunks, rows, steps)
+    steps = max(int(needed[-1]) if len(needed) else 0, int(row_tokens.max(initial=0)), 1)
+
+    def until(step: np.ndarray) -> np.ndarray:
+        """Seconds that the first so many steps take."""
+        return (
+            cost.step * step
+            + decoding * (step / steps)
+            + np.interp(step * room, np.append(0, computed), np.append(0.0, spent))
+        )
+
+    total = float(until(np.array([steps]))[0])
+    return StepTimes(total, until(needed), until(row_tokens), steps)

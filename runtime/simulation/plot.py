@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rootlace.runtime.simulation.study import Study, short
 
@@ -16,6 +17,14 @@ def plot_study(study: Study, path: Path) -> None:
     matplotlib.use("svg" if path.suffix == ".svg" else "agg")
     from matplotlib import pyplot
 
+    # Text as text, and the same bytes for the same figures.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rootlace"}):
+        figure = _draw(study, pyplot)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
+
+
+def _draw(study: Study, pyplot: Any) -> Any:
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     sizes = list(study.sizes)
     axes.axhline(100 * study.infinite, color="0.2", linewidth=1, linestyle=":")
@@ -60,5 +69,4 @@ def plot_study(study: Study, path: Path) -> None:
     )
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    return figure

@@ -1,0 +1,80 @@
+"""`rootlace simulate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rootlace.cli.app import app
+from tests.simulation.traces import write_azure, write_mooncake
+
+
+def _simulate(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+@pytest.fixture
+def mooncake(tmp_path: Path) -> Path:
+    rows = [(n / 10, 2000, 30, [0, n % 3 + 1, 10 + n, 100 + n]) for n in range(12)]
+    return write_mooncake(tmp_path / "t.jsonl", rows)
+
+
+def test_a_study(mooncake: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    figures, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    result = _simulate(
+        mooncake, "--policy", "all", "--cache-tokens", "4k,0.016M", "--rate", "2",
+        "--requests", "20", "--granularity", "32", "--json", figures, "--plot", picture,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for text in ("t.jsonl (mooncake): 20 requests", "Stated, not measured", "dfs-no-aging", "16k"):
+        assert text in result.output, text
+    runs = json.loads(figures.read_text())["runs"]
+    assert [run["cache_tokens"] for run in runs] == [4000] * 5 + [16000] * 5
+    assert all(run["requests"] == 20 and run["refused"] == 0 for run in runs)
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_the_other_format_and_a_cost_of_ones_own(tmp_path: Path) -> None:
+    trace = write_azure(tmp_path / "t.csv", [(n, 100 + n, 5) for n in range(8)])
+    cost = tmp_path / "cost.json"
+    cost.write_text('{"step": 0.25, "prefill": 0, "source": "my abacus"}')
+    figures = tmp_path / "out.json"
+    result = _simulate(trace, "--cost", cost, "--policy", "fcfs", "--granularity", "1",
+                       "--cache-tokens", "2k", "--json", figures)  # fmt: skip
+    assert result.exit_code == 0 and "my abacus" in result.output, result.output
+    (run,) = json.loads(figures.read_text())["runs"]
+    assert run["hit_rate"] == 0 and run["tpot"]["p50"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_defaults(mooncake: Path) -> None:
+    result = _simulate(mooncake)
+    assert result.exit_code == 0 and "fcfs" in result.output and "65.54k" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--policy", "best"], "there is no policy 'best'"),
+        (["--cache-tokens", "1M,x"], "'x' is no size"),
+        (["--cache-tokens", "0"], "'0' is no size"),
+        (["--cost", "abacus"], "neither a file nor a known cost model"),
+        (["--granularity", "100"], "must divide the trace's blocks of 512 tokens"),
+        (["--json", "/nowhere/x.json"], "No such file"),
+    ],
+)
+def test_mistakes_are_said(mooncake: Path, arguments: list[str], says: str) -> None:
+    result = _simulate(mooncake, *arguments)
+    assert result.exit_code == 1 and says in result.output, result.output
+
+
+def test_a_bad_trace_is_said(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"timestamp": 0}\n')
+    result = _simulate(bad)
+    assert result.exit_code == 1 and "bad.jsonl:1: has no 'input_length'" in result.output
+    result = _simulate(tmp_path / "none")
+    assert result.exit_code == 1 and "No such file" in result.output
