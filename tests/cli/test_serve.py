@@ -164,16 +164,19 @@ def test_constraint_options_reach_the_configuration(
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], ("auto", True, None)),
-        (["--kv-dtype", "fp8_e4m3", "--no-cuda-graphs", "--overlap"], ("fp8_e4m3", False, True)),
-        (["--no-overlap"], ("auto", True, False)),
+        ([], ("auto", "auto", True, None)),
+        (
+            ["--kv-dtype", "fp8_e4m3", "--no-cuda-graphs", "--overlap"],
+            ("fp8_e4m3", "auto", False, True),
+        ),
+        (["--no-overlap", "--kernels", "reference"], ("auto", "reference", True, False)),
     ],
 )
-def test_gpu_options_reach_the_configuration(
+def test_options_of_the_executor_reach_the_configuration(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: list[str],
-    expected: tuple[str, bool, bool | None],
+    expected: tuple[str, str, bool, bool | None],
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(
@@ -182,7 +185,9 @@ def test_gpu_options_reach_the_configuration(
     result = CliRunner().invoke(app, ["serve", str(tiny_model), "--port", "0", *flags])
     assert result.exit_code == 0, result.output
     (engine,) = seen
-    assert (engine.executor.kv_dtype, engine.executor.cuda_graphs, engine.overlap) == expected
+    executor = engine.executor
+    found = (executor.kv_dtype, executor.kernels, executor.cuda_graphs, engine.overlap)
+    assert found == expected
 
 
 def test_a_taken_port(tiny_model: Path) -> None:

@@ -55,6 +55,7 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
         constraint_backend="llguidance",
         jump_forward=False,
         kv_cache_dtype="fp8_e4m3",
+        kernels="reference",
         disable_cuda_graph=True,
         overlap=False,
     ) as runtime:
@@ -65,6 +66,7 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
                 "model": "m",
                 "dtype": "float32",
                 "kv_dtype": "fp8_e4m3",
+                "kernels": "reference",
                 "cuda_graphs": False,
             },
             "cache": {"block_size": 4, "enabled": False},

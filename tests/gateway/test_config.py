@@ -19,6 +19,7 @@ from rootlace.runtime.config import EngineConfig
         ("executor", "threads", 0),
         ("executor", "kv_memory_bytes", -5),
         ("executor", "kv_dtype", "fp8"),
+        ("executor", "kernels", "fast"),
         ("executor", "cuda_graphs", "no"),
     ],
 )
