@@ -32,6 +32,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "program_address": ("gateway", "program_address"),
     "max_connections": ("gateway", "max_connections"),
     "max_branches": ("gateway", "max_branches"),
+    "stream_interval": ("gateway", "stream_interval"),
     "client_timeout": ("gateway", "client_timeout"),
     "dtype": ("engine", "executor", "dtype"),
     "device": ("engine", "executor", "device"),

@@ -68,7 +68,7 @@ class EngineLoop:
         executor_stats: Callable[[], dict[str, int | float]] = dict,
     ) -> None:
         self._scheduler = scheduler
-        self._steps = Steps(scheduler, executor, overlap)
+        self._steps = Steps(scheduler, executor, overlap, self._tell)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
@@ -108,6 +108,11 @@ class EngineLoop:
             # The first update of such a request comes with its last prompt chunk.
             first = self._first_tokens.pop(update.rid, None)
             self._outgoing.append(_to_wire(update, first))
+
+    def _tell(self, updates: list[Update]) -> None:
+        """Send news at once, in the middle of a step."""
+        self._report(updates)
+        self._say()
 
     def _say(self) -> None:
         now = time.monotonic()
@@ -199,6 +204,7 @@ class EngineLoop:
             jump_forward=jumps and self._jump_forward,
             waited=waited,
             tell_every=message.tell_every,
+            tell_seconds=message.tell_seconds,
         )
 
     def stats(self) -> dict[str, int | float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from rootlace.errors import InternalError, RootlaceError
 from rootlace.runtime.scheduler.plan import Executor, ExecutorLost, Launched, StepPlan
@@ -21,10 +22,18 @@ class Steps:
     takes less than a step. What the one before finds is told as soon as it is there.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, overlap: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        overlap: bool,
+        tell: Callable[[list[Update]], None],
+    ) -> None:
+        """`tell` is given news that should not wait until the step is over."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
+        self._tell = tell
         self._running: Launched | None = None
         self.count = 0
         """Steps committed or failed."""
@@ -56,6 +65,7 @@ class Steps:
         plan = self._scheduler.plan()
         if plan is None:
             return self._scheduler.take_updates()
+        self._before_waiting(plan)
         try:
             before = time.perf_counter()
             result = self._executor.run(plan)
@@ -90,6 +100,11 @@ class Steps:
 
     # ------------------------------------------------------------ parts of a step
 
+    def _before_waiting(self, plan: StepPlan) -> None:
+        """A step that computes prompts may take long: what was held back goes out before."""
+        if plan.num_tokens > plan.num_rows and (news := self._scheduler.held_back()):
+            self._tell(news)
+
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
         if plan is None:
             return None, None
@@ -110,6 +125,7 @@ class Steps:
 
     def _land(self, running: Launched) -> tuple[list[Update], bool]:
         """The result of a step; and whether it ran to its end."""
+        self._before_waiting(running.plan)
         before = time.perf_counter()
         try:
             result = self._executor.collect(running)

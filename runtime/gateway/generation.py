@@ -66,6 +66,8 @@ class Generation:
         params = self._engine_params(len(state.ids))
         requests = Requests(gateway.engine)
         tell_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
+        # Where a stop string may come, each token counts: the engine is to stop at once.
+        tell_seconds = gateway.config.stream_interval if op.stream and not op.params.stop else 0.0
         for index in range(op.params.n):
             sample = Sample(index, gateway.tokenizer, state.ids, op.params)
             self._samples.append(sample)
@@ -80,6 +82,7 @@ class Generation:
                     branch.namespace,
                     branch.program,
                     tell_every,
+                    tell_seconds,
                 ),
                 lambda update, sample=sample: self._hear(sample, update),  # type: ignore[misc]
             )

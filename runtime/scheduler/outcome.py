@@ -9,21 +9,32 @@ from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.update import Update
 
 
-def due(sequence: Sequence) -> bool:
-    """Whether enough is new for whoever asked: the first token is, then so many at a time."""
-    return not sequence.announced or sequence.length - sequence.told >= sequence.request.tell_every
+def due(sequence: Sequence, now: float) -> bool:
+    """Whether what is new is to be told: the first token is, then so many at a time, or so often.
+
+    Times are cut at multiples of `tell_seconds`, so that all who asked alike are told together.
+    """
+    if not sequence.announced:
+        return True
+    request = sequence.request
+    if sequence.length - sequence.told < request.tell_every:
+        return False
+    seconds = request.tell_seconds
+    return not seconds or now // seconds > sequence.told_at // seconds
 
 
-def news(sequence: Sequence) -> Update | None:
-    """What can be told of a request that goes on; None if there is nothing.
+def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update | None:
+    """What can be told of a request that goes on; None if there is nothing. `held_back`: also what
+    only waits for its time.
 
     Tokens wait for their scores. Those of a checked constraint wait for the end, since they may be
     taken back until then.
     """
     stop = sequence.score_next if sequence.scores_missing else sequence.length
-    if sequence.held or stop <= sequence.told or not due(sequence):
+    if sequence.held or stop <= sequence.told or not (held_back or due(sequence, now)):
         return None
     update = _tokens(sequence, stop)
+    sequence.told_at = now
     announce(sequence, update)
     return update
 

@@ -47,7 +47,8 @@ class Request:
     are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
     them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
     `waited` are seconds that it waited elsewhere before; they count as queued. Of its tokens the
-    first is told at once, then `tell_every` at a time, and at the end all.
+    first is told at once, then `tell_every` at a time, at most every `tell_seconds`, and at the end
+    all.
     """
 
     rid: int
@@ -60,3 +61,4 @@ class Request:
     jump_forward: bool = False
     waited: float = 0.0
     tell_every: int = 1
+    tell_seconds: float = 0.0

@@ -158,6 +158,14 @@ class Scheduler:
         updates, self._updates = self._updates, []
         return updates
 
+    def held_back(self) -> list[Update]:
+        """News that only wait for their time (`Request.tell_seconds`), told now: before a step that
+        may take long."""
+        now = self._clock()
+        waiting = (s for s in self._running.sequences if s.request.tell_seconds)
+        news = (outcome.news(sequence, now, held_back=True) for sequence in waiting)
+        return [update for update in news if update is not None]
+
     # ------------------------------------------------------------ the step
 
     def plan(self) -> StepPlan | None:
@@ -199,7 +207,7 @@ class Scheduler:
             if not sequence.finished:
                 assert sequence.ending is not None
                 updates.append(self._finish(sequence, sequence.ending))
-        intake = self._intake
+        intake, now = self._intake, self._clock()
         dropped = 0
         for (sequence, epoch), token, scored in zip(
             flight.sampled, result.token_ids.tolist(), result.scores, strict=True
@@ -208,11 +216,11 @@ class Scheduler:
                 dropped += 1
                 continue
             if sequence.plain and intake.went_on(sequence, token, scored):
-                if not outcome.due(sequence):
+                if not outcome.due(sequence, now):
                     continue
-                update = outcome.news(sequence)
+                update = outcome.news(sequence, now)
             else:
-                update = self._take(sequence, token, scored)
+                update = self._take(sequence, token, scored, now)
             if update is not None:
                 updates.append(update)
         self._count.dropped_samples += dropped
@@ -220,7 +228,9 @@ class Scheduler:
         self._check_if_asked()
         return updates
 
-    def _take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Update | None:
+    def _take(
+        self, sequence: Sequence, token: int, scores: TokenScores | None, now: float
+    ) -> Update | None:
         """Give `sequence` its next token."""
         sequence.pending -= 1
         start = sequence.length
@@ -241,7 +251,7 @@ class Scheduler:
         sequence.ending = verdict
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
-        return outcome.news(sequence)
+        return outcome.news(sequence, now)
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
         """The executor raised: end the requests of this step, forget all KV, keep the others.

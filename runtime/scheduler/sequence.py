@@ -79,6 +79,7 @@ class Sequence:
         "table_len",
         "tokens",
         "told",
+        "told_at",
         "tree_len",
     )
 
@@ -127,6 +128,7 @@ class Sequence:
         self.score_stop = self.prompt_len
         self.prompt_scores: list[TokenScores] = []
         self.told = self.length
+        self.told_at = 0.0
         self.forced: list[int] = []
         self.output_scores: list[TokenScores] = []
 

@@ -77,7 +77,7 @@ class Harness:
             masks=StepMasks(executor.vocab_size, filler),
             automata=automata,
         )
-        self.steps = Steps(self.scheduler, executor, overlap) if overlap else None
+        self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}
 
     def add(
@@ -115,6 +115,9 @@ class Harness:
             updates = self.scheduler.take_updates()
             if plan is not None:
                 updates += self.scheduler.commit(plan, self.executor.run(plan))
+        self.take(updates)
+
+    def take(self, updates: list[Update]) -> None:
         for update in updates:
             self.outcomes[update.rid].add(update)
 

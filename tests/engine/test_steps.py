@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import pytest
 
 from rootlace.errors import Overloaded
@@ -13,7 +14,9 @@ from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.engine.simulated import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.plan import ExecutorLost, SampleRow, StepPlan, StepResult
+from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.runtime.scheduler.update import Update
 from tests.engine.harness import Harness, Outcome
 from tests.scheduler.matchers import Script, Stepped
 
@@ -161,8 +164,8 @@ def test_a_step_under_way_is_finished_when_the_engine_stops() -> None:
     scheduler = Scheduler(
         SchedulerConfig(check_invariants=True), CacheConfig(block_size=4, num_blocks=64), 1000
     )
-    steps = Steps(scheduler, executor, overlap=True)
     harnessed = harness(executor)
+    steps = Steps(scheduler, executor, True, harnessed.take)
     assert steps.step() == [] and steps.finish() == []
     harnessed.scheduler, harnessed.steps = scheduler, steps
     harnessed.add([1, 2, 3], SamplingParams(max_tokens=9, seed=0))
@@ -170,3 +173,33 @@ def test_a_step_under_way_is_finished_when_the_engine_stops() -> None:
     (update,) = steps.finish()
     assert len(update.token_ids) == 1 and steps.finish() == []
     assert steps.count == 1 and steps.busy > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) -> None:
+    """A stream that is told once an hour, and a prompt that comes in between."""
+    executor = SimulatedExecutor(256, 4, 1000, 100, verify=True, overlaps=overlap)
+    scheduler = Scheduler(
+        SchedulerConfig(check_invariants=True), CacheConfig(block_size=4, num_blocks=256), 1000
+    )
+    told: list[Update] = []
+    steps = Steps(scheduler, executor, overlap, told.extend)
+    params = SamplingParams(max_tokens=40, seed=0)
+    stream = Request(0, np.array([1, 2, 3], np.int32), params, tell_seconds=3600.0)
+    scheduler.add(stream)
+    landed: list[Update] = []
+    for _ in range(10):
+        landed += steps.step()
+    assert [len(update.token_ids) for update in landed] == [1] and not told
+    scheduler.add(Request(1, np.array([7, 8, 9], np.int32), params))
+    for _ in range(3):
+        landed += steps.step()
+    (early,) = told
+    assert early.rid == 0 and early.finish is None
+    known = 1 + len(early.token_ids)
+    assert known >= 8, "all that was known by then"
+    while scheduler.has_work:
+        landed += steps.step()
+    rest = [update for update in landed if update.rid == 0]
+    assert [len(update.token_ids) for update in rest] == [1, 40 - known]
+    assert rest[-1].finish == "length"

@@ -86,3 +86,29 @@ def test_an_abort_tells_no_tokens() -> None:
     update = world.scheduler.abort(0)
     assert update is not None and update.finish == "abort" and not update.token_ids
     assert [len(u.token_ids) for u in world.jobs[0].updates] == [1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_streams_are_told_together_and_no_more_often_than_asked(overlap: bool) -> None:
+    """A step takes 5 virtual milliseconds and a bit."""
+    world = World(overlap=overlap)
+    params = SamplingParams(max_tokens=60, seed=0)
+    when: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for rid in when:
+        world.jobs[rid] = Job([rid, rid], params, "")
+        ids = np.array([rid, rid], np.int32)
+        world.scheduler.add(Request(rid, ids, params, tell_seconds=0.05))
+        world.step()
+    seen = dict.fromkeys(when, 0)
+    while world.scheduler.has_work:
+        world.step()
+        for rid, job in world.jobs.items():
+            if len(job.updates) > seen[rid]:
+                seen[rid] = len(job.updates)
+                when[rid].append(world.executor.clock())
+    for rid, job in world.jobs.items():
+        assert len(job.output) == 60 and len(job.updates[0].token_ids) == 1
+        windows = [int(at / 0.05) for at in when[rid][1:-1]]
+        assert windows == sorted(set(windows)), "told twice in one window"
+        assert 4 <= len(job.updates) <= 10
+    assert when[0][3:5] == when[1][3:5] == when[2][3:5]
