@@ -31,7 +31,7 @@ Prepare = Callable[[Path, Path, Setting], tuple[list[str], dict[str, str]]]
 
 @dataclass(frozen=True)
 class KnownPeer:
-    """`scale`: the share of a workload that it does unless told otherwise, for the slow ones."""
+    """`scale`: the share of a workload that it does unless told otherwise; 0: it does none."""
 
     driver: str
     prepare: Prepare
@@ -91,19 +91,20 @@ def _gguf(python: Path, model: Path, setting: Setting) -> Path:
     return made
 
 
+_WITHOUT_SHARING = {"W1": 0.25, "W3": 0.25, "W5": 0.0}
+"""Of engines that compute every prompt from its beginning: documents would take minutes."""
+
 KNOWN_PEERS = {
     "vllm": KnownPeer("run_vllm.py", _vllm),
-    "transformers": KnownPeer(
-        "run_transformers.py", _transformers, {"W1": 0.25, "W3": 0.25, "W5": 0.25}
-    ),
+    "transformers": KnownPeer("run_transformers.py", _transformers, _WITHOUT_SHARING),
     "transformers-cb": KnownPeer(
-        "run_transformers.py", _continuous, dict.fromkeys(("W1", "W2", "W3", "W4", "W5"), 0.25)
+        "run_transformers.py", _continuous, {"W2": 0.25, "W4": 0.25, **_WITHOUT_SHARING}
     ),
     "llamacpp": KnownPeer(
-        "run_llama_server.py", _llama_server, dict.fromkeys(("W1", "W3", "W5"), 0.25)
+        "run_llama_server.py", _llama_server, {"W1": 0.25, "W3": 0.25, "W5": 0.25}
     ),
     "llamacpp-lib": KnownPeer(
-        "run_llamacpp.py", _llama_library, dict.fromkeys(("W1", "W3", "W5"), 0.25)
+        "run_llamacpp.py", _llama_library, {"W1": 0.25, "W3": 0.25, "W5": 0.25}
     ),
 }
 

@@ -68,7 +68,14 @@ def parse_arguments(description: str, arguments: Sequence[str] | None = None) ->
         metavar="PEER=PATH",
         help=f"the interpreter of a peer, of: {', '.join(KNOWN_PEERS)}",
     )
-    parser.add_argument("--peer-scale", type=_peer_scale, action="append", default=[])
+    parser.add_argument(
+        "--peer-scale",
+        type=_peer_scale,
+        action="append",
+        default=[],
+        metavar="PEER=W1:0.25,W5:0",
+        help="the part of a workload that a slow peer does; 0: none",
+    )
     parser.add_argument(
         "--peer-arguments", type=_peer, action="append", default=[], metavar="PEER='--x 1'"
     )
@@ -101,6 +108,13 @@ def parse_arguments(description: str, arguments: Sequence[str] | None = None) ->
         default=[],
         metavar="NAME=VALUE",
         help="an option of our runtime (rl.Runtime)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="what took longer is not repeated",
     )
     found = parser.parse_args(arguments)
     for name in ("peer_python", "peer_scale", "peer_arguments", "url", "runtime"):

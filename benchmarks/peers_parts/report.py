@@ -95,8 +95,14 @@ class Results:
         return self._over_ours(self.wall)
 
     def ttft_ratios(self) -> Nested:
-        """The lowest mean time to the first token of any peer over ours."""
-        return self._over_ours(self.ttft)
+        """The lowest mean time to the first token over ours, of peers that did all requests."""
+
+        def whole(model: str, workload: str, engine: str) -> float | None:
+            if self.part(model, workload, engine):
+                return None
+            return self.ttft(model, workload, engine)
+
+        return self._over_ours(whole)
 
     def _over_ours(self, what: Callable[..., float | None]) -> Nested:
         def ratio(model: str, workload: str) -> float | None:

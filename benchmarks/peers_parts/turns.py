@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,17 @@ def run_url(peer: UrlPeer, task: Task) -> Row:
 
 @dataclass
 class Engines:
-    """What takes turns, and what is to be told about it."""
+    """What takes turns, what is to be told about it, and who does which part of which workload."""
 
-    runners: dict[str, Runner]
-    about: dict[str, Any]
+    runners: dict[str, Runner] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    scales: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def does(self, engine: str, workload: str) -> bool:
+        return self.scale(engine, workload) > 0
+
+    def scale(self, engine: str, workload: str) -> float:
+        return self.scales.get(engine, {}).get(workload, 1.0)
 
 
 @contextmanager
@@ -133,39 +140,32 @@ def engines(model: Path, arguments: argparse.Namespace, work: Path) -> Iterator[
         llama_server=arguments.llama_server,
         arguments=arguments.peer_arguments,
     )
-    runners: dict[str, Runner] = {}
-    about: dict[str, Any] = {}
+    found = Engines()
     with ExitStack() as stack:
         for name, python in arguments.peer_python.items():
             try:
                 peer = stack.enter_context(known_peers.start(name, python, model, setting))
             except PeerError as error:
-                about[name] = {"error": str(error)}
+                found.about[name] = {"error": str(error)}
                 continue
             scales = arguments.peer_scale.get(name, known_peers.KNOWN_PEERS[name].scale)
-            runners[name] = partial(run_peer, peer, scales)
-            about[name] = peer.about
+            found.scales[name] = scales
+            found.runners[name] = partial(run_peer, peer, scales)
+            found.about[name] = peer.about
         for name, url in arguments.url.items():
             try:
                 server = UrlPeer(name, url, arguments.url_api_key)
             except PeerError as error:
-                about[name] = {"error": str(error)}
+                found.about[name] = {"error": str(error)}
                 continue
-            runners[name] = partial(run_url, server)
-            about[name] = {"cache_emptied": server.can_flush, "model": server.model}
-        runtime = stack.enter_context(
-            rl.Runtime(
-                model,
-                dtype=arguments.dtype,
-                threads=arguments.threads,
-                kv_memory_bytes=KV_GIB << 30,
-                **arguments.runtime,
-            )
-        )
-        ours = Ours(runtime)
-        runners[RAW] = ours.raw
-        runners[PROGRAMS] = ours.programs
-        yield Engines(runners, about)
+            found.runners[name] = partial(run_url, server)
+            found.about[name] = {"cache_emptied": server.can_flush, "model": server.model}
+        options = {"dtype": arguments.dtype, "threads": arguments.threads}
+        options |= {"kv_memory_bytes": KV_GIB << 30, **arguments.runtime}
+        ours = Ours(stack.enter_context(rl.Runtime(model, **options)))
+        found.runners[RAW] = ours.raw
+        found.runners[PROGRAMS] = ours.programs
+        yield found
 
 
 def measure_model(
@@ -192,15 +192,22 @@ def measure_model(
             # Once for nothing: whatever is compiled or allocated at the first time.
             warm_up = Task(name, workload, -1, -1, min(arguments.scale, WARM_UP_SCALE), shape.vocab)
             for engine in list(runners):
-                take_turn(engine, warm_up)
+                if found.scale(engine, workload) == 1.0:
+                    take_turn(engine, warm_up)
+        slow = set()
         for workload in arguments.workloads:
             for repetition in range(arguments.repetitions):
                 seed = arguments.seed + repetition
                 task = Task(name, workload, seed, repetition, arguments.scale, shape.vocab)
-                order = list(runners)
+                order = [engine for engine in runners if found.does(engine, workload)]
                 turn = repetition % len(order)
                 # Nobody always follows the same one.
                 for engine in [*order[turn:], *order[:turn]]:
+                    if (engine, workload) in slow:
+                        continue
                     row = take_turn(engine, task)
-                    rows += [] if row is None else [row]
+                    if row is not None:
+                        rows.append(row)
+                        if row.wall_s > arguments.patience:
+                            slow.add((engine, workload))
     return rows, about

@@ -49,7 +49,7 @@ ROWS = [
     row(engine=PROGRAMS, repetition=2, wall_s=3.0),
     row(engine="vllm", wall_s=9.0, ttft_mean_s=0.4, cached_tokens=56_448),
     row(engine="vllm", repetition=1, wall_s=100.0, foreign_cores=0.5),
-    row(engine="slow", wall_s=5.0, requests=16, scale=0.25, ttft_mean_s=None, cached_tokens=None),
+    row(engine="slow", wall_s=5.0, requests=16, scale=0.25, ttft_mean_s=0.1, cached_tokens=None),
 ]
 FLOORS = {"b": {"W1": {"floor_s": 2.0, "arithmetic_s": 2.5, "distinct_prompt_tokens": 4840}}}
 
@@ -133,6 +133,24 @@ def test_the_whole_command(drivers: Path, models: Path, tmp_path: Path) -> None:
     assert "outputs" not in found["rows"][0] and found["machine"]["cores"]
     assert str(tmp_path) not in file.read_text()
     assert picture.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.usefixtures("quick_ceilings")
+def test_slow_ones_do_a_part_and_repeat_nothing(
+    drivers: Path, models: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "peers.json"
+    more = "--workloads W2 W4 --peer-scale vllm=W2:0,W4:0.5 --patience 0 --scale 0.125 --json"
+    assert peers.main([*command(drivers, models), *more.split(), str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    done = [(r["engine"], r["workload"], r["repetition"], r["requests"]) for r in rows]
+    assert sorted(done) == [
+        (RAW, "W2", 0, 4),
+        (RAW, "W4", 0, 4),
+        (PROGRAMS, "W2", 0, 4),
+        (PROGRAMS, "W4", 0, 4),
+        ("vllm", "W4", 0, 2),
+    ]
 
 
 @pytest.mark.usefixtures("quick_ceilings")
