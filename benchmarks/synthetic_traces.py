@@ -70,7 +70,9 @@ def hot_and_cold(dice: random.Random, count: int) -> list[Request]:
             blocks = [*dice.choice(hot), next(ids)]
         else:
             blocks = [next(ids) for _ in range(dice.randint(4, 12))]
-        found.append((at, len(blocks) * BLOCK - dice.randrange(BLOCK), dice.randint(16, 200), blocks))
+        found.append(
+            (at, len(blocks) * BLOCK - dice.randrange(BLOCK), dice.randint(16, 200), blocks)
+        )
     return found
 
 
