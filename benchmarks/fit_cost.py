@@ -78,7 +78,8 @@ def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], **rest: Any) 
     fitted = work @ values
     residual = float(((took - fitted) ** 2).sum())
     spread = float(((took - took.mean()) ** 2).sum())
-    cost = StepCost(**dict(zip(NAMES, values.tolist(), strict=True)), **rest)
+    coefficients: dict[str, Any] = dict(zip(NAMES, values.tolist(), strict=True))
+    cost = StepCost(**coefficients, **rest)
     error = float(np.median(np.abs(fitted - took) / took))
     return Fit(cost, 1 - residual / max(spread, 1e-30), error, len(took))
 
