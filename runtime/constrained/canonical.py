@@ -111,6 +111,7 @@ class Canonicalizer:
         self._pre_tokenizer.know_frequent_cuts()
         self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
         self._pairs = lru_cache(1 << 18)(self._is_pair)
+        self._last_cut = lru_cache(1 << 14)(self._find_last_cut)
 
     # ------------------------------------------------------------ public
 
@@ -387,7 +388,7 @@ class Canonicalizer:
 
     # ------------------------------------------------------------ cuts
 
-    def _last_cut(self, tail: bytes) -> int | None:
+    def _find_last_cut(self, tail: bytes) -> int | None:
         """The last place of the tail from which on it can be looked at by itself, if any."""
         start = next((i for i in range(min(4, len(tail))) if tail[i] & 0xC0 != 0x80), 0)
         text = tail[start : _complete(tail)].decode(errors="replace")

@@ -62,7 +62,7 @@ class TokenIntake:
             try:
                 if not matcher.went_on(token, sequence.request.jump_forward):
                     return False
-            except Exception:  # whatever it is, `sampled` meets it again
+            except BaseException:  # whatever it is, `sampled` meets it again
                 return False
         sequence.pending -= 1
         sequence.append(token)
@@ -148,6 +148,18 @@ class TokenIntake:
     def _take_forced(self, sequence: Sequence, tokens: list[int]) -> tuple[Verdict, bool]:
         """Append `tokens`; and whether to leave the next to sampling."""
         early = sequence.request.params.min_tokens
+        matcher = sequence.matcher
+        if sequence.plain and matcher is not None:
+            # Most of them end nothing.
+            room = sequence.full - sequence.length - 1
+            count = 0
+            for token in tokens[: max(room, 0)]:
+                if token in sequence.stops or not matcher.went_on(token, False):
+                    break
+                count += 1
+            if count:
+                sequence.extend(tokens[:count])
+                tokens = tokens[count:]
         for token in tokens:
             if token in sequence.stops and sequence.outputs < early:
                 return None, True

@@ -81,10 +81,16 @@ class RunningSet:
         self.reserve = min(2 * self.reserve, self._headroom.most)
 
     def jumped(self, sequence: Sequence) -> None:
-        """Tokens were appended to a decoding sequence that are to be computed as a chunk."""
-        self._kv.store(sequence)
+        """Tokens were appended to a decoding sequence that are to be computed as a chunk.
+
+        A few of them stay the sequence's own, as those that it decodes: to share them with others
+        that come to the same costs more than computing them.
+        """
         sequence.decoding = False
-        self._ordered = None
+        sequence.jumped = sequence.length - sequence.computed <= self._kv.block_size
+        if not sequence.jumped:
+            self._kv.store(sequence)
+            self._ordered = None
 
     def retreat(self, sequence: Sequence, length: int) -> None:
         """Forget the sequence's tokens behind `length`; it is admitted again before any new one.

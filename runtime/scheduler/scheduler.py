@@ -376,7 +376,8 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> int:
         """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
         if blocks ran out)."""
-        if self.kv.rematch(sequence):
+        own = sequence.jumped
+        if not own and self.kv.rematch(sequence):
             self._running.moved()
         self._count.cached_tokens += sequence.cover(cached=True)
         wanted = sequence.target() - sequence.computed
@@ -400,10 +401,13 @@ class Scheduler:
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete
-        self.kv.store(sequence, builder)
-        if complete:
-            self._waiting.computed(sequence)
-        self._running.moved()
+        if own:
+            sequence.jumped = not complete
+        else:
+            self.kv.store(sequence, builder)
+            if complete:
+                self._waiting.computed(sequence)
+            self._running.moved()
         sequence.cover(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget

@@ -51,6 +51,7 @@ class Sequence:
         "full",
         "held",
         "last",
+        "jumped",
         "length",
         "matcher",
         "node",
@@ -164,6 +165,9 @@ class Sequence:
         self.table_len = 0
         self.detached = False
         self.decoding = False
+        self.jumped = False
+        """Whether what is computed before it decodes again is its own until it ends, as what it
+        decoded is: a few tokens that a constraint forced."""
 
     @property
     def max_tokens(self) -> int:
@@ -185,6 +189,16 @@ class Sequence:
         self.last = token
         self.length += 1
         self.outputs += 1
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append several, at least one."""
+        end = self.length + len(tokens)
+        if end > len(self.tokens):
+            self.tokens = np.concatenate((self.tokens, np.empty(end, np.int32)))
+        self.tokens[self.length : end] = tokens
+        self.last = tokens[-1]
+        self.outputs += len(tokens)
+        self.length = end
 
     def reserve_table(self, count: int) -> None:
         """Make `table` at least `count` long."""

@@ -45,6 +45,9 @@ class OnlySeven(Plain):
         self.count += token_id == 7
         return token_id == 7
 
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
     def is_finished(self) -> bool:
         return self.count == 3
 

@@ -23,6 +23,9 @@ class Plain:
     def automaton(self) -> AutomatonState | None:
         return None
 
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
     def forced_tokens(self) -> list[int]:
         return []
 
@@ -97,6 +100,18 @@ class Script(Plain):
         bad = self.checking and self._hash("check", [*self.seen, token_id])[0] % 4 == 0
         if bad or token_id not in self.options(self.seen):
             self.refused = token_id
+            return False
+        self.seen.append(token_id)
+        return True
+
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        """Knows it at some places only."""
+        seen = [*self.seen, token_id]
+        if self.checking or len(seen) >= self.length or self._hash("on", seen)[0] % 4 == 0:
+            return False
+        if token_id not in self.options(self.seen):
+            return False
+        if jumps and len(self.options(seen)) == 1:
             return False
         self.seen.append(token_id)
         return True
