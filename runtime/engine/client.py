@@ -181,6 +181,7 @@ class EngineClient:
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,
+            env=processes.compute_environment(),
         )
         self._process = process
         assert process.stdin is not None

@@ -133,3 +133,24 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
         assert not client.healthy
     finally:
         os.kill(client.info.pid, signal.SIGCONT)
+
+
+def test_an_engines_threads_sleep_while_they_wait_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    for name in settings:
+        monkeypatch.delenv(name, raising=False)
+    assert processes.compute_environment() == {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    for name in settings:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1000")
+            assert processes.compute_environment() == dict(os.environ)
+
+
+async def test_the_engine_is_started_so(client: EngineClient) -> None:
+    environment = Path(f"/proc/{client.info.pid}/environ")
+    if not environment.exists():
+        pytest.skip("no /proc to look at a process's environment")
+    names = {entry.partition("=")[0] for entry in environment.read_text().split("\0")}
+    assert names & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
