@@ -91,6 +91,8 @@ def check_contents(wheel: Path) -> None:
     }
     tables = (ROOT / "kernels" / "triton" / "tuned").glob("*.json")
     expected |= {f"rootlace/kernels/triton/tuned/{table.name}" for table in tables}
+    costs = (ROOT / "runtime" / "simulation" / "costs").glob("*.json")
+    expected |= {f"rootlace/runtime/simulation/costs/{cost.name}" for cost in costs}
     missing = sorted(expected - names)
     if missing:
         raise SystemExit("wheel: not in the wheel: " + ", ".join(missing))
