@@ -79,19 +79,20 @@ class Detokenizer:
         table = tokenizer.visible_bytes if skip_special_tokens else tokenizer.token_bytes
         self._bytes = table
         self._strip = table.strips_first and at_start and not table.shows_any(context)
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        """The beginning of a character."""
         self._window = _Window(tokenizer, skip_special_tokens) if table.kind == "other" else None
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
         else:
-            self._utf8.decode(b"".join([table[i] for i in context[-_CONTEXT_TOKENS:]]))
+            self._decode(b"".join([table[i] for i in context[-_CONTEXT_TOKENS:]]))
 
     @property
     def clean(self) -> bool:
         """Whether no part of a character is held back."""
         if self._window is not None:
             return not self._window.holds
-        return not self._utf8.getstate()[0]
+        return not self._held
 
     def feed(self, token_ids: Sequence[int]) -> str:
         """The new text that is certain."""
@@ -101,14 +102,21 @@ class Detokenizer:
         if self._strip and data:
             data = data.removeprefix(b" ")
             self._strip = False
-        return self._utf8.decode(data)
+        return self._decode(data)
 
     def flush(self) -> str:
         """What is held back, at the end: U+FFFD for an unfinished character."""
         if self._window is not None:
             return self._window.flush()
-        text = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
+        held, self._held = self._held, b""
+        return codecs.utf_8_decode(held, "replace", True)[0]
+
+    def _decode(self, data: bytes) -> str:
+        # As an incremental decoder of the standard library does it, which is not written in C.
+        if self._held:
+            data = self._held + data
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
         return text
 
 

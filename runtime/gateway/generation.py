@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -84,7 +85,7 @@ class Generation:
                     tell_every,
                     tell_seconds,
                 ),
-                lambda update, sample=sample: self._hear(sample, update),  # type: ignore[misc]
+                partial(self._hear, sample),
             )
         await requests.finish(branch)
         generated = self._generated(len(state.ids))

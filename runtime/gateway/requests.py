@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rootlace.errors import Cancelled, from_code
@@ -26,7 +27,7 @@ class Requests:
         """Submit `make(rid)`; `on_update` may return True to say that it has heard enough."""
         rid = self._engine.next_rid()
         self._running.add(rid)
-        self._engine.submit(make(rid), lambda update: self._hear(update, on_update))
+        self._engine.submit(make(rid), partial(self._hear, on_update))
         return rid
 
     async def finish(self, branch: Branch) -> None:
@@ -42,7 +43,7 @@ class Requests:
             if running:
                 self._engine.abort(running)
 
-    def _hear(self, update: Update, on_update: Callable[[Update], object]) -> None:
+    def _hear(self, on_update: Callable[[Update], object], update: Update) -> None:
         if update.rid not in self._running:
             return
         try:

@@ -61,11 +61,12 @@ class Sample:
 
     def _feed_checked(self, update: Update, stops: StopChecker) -> None:
         last = len(update.token_ids) - 1
-        forced = frozenset(update.forced)
+        forced = update.forced
         trims_last = self._trims_last(update)
         for i, token_id in enumerate(update.token_ids):
             self.token_ids.append(token_id)
-            self.forced_tokens += i in forced
+            if forced and i in forced:
+                self.forced_tokens += 1
             if trims_last and i == last:
                 break
             self._add_checked(self._detokenizer.feed((token_id,)), stops)

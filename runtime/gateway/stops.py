@@ -27,6 +27,8 @@ class StopChecker:
         """Add text; returns what is now certain to be kept."""
         if not self._stops or self.matched is not None:
             return self._release(text) if self.matched is None else ""
+        if not self._tail and self._first_letters.isdisjoint(text):
+            return self._release(text)
         text = self._tail + text
         best: tuple[int, int, str] | None = None
         for stop in self._stops:

@@ -42,7 +42,7 @@ def parse_prompts(
         return [Prompt(text=given)]
     if not given:
         raise InvalidParameter(param, f"{param} must not be empty")
-    if all(isinstance(item, int) for item in given):
+    if set(map(type, given)) == {int}:
         return [_of_ids(given, param, vocab_size)]  # type: ignore[arg-type]
     if len(given) > MAX_PROMPTS:
         raise InvalidParameter(param, f"{param}: at most {MAX_PROMPTS} prompts, not {len(given)}")
@@ -64,9 +64,9 @@ def parse_prompts(
 def _of_ids(ids: Sequence[int], param: str, vocab_size: int) -> Prompt:
     if not ids:
         raise InvalidParameter(param, f"{param} must not be empty")
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidParameter(
-                param, f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
-            )
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        token = next(token for token in ids if not 0 <= token < vocab_size)
+        raise InvalidParameter(
+            param, f"{param}: {token} is not a token id (vocabulary of {vocab_size})"
+        )
     return Prompt(ids=tuple(ids))
