@@ -111,7 +111,7 @@ class Bench:
 
     def _bandwidth_of_reading(self) -> float:
         memory = torch.ones(READ_BYTES // 4)
-        best = _best_in_turns({"sum": lambda: memory.sum()}, self._setting.seconds)
+        best = best_in_turns({"sum": lambda: memory.sum()}, self._setting.seconds)
         return READ_BYTES / best["sum"]
 
     def shape(self, model: str, shape: Shape, rows: Sequence[int]) -> Iterator[Result]:
@@ -152,7 +152,7 @@ class Bench:
             kernels["packed"] = reordered
         if rows in self._setting.compiled_rows:
             kernels["compiled"] = _compiled(x, weights[:length])
-        best = _best_in_turns(kernels, self._setting.seconds)
+        best = best_in_turns(kernels, self._setting.seconds)
         for kernel, seconds in best.items():
             seconds /= length
             yield Result(
@@ -233,7 +233,7 @@ def _compiled(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
     return lambda: chain(x)
 
 
-def _best_in_turns(kernels: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+def best_in_turns(kernels: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Seconds of the best call of each."""
     best = dict.fromkeys(kernels, float("inf"))
     for work in kernels.values():
