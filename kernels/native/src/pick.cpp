@@ -13,51 +13,65 @@ namespace {
 
 constexpr int WORD = 32;  // tokens per word of a mask
 
-// For each half of a word's bits, one lane each.
-inline Ints lanes_of(uint32_t bits) {
+// v where the bits (of 16) are set, minus infinity elsewhere.
+inline Vec only(Vec v, uint32_t bits) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_mask_mov_ps((__m512)splat(-INFINITY), static_cast<__mmask16>(bits), (__m512)v);
+#else
   Ints lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
                1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-  return (lane & (static_cast<int32_t>(bits) - Ints{})) != 0;
+  Ints allowed = (lane & (static_cast<int32_t>(bits) - Ints{})) != 0;
+  return allowed ? v : splat(-INFINITY);
+#endif
 }
+
+// The largest number seen in each lane, the first of equals, and in which word it was.
+struct Most {
+  Vec value = splat(-INFINITY);
+  Ints word = {};
+  Ints unordered = {};
+
+  void see(Vec v, int w) {
+    Ints more = v > value;
+    value = more ? v : value;
+    word = more ? w - Ints{} : word;
+    unordered |= v != v;
+  }
+};
 
 // As `argmax`, of the numbers whose bits are set; the others may be anything.
 int32_t argmax_among(const float* x, int size, const int32_t* mask) {
-  float most = -INFINITY;
-  bool nan = false;
-  Vec best = splat(-INFINITY);
-  Ints unordered = {};
-  const Vec none = splat(-INFINITY);
+  Most halves[2];
   int whole = size / WORD;
   for (int w = 0; w < whole; w++) {
     uint32_t bits = static_cast<uint32_t>(mask[w]);
     if (!bits) continue;
-    for (int half = 0; half < 2; half++) {
-      Ints allowed = lanes_of(bits >> (16 * half) & 0xffff);
-      Vec v = load(x + w * WORD + half * LANES);
-      v = allowed ? v : none;
-      best = max_of(best, v);
-      unordered |= v != v;
+    halves[0].see(only(load(x + w * WORD), bits & 0xffff), w);
+    halves[1].see(only(load(x + w * WORD + LANES), bits >> 16), w);
+  }
+  float most = -INFINITY;
+  int at = -1;
+  bool nan = false;
+  for (int half = 0; half < 2; half++) {
+    for (int j = 0; j < LANES; j++) {
+      nan |= halves[half].unordered[j] != 0;
+      float value = halves[half].value[j];
+      int i = halves[half].word[j] * WORD + half * LANES + j;
+      if (value > most || (value == most && i < at)) {
+        most = value;
+        at = i;
+      }
     }
   }
-  if (whole) {
-    most = max_of(best);
-    for (int j = 0; j < LANES; j++) nan |= unordered[j] != 0;
-  }
-  auto allows = [mask](int i) { return static_cast<uint32_t>(mask[i / WORD]) >> i % WORD & 1; };
   for (int i = whole * WORD; i < size; i++) {
-    if (!allows(i)) continue;
+    if (!(static_cast<uint32_t>(mask[i / WORD]) >> i % WORD & 1)) continue;
     nan |= x[i] != x[i];
-    most = x[i] > most ? x[i] : most;
-  }
-  if (nan || std::isinf(most)) return -1;
-  for (int w = 0; w * WORD < size; w++) {
-    uint32_t bits = static_cast<uint32_t>(mask[w]);
-    for (; bits; bits &= bits - 1) {
-      int i = w * WORD + __builtin_ctz(bits);
-      if (i < size && x[i] == most) return i;
+    if (x[i] > most) {
+      most = x[i];
+      at = i;
     }
   }
-  return -1;
+  return nan || std::isinf(most) ? -1 : at;
 }
 
 }  // namespace
