@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,15 +234,18 @@ class Compared:
 def compare(
     folder: Path, count: int, length: int, steps: int, seed: int, progress: Callable[[str], None]
 ) -> Compared:
-    """All engines on one model; one engine is loaded at a time, beside the reference."""
+    """All engines on one model, one after the other."""
     compared = Compared()
-    with _no_gradients():
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
         progress("transformers, float32")
         model = load_transformers(folder, torch.float32)
-        reference = transformers_engine(model)
         sequences = [
             continued(model, prompt, steps) for prompt in prompts_of(folder, count, length, seed)
         ]
+        reference = transformers_engine(model)
+        expected = [reference(tokens, length) for tokens in sequences]
+        del model, reference
         loaders: dict[str, Callable[[], Engine]] = {
             PEER: lambda: transformers_engine(load_transformers(folder, torch.bfloat16))
         }
@@ -259,24 +261,16 @@ def compare(
             except InvalidRequest as error:  # no compiler, say
                 compared.missing[name] = str(error)
                 continue
+            torch.set_num_threads(threads)  # native kernels leave torch one
             phases = {phase: Deviation() for phase in PHASES}
-            for tokens in sequences:
-                expected, found = reference(tokens, length), engine(tokens, length)
+            for tokens, right in zip(sequences, expected, strict=True):
+                found = engine(tokens, length)
                 for phase, part in zip(PHASES, (slice(length), slice(length, None)), strict=True):
                     phases[phase].add(
-                        (expected[0][part], expected[1][part]), (found[0][part], found[1][part])
+                        (right[0][part], right[1][part]), (found[0][part], found[1][part])
                     )
             compared.engines[name] = phases
     return compared
-
-
-@contextmanager
-def _no_gradients() -> Iterator[None]:
-    """Also keeps torch's number of threads, which loading our kernels changes."""
-    threads = torch.get_num_threads()
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(threads)
 
 
 def no_larger(compared: Compared) -> dict[str, dict[str, bool]]:

@@ -159,7 +159,10 @@ def engines(model: Path, arguments: argparse.Namespace, work: Path) -> Iterator[
                 found.about[name] = {"error": str(error)}
                 continue
             found.runners[name] = partial(run_url, server)
-            found.about[name] = {"cache_emptied": server.can_flush, "model": server.model}
+            found.about[name] = {
+                "cache_emptied": server.can_flush,
+                "model": Path(server.model).name,
+            }
         options = {"dtype": arguments.dtype, "threads": arguments.threads}
         options |= {"kv_memory_bytes": KV_GIB << 30, **arguments.runtime}
         ours = Ours(stack.enter_context(rl.Runtime(model, **options)))
