@@ -94,6 +94,10 @@ def serve(
     served_name: Annotated[
         str, typer.Option(help="Name of the model for clients.", show_default="the folder's")
     ] = "",
+    stream_interval: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds between pieces of a stream, where tokens come faster."),
+    ] = 0.005,
     dtype: Annotated[Dtype, typer.Option(help="Weights and KV cache; auto is as stored.")] = (
         Dtype.auto
     ),
@@ -179,6 +183,7 @@ def serve(
         host=host,
         http_port=port,
         api_key=api_key,
+        stream_interval=stream_interval,
     )
     engine = EngineConfig(
         executor=ExecutorConfig(
