@@ -99,7 +99,7 @@ def parse_arguments(description: str, arguments: Sequence[str] | None = None) ->
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=_cores(), help="of each engine")
     parser.add_argument(
-        "--limit", type=float, default=600.0, metavar="SECONDS", help="that a peer may take"
+        "--limit", type=float, default=300.0, metavar="SECONDS", help="that a peer may take"
     )
     parser.add_argument(
         "--runtime",
