@@ -118,12 +118,15 @@ def test_vllm_gets_both_cores_and_its_threads_library(tmp_path: Path, setting: S
 def test_it_does_not_outlive_us(drivers: Path, models: Path, tmp_path: Path) -> None:
     """Even if we are killed while it is stopped."""
     code = f"""
-import os, signal
+import os, signal, time
 from pathlib import Path
+import psutil
 from benchmarks.peers_parts.known_peers import Setting, start
 setting = Setting(Path({str(drivers)!r}), Path({str(tmp_path)!r}), 1, "bfloat16", 1, 30.0)
 peer = start("vllm", Path({sys.executable!r}), Path({str(models)!r}), setting)
 print(peer._process.pid, flush=True)
+while psutil.Process(peer._process.pid).status() != psutil.STATUS_STOPPED:
+    time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
