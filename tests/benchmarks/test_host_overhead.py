@@ -1,0 +1,55 @@
+"""The benchmark of the host runs, counts what it says it counts, and leaves the model out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import host_overhead
+from benchmarks.host_parts import engine_loop, stack, tree_operations
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_step_of_the_loop(streaming: bool) -> None:
+    cost = engine_loop.measure_steps(3, 100, steps=20, rounds=1, streaming=streaming)
+    parts = (cost.receive, cost.plan, cost.commit, cost.send, cost.loop)
+    assert (cost.rows, cost.context) == (3, 100)
+    assert all(part > 0 for part in parts[:4]) and cost.prefill > 0
+    # `total` has other threads' time, too.
+    assert sum(parts) <= 1.05 * cost.total
+    assert cost.per_row == pytest.approx(cost.total / 3)
+
+
+def test_the_tree_has_the_size_asked_for_and_its_loads_are_all_there() -> None:
+    cost = tree_operations.measure_tree(2000, repeats=20)
+    assert 2000 <= cost.nodes < 2200
+    assert min(cost.match_full, cost.match_half, cost.lock, cost.split, cost.insert) > 0
+    assert cost.evict_leaf > 0
+    loads = {load.load: load for load in tree_operations.measure_loads(rounds=1)}
+    assert loads["few-shot"].requests == 64 and loads["few-shot"].tokens == 64 * 1076
+    assert all(load.match > 0 and load.insert > 0 for load in loads.values())
+
+
+@pytest.mark.parametrize("mode", ["programs, 1,000 ids", "http, streamed"])
+def test_the_whole_stack(demo_model: Path, mode: str) -> None:
+    with stack.started(demo_model, 0.0005) as running:
+        before = running.cpu()
+        cost = stack.measure_stack(running, mode, 2, 1)
+        after = running.cpu()
+    assert cost.mode == mode and cost.rows == 2
+    assert all(after[part] > before[part] for part in ("engine", "gateway", "client"))
+    assert cost.total == pytest.approx(cost.engine + cost.gateway + cost.client)
+
+
+def test_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "host.json"
+    arguments = ["--only", "tree", "--nodes", "2000", "--rounds", "1", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["host_overhead", *arguments])
+    host_overhead.main()
+    report = json.loads(file.read_text())
+    assert report["benchmark"] == "host_overhead" and report["machine"]["cores"]
+    assert [size["nodes"] >= 2000 for size in report["tree"]] == [True]
+    assert {load["load"] for load in report["loads"]} >= {"chat", "long-docs"}
