@@ -143,9 +143,7 @@ class Row {
       unordered |= v != v;
     }
     most_ = max_of(best);
-    for (int j = 0; j < LANES; j++)
-      if (unordered[j]) return false;
-    return std::isfinite(most_);
+    return !bits_of(unordered) && std::isfinite(most_);
   }
 
   // How far below the best one, in units of the temperature: monotonous in the logit.
@@ -268,62 +266,42 @@ class Row {
     return exp(-distance(all))[0];
   }
 
-  static int bucket_of(double distance, double reach) {
-    return static_cast<int>(distance * (BUCKETS / reach));
-  }
-
   // Counts and weighs the tokens within `reach`; returns how many there are beyond.
   int64_t fill(double reach) {
     std::fill(space_.counts, space_.counts + BUCKETS, 0);
     std::fill(space_.masses, space_.masses + BUCKETS, 0.0);
-    int64_t beyond = 0;
-    for (int i = 0; i < size_; i += LANES) {
-      Vec v = at(i);
-      for (int part = 0; part < 2; part++) {
-        Wide d = distance(half(v, part));
-        Longs within = d < reach;
-        if (!any(within)) {
-          beyond += WIDE_LANES;
-          continue;
-        }
-        Wide w = exp(-d);
-        for (int j = 0; j < WIDE_LANES; j++) {
-          if (!within[j]) {
-            beyond++;
-            continue;
-          }
-          int bucket = bucket_of(d[j], reach);
-          space_.counts[bucket]++;
-          space_.masses[bucket] += w[j];
-        }
-      }
-    }
-    return beyond;
+    int64_t within = 0;
+    each_within(reach, [&](int, float logit, int bucket) {
+      within++;
+      space_.counts[bucket]++;
+      space_.masses[bucket] += weight(logit);
+    });
+    return size_ - within;
   }
 
-  static bool any(Longs v) {
-    int64_t all = 0;
-    for (int j = 0; j < WIDE_LANES; j++) all |= v[j];
-    return all != 0;
+  // visit(id, logit, bucket) for the tokens within `reach`.
+  template <class Visit>
+  void each_within(double reach, Visit&& visit) const {
+    // What is surely too far is not looked at one by one.
+    double least = most_ - 1.001 * reach / inverse_ - 1e-6 * std::fabs(most_);
+    float low = static_cast<float>(std::max(least, -static_cast<double>(FLT_MAX)));
+    for (int i = 0; i < size_; i += LANES) {
+      Vec v = at(i);
+      for (uint32_t bits = bits_of(v >= low); bits; bits &= bits - 1) {
+        int lane = __builtin_ctz(bits);
+        double distance = (static_cast<double>(most_) - v[lane]) * inverse_;
+        if (distance < reach)
+          visit(i + lane, v[lane], static_cast<int>(distance * (BUCKETS / reach)));
+      }
+    }
   }
 
   // The tokens of a bucket, best first; returns how many.
   int sort(int bucket, double reach) {
     int count = 0;
-    double low = bucket * (reach / BUCKETS) * 0.999 - 1e-9;
-    double high = (bucket + 1) * (reach / BUCKETS) * 1.001 + 1e-9;
-    for (int i = 0; i < size_; i += LANES) {
-      Vec v = at(i);
-      for (int part = 0; part < 2; part++) {
-        Wide d = distance(half(v, part));
-        if (!any((d >= low) & (d <= high))) continue;
-        for (int j = 0; j < WIDE_LANES; j++)
-          if (d[j] < reach && bucket_of(d[j], reach) == bucket) {
-            int id = i + part * WIDE_LANES + j;
-            space_.tokens[count++] = {v[part * WIDE_LANES + j], id};
-          }
-      }
-    }
+    each_within(reach, [&](int id, float logit, int its) {
+      if (its == bucket) space_.tokens[count++] = {logit, id};
+    });
     std::sort(space_.tokens, space_.tokens + count, [](const Token& a, const Token& b) {
       return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
     });

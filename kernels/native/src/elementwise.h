@@ -81,7 +81,7 @@ inline int32_t argmax(const float* x, int size) {
       unordered |= v != v;
     }
     most = max_of(best);
-    for (int j = 0; j < LANES; j++) nan |= unordered[j] != 0;
+    nan = bits_of(unordered) != 0;
   }
   for (; i < size; i++) {
     nan |= x[i] != x[i];
@@ -89,13 +89,8 @@ inline int32_t argmax(const float* x, int size) {
   }
   if (nan || std::isinf(most)) return -1;
   // Most of the time is in reading: the second pass ends where it finds it.
-  for (i = 0; i + LANES <= size; i += LANES) {
-    Ints same = load(x + i) == most;
-    Ints any = same;
-    bool found = false;
-    for (int j = 0; j < LANES; j++) found |= any[j] != 0;
-    if (found) break;
-  }
+  for (i = 0; i + LANES <= size; i += LANES)
+    if (uint32_t bits = bits_of(load(x + i) == most)) return i + __builtin_ctz(bits);
   for (; i < size; i++)
     if (x[i] == most) return i;
   return -1;

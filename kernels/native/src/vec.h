@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -109,6 +109,23 @@ inline float max_of(Vec v) {
   float most = v[0];
   for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
   return most;
+}
+
+// Bit i says whether lane i of a comparison's result holds.
+inline uint32_t bits_of(Ints lanes) {
+#if defined(__AVX512F__)
+  __m512i all = reinterpret_cast<__m512i>(lanes);
+  return _mm512_test_epi32_mask(all, all);
+#elif defined(__AVX__)
+  __m256 halves[2];
+  std::memcpy(halves, &lanes, sizeof lanes);
+  return static_cast<uint32_t>(_mm256_movemask_ps(halves[0])) |
+         static_cast<uint32_t>(_mm256_movemask_ps(halves[1])) << 8;
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= static_cast<uint32_t>(lanes[i] != 0) << i;
+  return bits;
+#endif
 }
 
 inline Vec max_of(Vec a, Vec b) { return a > b ? a : b; }

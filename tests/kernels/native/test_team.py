@@ -105,13 +105,13 @@ def test_teams_come_and_go(library: ctypes.CDLL) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_made_by_fork_has_threads_of_its_own() -> None:
-    native_library()
-    script = """
+    path = native_library()._name
+    script = f"""
 import os
-from rootlace.kernels.native import library as native
+from rootlace.kernels.native.library import open_library
 from rootlace.kernels.native.handles import Team
 from tests.kernels.native.test_team import check
-library = native.load()
+library = open_library({path!r})
 team = Team(library, 3)
 check(library, team, 20, 9, 500)
 child = os.fork()
