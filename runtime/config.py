@@ -37,7 +37,7 @@ class SchedulerConfig:
     max_step_tokens: Positive = 2048
     max_running: Positive = 256
     max_waiting: Annotated[int, Meta(ge=0)] = 16384
-    max_overtaken: int = 64
+    max_overtaken: int = 16
     max_delay: Annotated[float, Meta(ge=0)] = 0.25
     check_invariants: bool = False
 
