@@ -18,6 +18,7 @@ a large product, both measured in the same run. Times are the best of many, take
 from __future__ import annotations
 
 import argparse
+import ctypes
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ class Step:
             device=torch.device("cpu"),
         )
 
-    def native(self, team: Team, library: object) -> Callable[[], Tensor]:
+    def native(self, team: Team, library: ctypes.CDLL) -> Callable[[], Tensor]:
         batch, out = self.batch, torch.empty_like(self.q)
         runs = shared_runs(
             batch.block_tables,
@@ -297,7 +298,7 @@ def main() -> None:
     dtype, heads = getattr(torch, args.dtype), Heads(*args.heads)
     console = Console()
     if not console.is_terminal:
-        console.width = 170
+        console.width = 200 if args.flex else 170
     foreign = ForeignLoad()
     results: list[Result] = []
     with torch.inference_mode():

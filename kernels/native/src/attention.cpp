@@ -11,73 +11,56 @@ namespace {
 constexpr int MOST_ROWS = 6;  // of a product: 24 sums, 4 vectors of B and one of A are in registers
 constexpr int MOST_VECS = 4;
 
-inline Vec multiplied(Vec acc, const float* a, const float* b) {
-  return multiply_add(splat(*a), load(b), acc);
-}
-
-// What is fetched into the cache meanwhile, `each` rows at every step over the depth.
+// What is fetched into the cache meanwhile: `lines` from each of `count` addresses on.
 struct Ahead {
-  const char* const* rows;  // [KEY_BLOCK]
-  int each, bytes;
+  const char* at[KEY_BLOCK];
+  int count, lines;
 };
 
-inline void fetch(const Ahead& ahead, int& row) {
-  const int end = std::min(row + ahead.each, KEY_BLOCK);
-  for (; row < end; row++)
-    for (int i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(ahead.rows[row] + i);
-}
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
+
+// Steps over the depth are numbers of float32 and pairs of bfloat16.
+template <class T>
+constexpr int STEP = 4 / (int)sizeof(T);
+
+inline Vec one_of(const float* a) { return splat(*a); }
+inline Ints one_of(const bf16* a) { return splat_pair(a); }
+inline Vec panel_of(const float* b) { return load(b); }
+inline Ints panel_of(const bf16* b) { return load_pairs(b); }
+inline Vec add_product(Vec acc, Vec a, Vec b) { return multiply_add(a, b, acc); }
+inline Vec add_product(Vec acc, Ints a, Ints b) { return dot_pairs(acc, a, b); }
 
 // c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. a row-major; b packed, float32:
 // [depth][columns]; bfloat16: [depth / 2][columns][2], depth even. Sums run over the depth in
 // order. `ahead` may be null.
-template <int ROWS, int VECS>
-void product(const float* a, size_t lda, const float* b, size_t columns, int depth, float* c,
-             size_t ldc, const float* keep, const Ahead* ahead) {
-  int fetched = 0;
+template <int ROWS, int VECS, class T>
+void product(const T* a, size_t lda, const T* b, size_t columns, int depth, float* c, size_t ldc,
+             const float* keep, const Ahead* ahead) {
   Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < VECS; j++)
       acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
-  for (int k = 0; k < depth; k++) {
-    if (ahead) fetch(*ahead, fetched);
-    Vec panel[VECS];
+  const int steps = depth / STEP<T>;
+  const int stretches = ahead ? ahead->count : 1;
+  int k = 0;
+  for (int stretch = 0; stretch < stretches; stretch++) {
+    if (ahead)
+      for (int i = 0; i < ahead->lines; i++) __builtin_prefetch(ahead->at[stretch] + i * 64);
+    for (const int stop = steps * (stretch + 1) / stretches; k < stop; k++) {
+      decltype(panel_of(b)) panel[VECS];
 #pragma GCC unroll 8
-    for (int j = 0; j < VECS; j++) panel[j] = load(b + (size_t)k * columns + j * LANES);
+      for (int j = 0; j < VECS; j++)
+        panel[j] = panel_of(b + ((size_t)k * columns + j * LANES) * STEP<T>);
 #pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++) {
-      Vec one = splat(a[i * lda + k]);
+      for (int i = 0; i < ROWS; i++) {
+        auto one = one_of(a + i * lda + k * STEP<T>);
 #pragma GCC unroll 8
-      for (int j = 0; j < VECS; j++) acc[i][j] = multiply_add(one, panel[j], acc[i][j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
-}
-
-template <int ROWS, int VECS>
-void product(const bf16* a, size_t lda, const bf16* b, size_t columns, int depth, float* c,
-             size_t ldc, const float* keep, const Ahead* ahead) {
-  int fetched = 0;
-  Vec acc[ROWS][VECS];
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < VECS; j++)
-      acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
-  for (int k = 0; k < depth; k += 2) {
-    if (ahead) fetch(*ahead, fetched);
-    Ints panel[VECS];
-#pragma GCC unroll 8
-    for (int j = 0; j < VECS; j++) panel[j] = load_pairs(b + (size_t)k * columns + j * 2 * LANES);
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++) {
-      Ints pair = splat_pair(a + i * lda + k);
-#pragma GCC unroll 8
-      for (int j = 0; j < VECS; j++) acc[i][j] = dot_pairs(acc[i][j], pair, panel[j]);
+        for (int j = 0; j < VECS; j++) acc[i][j] = add_product(acc[i][j], one, panel[j]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -90,19 +73,15 @@ template <class T>
 using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*,
                          const Ahead*);
 
+template <class T, int ROWS>
+constexpr Product<T> PRODUCTS_OF[MOST_VECS] = {product<ROWS, 1, T>, product<ROWS, 2, T>,
+                                               product<ROWS, 3, T>, product<ROWS, 4, T>};
+
+// By rows - 1 and vectors - 1.
 template <class T>
-constexpr Product<T> PRODUCTS[MOST_ROWS][MOST_VECS] = {
-    {product<1, 1>, product<1, 2>, product<1, 3>, product<1, 4>},
-    {product<2, 1>, product<2, 2>, product<2, 3>, product<2, 4>},
-    {product<3, 1>, product<3, 2>, product<3, 3>, product<3, 4>},
-    {product<4, 1>, product<4, 2>, product<4, 3>, product<4, 4>},
-    {product<5, 1>, product<5, 2>, product<5, 3>, product<5, 4>},
-    {product<6, 1>, product<6, 2>, product<6, 3>, product<6, 4>},
-};
-
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
+constexpr const Product<T>* PRODUCTS[MOST_ROWS] = {PRODUCTS_OF<T, 1>, PRODUCTS_OF<T, 2>,
+                                                   PRODUCTS_OF<T, 3>, PRODUCTS_OF<T, 4>,
+                                                   PRODUCTS_OF<T, 5>, PRODUCTS_OF<T, 6>};
 
 // Hands out parts of one piece of memory, each 64-byte aligned; without memory it only counts.
 class Arena {
@@ -127,8 +106,6 @@ struct State {
   float* sums;    // [queries, LANES]
   float* values;  // [queries, columns], weighted and added up
 };
-
-alignas(64) const char ZEROS[256 * 4] = {};  // a key or value that is not there
 
 // One task: its queries are numbered key head by key head, token by token, head by head.
 template <class T>
@@ -218,8 +195,9 @@ class Work {
     std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
   }
 
-  // Where the keys of a block are, as offsets into the caches; -1: nowhere.
-  void find_slots(int block, int64_t* offsets) const {
+  // Where the keys of a block are, as offsets into the caches of head 0. Behind the last key that is
+  // read stands that key again.
+  void find_keys(int block, int64_t* offsets) const {
     const int size = plan_.shape.block_size;
     const int64_t stride = (int64_t)plan_.shape.kv_heads * dim_;
     const int32_t* table = plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
@@ -231,92 +209,85 @@ class Work {
         offsets[count++] = at;
       inside = 0;
     }
-    while (count < KEY_BLOCK) offsets[count++] = -1;
+    for (; count < KEY_BLOCK; count++) offsets[count] = offsets[count - 1];
   }
 
-  static void find(const T* cache, const int64_t* offsets, const T** found) {
-    for (int i = 0; i < KEY_BLOCK; i++)
-      found[i] = offsets[i] < 0 ? reinterpret_cast<const T*>(ZEROS) : cache + offsets[i];
-  }
-
-  // Where the keys and values of one key block and head are.
-  struct Places {
-    const T *keys[KEY_BLOCK], *values[KEY_BLOCK];
-  };
-
-  void find(const int64_t* offsets, int head, Places& found) const {
-    find(call_.k_cache + (size_t)head * dim_, offsets, found.keys);
-    find(call_.v_cache + (size_t)head * dim_, offsets, found.values);
-  }
-
-  // Key blocks of one segment. While one is computed the next one is fetched.
+  // Key blocks of one segment. While one is computed the next one is fetched, in the order in which
+  // it lies in memory: that is what processors read ahead of by themselves.
   void attend_all(int begin, int end) {
     if (begin >= end) return;
-    int64_t offsets[KEY_BLOCK];
-    Places places[2];
-    int turn = 0;
-    find_slots(begin, offsets);
-    find(offsets, task_.kv_begin, places[0]);
+    const int parts = ceil_div(per_head_, MOST_ROWS), heads = task_.kv_end - task_.kv_begin;
+    int64_t offsets[2][KEY_BLOCK];
+    Ahead keys, values;
+    keys.lines = values.lines = ceil_div(heads * dim_ * (int)sizeof(T), 64);
+    find_keys(begin, offsets[begin & 1]);
     for (int block = begin; block < end; block++) {
-      const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
-      for (int head = task_.kv_begin; head < task_.kv_end; head++) {
-        const Places& here = places[turn];
-        turn ^= 1;
-        bool more = true;
-        if (head + 1 < task_.kv_end) {
-          find(offsets, head + 1, places[turn]);
-        } else if (block + 1 < task_.high) {
-          find_slots(block + 1, offsets);
-          find(offsets, task_.kv_begin, places[turn]);
-        } else {
-          more = false;
+      const int64_t* here = offsets[block & 1];
+      int64_t* then = offsets[(block + 1) & 1];
+      const bool more = block + 1 < task_.high;
+      if (more) find_keys(block + 1, then);
+      const int start = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - start);
+      const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
+      for (int head = 0; head < heads; head++) {
+        const size_t own = (size_t)(task_.kv_begin + head) * dim_;
+        pack_keys(call_.k_cache + own, here, ceil_div(count, LANES) * LANES, dim_, keys_);
+        pack_values(call_.v_cache + own, here, ceil_div(count, 2) * 2, dim_, columns_, values_);
+        if (more) {
+          const int first = cut(KEY_BLOCK, head, heads);
+          keys.count = values.count = cut(KEY_BLOCK, head + 1, heads) - first;
+          locate(call_.k_cache, then + first, keys);
+          locate(call_.v_cache, then + first, values);
         }
-        pack_keys(here.keys, ceil_div(count, LANES) * LANES, dim_, keys_);
-        pack_values(here.values, ceil_div(count, 2) * 2, dim_, columns_, values_);
-        const int parts = ceil_div(per_head_, MOST_ROWS);
-        for (int part = 0; part < parts; part++)
-          attend(block, (head - task_.kv_begin) * per_head_, cut(per_head_, part, parts),
-                 cut(per_head_, part + 1, parts), more && part == 0 ? &places[turn] : nullptr);
+        for (int i = 0; i < parts; i++) {
+          const bool fetches = more && i + 1 == parts;
+          attend(start, whole, head * per_head_, cut(per_head_, i, parts),
+                 cut(per_head_, i + 1, parts), fetches ? &keys : nullptr,
+                 fetches ? &values : nullptr);
+        }
       }
     }
   }
 
-  // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys of a block.
-  void attend(int block, int offset, int begin, int end, const Places* next) {
-    constexpr int PAIR = sizeof(T) == 2 ? 2 : 1;
-    const int rows = end - begin, start = block * KEY_BLOCK;
+  void locate(const T* cache, const int64_t* offsets, Ahead& ahead) const {
+    cache += (size_t)task_.kv_begin * dim_;
+    for (int i = 0; i < ahead.count; i++)
+      ahead.at[i] = reinterpret_cast<const char*>(cache + offsets[i]);
+  }
+
+  // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys from `start` on.
+  // `whole`: all of the task's queries see all of them.
+  void attend(int start, bool whole, int offset, int begin, int end, const Ahead* next_keys,
+              const Ahead* next_values) {
+    const int rows = end - begin, first = offset + begin;
     const int* position = positions_ + begin;
     int count = KEY_BLOCK;
-    const bool every = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
-    if (!every) {
-      int most = *std::max_element(position, position + rows);
-      int least = *std::min_element(position, position + rows);
-      count = std::min(KEY_BLOCK, most + 1 - start);
+    if (!whole) {
+      const int most = *std::max_element(position, position + rows);
+      const int least = *std::min_element(position, position + rows);
+      count = std::min(KEY_BLOCK, std::min(keys_end_, most + 1) - start);
       if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     }
     const int vecs = ceil_div(count, LANES);
-    const int first = offset + begin;
-    const int bytes = dim_ * (int)sizeof(T), depth = ceil_div(count, 2) * 2;
-    Ahead keys{nullptr, ceil_div(KEY_BLOCK * PAIR, dim_), bytes};
-    Ahead values{nullptr, ceil_div(KEY_BLOCK * PAIR, depth), bytes};
-    if (next) {
-      keys.rows = reinterpret_cast<const char* const*>(next->keys);
-      values.rows = reinterpret_cast<const char* const*>(next->values);
-    }
     PRODUCTS<T>[rows - 1][vecs - 1](queries_at_ + (size_t)first * dim_, dim_, keys_, KEY_BLOCK,
-                                    dim_, scores_, KEY_BLOCK, nullptr, next ? &keys : nullptr);
+                                    dim_, scores_, KEY_BLOCK, nullptr, next_keys);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
-      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, every ? 0 : position[i] - window() + 1 - start,
-                       every ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
+      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, whole ? 0 : position[i] - window() + 1 - start,
+                       whole ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
+    add_values(first, rows, count, keep, next_values);
+  }
+
+  // The packed values of the first `count` keys, weighted, to those of queries first : first + rows.
+  void add_values(int first, int rows, int count, const float* keep, const Ahead* next) {
     const int groups = ceil_div(columns_ / LANES, MOST_VECS);
+    const int depth = ceil_div(count, 2) * 2;
     for (int g = 0; g < groups; g++) {
       const int from = cut(columns_ / LANES, g, groups), to = cut(columns_ / LANES, g + 1, groups);
       PRODUCTS<T>[rows - 1][to - from - 1](
-          weights_, KEY_BLOCK, values_ + from * LANES * PAIR, columns_, depth,
+          weights_, KEY_BLOCK, values_ + from * LANES * STEP<T>, columns_, depth,
           now_.values + (size_t)first * columns_ + from * LANES, columns_, keep,
-          next && g == 0 ? &values : nullptr);
+          g == 0 ? next : nullptr);
     }
   }
 

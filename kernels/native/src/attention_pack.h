@@ -9,13 +9,13 @@ namespace rootlace {
 // A 16 x 16 matrix of 32-bit words transposed: in row i, columns from `column` on, at rows[i];
 // only the first `width` columns are read and written. out row j at out + j * stride.
 #if defined(__AVX512F__)
-inline void transpose16(const void* const* rows, int column, int width, int32_t* out,
+inline void transpose16(const int32_t* const* rows, int column, int width, int32_t* out,
                         size_t stride) {
   __m512i r[16], t[16];
   const __mmask16 some = (__mmask16)((1u << width) - 1);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++)
-    r[i] = _mm512_maskz_loadu_epi32(some, static_cast<const int32_t*>(rows[i]) + column);
+    r[i] = _mm512_maskz_loadu_epi32(some, rows[i] + column);
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -59,11 +59,11 @@ typedef int32_t Four __attribute__((vector_size(16)));
 #define ROOTLACE_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Four{i, j, k, l})
 #endif
 
-inline void transpose16(const void* const* rows, int column, int width, int32_t* out,
+inline void transpose16(const int32_t* const* rows, int column, int width, int32_t* out,
                         size_t stride) {
   for (int i = 0; i < 16; i += 4) {
     const int32_t* p[4];
-    for (int k = 0; k < 4; k++) p[k] = static_cast<const int32_t*>(rows[i + k]) + column;
+    for (int k = 0; k < 4; k++) p[k] = rows[i + k] + column;
     int j = 0;
     for (; j + 4 <= width; j += 4) {
       Four r[4];
@@ -83,30 +83,36 @@ inline void transpose16(const void* const* rows, int column, int width, int32_t*
 #undef ROOTLACE_SHUFFLE
 #endif
 
-// The first `count` (a multiple of 16) of KEY_BLOCK keys, one per pointer, transposed: float32
+// The first `count` (a multiple of 16) of KEY_BLOCK keys, at base + offsets[], transposed: float32
 // [dim][KEY_BLOCK]; bfloat16, in pairs of dimensions: [dim / 2][KEY_BLOCK][2].
 template <class T>
-inline void pack_keys(const T* const* keys, int count, int dim, T* out) {
+inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim, T* out) {
   const int words = dim * (int)sizeof(T) / 4;
   int32_t* to = reinterpret_cast<int32_t*>(out);
-  for (int k = 0; k < count; k += 16)
+  for (int k = 0; k < count; k += 16) {
+    const int32_t* rows[16];
+    for (int i = 0; i < 16; i++) rows[i] = reinterpret_cast<const int32_t*>(base + offsets[k + i]);
     for (int w = 0; w < words; w += 16)
-      transpose16(reinterpret_cast<const void* const*>(keys + k), w,
-                  words - w < 16 ? words - w : 16, to + (size_t)w * KEY_BLOCK + k, KEY_BLOCK);
-}
-
-// `count` (even) values, one per pointer: float32 [count][columns]; bfloat16, in pairs of keys:
-// [count / 2][columns][2]. `columns`: dim rounded up to whole vectors; those behind dim are zero.
-inline void pack_values(const float* const* values, int count, int dim, int columns, float* out) {
-  for (int k = 0; k < count; k++) {
-    float* to = out + (size_t)k * columns;
-    int d = 0;
-    for (; d + LANES <= dim; d += LANES) store(to + d, load(values[k] + d));
-    for (; d < columns; d++) to[d] = d < dim ? values[k][d] : 0.0f;
+      transpose16(rows, w, words - w < 16 ? words - w : 16, to + (size_t)w * KEY_BLOCK + k,
+                  KEY_BLOCK);
   }
 }
 
-inline void pack_values(const bf16* const* values, int count, int dim, int columns, bf16* out) {
+// `count` (even) values: float32 [count][columns]; bfloat16, in pairs of keys:
+// [count / 2][columns][2]. `columns`: dim rounded up to whole vectors; those behind dim are zero.
+inline void pack_values(const float* base, const int64_t* offsets, int count, int dim, int columns,
+                        float* out) {
+  for (int k = 0; k < count; k++) {
+    const float* from = base + offsets[k];
+    float* to = out + (size_t)k * columns;
+    int d = 0;
+    for (; d + LANES <= dim; d += LANES) store(to + d, load(from + d));
+    for (; d < columns; d++) to[d] = d < dim ? from[d] : 0.0f;
+  }
+}
+
+inline void pack_values(const bf16* base, const int64_t* offsets, int count, int dim, int columns,
+                        bf16* out) {
 #if defined(__AVX512BW__)
   alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
                                                37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
@@ -115,7 +121,7 @@ inline void pack_values(const bf16* const* values, int count, int dim, int colum
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
 #endif
   for (int k = 0; k < count; k += 2) {
-    const bf16 *even = values[k], *odd = values[k + 1];
+    const bf16 *even = base + offsets[k], *odd = base + offsets[k + 1];
     bf16* to = out + (size_t)k * columns;
     int d = 0;
 #if defined(__AVX512BW__)
