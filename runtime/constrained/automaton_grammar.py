@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from rootlace.runtime.constrained import bitmask
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.interface import ForcedTokenizer, Grammar, Matcher
+from rootlace.runtime.constrained.places import Place, Places
 from rootlace.runtime.constrained.stepped import SteppedBuilds
 from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.constrained.vocabulary import Vocabulary
@@ -56,10 +56,7 @@ class AutomatonGrammar:
         self._lock = threading.Lock()
         # Where tokens lead, by state * vocabulary size + token. Threads may both find out.
         self.steps: dict[int, int] = {}
-        self.onward: dict[int, int] = {}
-        """Those of them behind which more has to follow."""
-        self.quiet: set[int] = set()
-        """States at which nothing is forced."""
+        self.places = Places()
         self._final: dict[int, bool] = {}
         self._forced: dict[tuple[int, bytes], list[int]] = {}
         self._builds = builds
@@ -67,7 +64,7 @@ class AutomatonGrammar:
 
     @property
     def nbytes(self) -> int:
-        memos = 100 * (len(self.steps) + len(self.onward)) + 300 * len(self._forced)
+        memos = 100 * len(self.steps) + 300 * len(self._forced) + self.places.nbytes
         inner = self._fallback.nbytes if self._fallback else 0
         stepped = self._stepped.nbytes if self._stepped else 0
         return self.dfa.nbytes + self.table.nbytes + memos + inner + stepped
@@ -110,12 +107,7 @@ class AutomatonGrammar:
             after = self.dfa.run(state, data) if data else DEAD
         if len(self.steps) >= _MAX_STEPS:
             self.steps.clear()
-            self.onward.clear()
-        key = state * self.vocabulary.size + token_id
-        self.steps[key] = after
-        with suppress(TooLarge):
-            if after >= 0 and not self.is_final(after):
-                self.onward[key] = after
+        self.steps[state * self.vocabulary.size + token_id] = after
         return after
 
     def is_final(self, state: int) -> bool:
@@ -131,7 +123,7 @@ class AutomatonGrammar:
         """What is forced at `state`, behind `tokens`. May raise `TooLarge`."""
         text, end = self.dfa.forced(state)
         if not text:
-            self.quiet.add(state)
+            self.places.of(state).quiet = True
             return []
         tail = self._canonicalizer.tail(tokens)
         if tail is None:
@@ -160,14 +152,17 @@ class AutomatonMatcher:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self._steps = grammar.steps
-        self._onward = grammar.onward
-        self._quiet = grammar.quiet
-        self._state = grammar.dfa.start
+        self._place = grammar.places.of(grammar.dfa.start)
+        self.ready = self._place.mask
         self._tokens: list[int] = []
-        self._before: list[int] = []  # the state before each of them
+        self._before: list[Place] = []  # the place before each of them
         self._error = ""
         self._other: Matcher | None = None
         """Who went on where the automaton got too large."""
+
+    @property
+    def _state(self) -> int:
+        return self._place.state
 
     # ------------------------------------------------------------ masks
 
@@ -195,7 +190,11 @@ class AutomatonMatcher:
     def mask_row(self) -> MaskRow | None:
         if self._other is not None:
             return self._other.mask_row()
-        return self._grammar.table.row(self._state) if self._state >= 0 else None
+        place = self._place
+        row = self._grammar.table.row(place.state) if place.state >= 0 else None
+        if row is not None and row.address:
+            place.mask = self.ready = row
+        return row
 
     def automaton(self) -> AutomatonState | None:
         if self._other is not None:
@@ -225,15 +224,26 @@ class AutomatonMatcher:
     # ------------------------------------------------------------ the text
 
     def went_on(self, token_id: int, jumps: bool) -> bool:
-        state = self._state
-        after = self._onward.get(state * self._size + token_id) if state >= 0 else None
-        if after is None or (jumps and after not in self._quiet):
+        place = self._place
+        after = place.onward.get(token_id)
+        if after is None or (jumps and not after.quiet):
             return False
         self._tokens.append(token_id)
-        self._before.append(state)
-        self._state = after
-        self._error = ""
+        self._before.append(place)
+        self._place = after
+        self.ready = after.mask
         return True
+
+    def _go(self, token_id: int, after: int) -> None:
+        places, place = self._grammar.places, self._place
+        following = places.of(after)
+        if place.state >= 0 and after >= 0 and self._goes_on(after):
+            places.lead(place, token_id, following)
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self._place = following
+        self.ready = following.mask
+        self._error = ""
 
     def advance(self, token_id: int) -> bool:
         if self._other is not None:
@@ -253,11 +263,15 @@ class AutomatonMatcher:
                 f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
             )
             return False
-        self._tokens.append(token_id)
-        self._before.append(state)
-        self._state = after
-        self._error = ""
+        self._go(token_id, after)
         return True
+
+    def _goes_on(self, state: int) -> bool:
+        """Whether something has to follow, or may, as far as is known."""
+        try:
+            return not self._grammar.is_final(state)
+        except TooLarge:
+            return False
 
     def is_accepting(self) -> bool:
         if self._other is not None:
@@ -308,7 +322,8 @@ class AutomatonMatcher:
             raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
         self._error = ""
         if count:
-            self._state = self._before[-count]
+            self._place = self._before[-count]
+            self.ready = self._place.mask
             del self._tokens[-count:], self._before[-count:]
 
     def reset(self) -> None:
@@ -343,7 +358,8 @@ class AutomatonMatcher:
                 self._error = f"the fallback forbids token {position}: {other.error()}"
                 return False
         self._other = other
-        self._state = _CHANGED
+        self._place = self._grammar.places.of(_CHANGED)
+        self.ready = None
         return True
 
     def _advance_other(self, token_id: int) -> bool:

@@ -66,6 +66,8 @@ class CheckedMatcher:
     one sequence is excluded after no other.
     """
 
+    ready: MaskRow | None = None
+
     def __init__(
         self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary, max_retreats: int
     ) -> None:

@@ -20,6 +20,7 @@ from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.interface import ForcedTokenizer, Matcher
 from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar, LLGuidanceMatcher
+from rootlace.runtime.constrained.places import Place, Places
 from rootlace.runtime.constrained.schema.declared import MARK
 from rootlace.runtime.constrained.token_table import TokenTable
 from rootlace.runtime.constrained.token_walk import TokenWalk
@@ -66,10 +67,7 @@ class HybridGrammar:
         self._checking = threading.Lock()
         # Where tokens lead that are allowed, by state * vocabulary size + token.
         self.steps: dict[int, int] = {}
-        self.onward: dict[int, int] = {}
-        """Those of them that stay in the declared part, where more has to follow."""
-        self.quiet: set[int] = set()
-        """States at which nothing is forced."""
+        self.places = Places()
         self._final: dict[int, bool] = {}
         self.texts: dict[int, bytes] = {}
         """What is forced at each state where it was asked."""
@@ -77,7 +75,7 @@ class HybridGrammar:
 
     @property
     def nbytes(self) -> int:
-        memos = 100 * (len(self.steps) + len(self.onward)) + 300 * len(self.forced)
+        memos = 100 * len(self.steps) + 300 * len(self.forced) + self.places.nbytes
         return self.inner.nbytes + self.dfa.nbytes + self.table.nbytes + memos
 
     def matcher(self) -> Matcher:
@@ -100,12 +98,7 @@ class HybridGrammar:
             found = _BEYOND if found == DEAD else found
         if len(self.steps) >= _MAX_STEPS:
             self.steps.clear()
-            self.onward.clear()
-        if state >= 0:
-            key = state * self.vocabulary.size + token_id
-            self.steps[key] = found
-            if found >= 0 and not self.is_final(found):
-                self.onward[key] = found
+        self.steps[state * self.vocabulary.size + token_id] = found
         return found
 
     def keep(self, state: int, row: MaskRow, words: np.ndarray) -> None:
@@ -177,11 +170,10 @@ class HybridMatcher:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self._steps = grammar.steps
-        self._onward = grammar.onward
-        self._quiet = grammar.quiet
-        self._state = grammar.dfa.start
+        self._place = grammar.places.of(grammar.dfa.start)
+        self.ready = self._place.mask
         self._tokens: list[int] = []
-        self._before: list[int] = []  # the state before each of them
+        self._before: list[Place] = []  # the place before each of them
         self._error = ""
         self._own: LLGuidanceMatcher | None = None
         self._taken = 0
@@ -191,6 +183,10 @@ class HybridMatcher:
     def declared(self) -> bool:
         """Whether the text is in the declared part, so that the automaton knows where."""
         return self._state >= 0
+
+    @property
+    def _state(self) -> int:
+        return self._place.state
 
     # ------------------------------------------------------------ masks
 
@@ -219,7 +215,11 @@ class HybridMatcher:
         return not self._error
 
     def mask_row(self) -> MaskRow | None:
-        return self._grammar.table.row(self._state) if self._state >= 0 else None
+        place = self._place
+        row = self._grammar.table.row(place.state) if place.state >= 0 else None
+        if row is not None and row.address:
+            place.mask = self.ready = row
+        return row
 
     def prepare_mask(self) -> None:
         row = self.mask_row()
@@ -232,15 +232,26 @@ class HybridMatcher:
     # ------------------------------------------------------------ the text
 
     def went_on(self, token_id: int, jumps: bool) -> bool:
-        state = self._state
-        after = self._onward.get(state * self._size + token_id) if state >= 0 else None
-        if after is None or (jumps and after not in self._quiet):
+        place = self._place
+        after = place.onward.get(token_id)
+        if after is None or (jumps and not after.quiet):
             return False
         self._tokens.append(token_id)
-        self._before.append(state)
-        self._state = after
-        self._error = ""
+        self._before.append(place)
+        self._place = after
+        self.ready = after.mask
         return True
+
+    def _go(self, token_id: int, after: int) -> None:
+        places, place = self._grammar.places, self._place
+        following = places.of(after)
+        if place.state >= 0 and after >= 0 and self._goes_on(after):
+            places.lead(place, token_id, following)
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self._place = following
+        self.ready = following.mask
+        self._error = ""
 
     def advance(self, token_id: int) -> bool:
         state = self._state
@@ -254,10 +265,7 @@ class HybridMatcher:
             if not self._allows(token_id):
                 return False
             after = self._grammar.after(state, token_id)
-        self._tokens.append(token_id)
-        self._before.append(state)
-        self._state = after
-        self._error = ""
+        self._go(token_id, after)
         return True
 
     def _allows(self, token_id: int) -> bool:
@@ -280,6 +288,9 @@ class HybridMatcher:
     def _refuse(self, token_id: int) -> bool:
         self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
         return False
+
+    def _goes_on(self, state: int) -> bool:
+        return not self._grammar.is_final(state)
 
     def is_accepting(self) -> bool:
         if self._state == _BEYOND:
@@ -313,7 +324,7 @@ class HybridMatcher:
             return [] if own is None else own.forced_tokens()
         if not self.forced_text():
             if self._state in self._grammar.texts:
-                self._quiet.add(self._state)
+                self._place.quiet = True
             return []
         grammar = self._grammar
         tail = grammar.canonicalizer.tail(self._tokens)
@@ -331,7 +342,8 @@ class HybridMatcher:
         self._error = ""
         if not count:
             return
-        self._state = self._before[-count]
+        self._place = self._before[-count]
+        self.ready = self._place.mask
         del self._tokens[-count:], self._before[-count:]
         if self._own is not None and self._taken > len(self._tokens):
             self._own.rollback(self._taken - len(self._tokens))

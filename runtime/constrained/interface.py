@@ -16,6 +16,10 @@ class Matcher(Protocol):
     Token ids are the model's. "The text" is the bytes of the tokens taken in so far.
     """
 
+    ready: MaskRow | None
+    """The row that `mask_row` would name, where it is known that it is filled; to be asked often.
+    None where it is not known."""
+
     def allowed_mask(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next.
 

@@ -196,6 +196,8 @@ class LLGuidanceMatcher:
     """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
     them in at some complete texts only, and an error would be the end of its matcher."""
 
+    ready: MaskRow | None = None
+
     def __init__(self, grammar: LLGuidanceGrammar, prototype: LLMatcher) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary

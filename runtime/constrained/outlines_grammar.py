@@ -111,6 +111,8 @@ class OutlinesGrammar:
 class OutlinesMatcher:
     """See `interface.Matcher`. What is forced, our automaton of the same language says."""
 
+    ready: MaskRow | None = None
+
     def __init__(self, grammar: OutlinesGrammar) -> None:
         self._grammar = grammar
         self._states: list[int | None] = [grammar.index.get_initial_state()]

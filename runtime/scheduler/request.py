@@ -15,6 +15,8 @@ class Matcher(Protocol):
     """State of one request's constraint; `rootlace.runtime.constrained.interface.Matcher` says
     what each method does."""
 
+    ready: MaskRow | None
+
     def fill_bitmask(self, out: np.ndarray) -> None: ...
 
     def mask_row(self) -> MaskRow | None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -43,18 +43,29 @@ class SampleRows:
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
         """The samples of a step's `rows` (row and sequence), and what to wait for (see
         `StepPlan.wait_for_masks`)."""
-        constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
-        masks: Iterator[np.ndarray | MaskRow] = iter(())
+        matchers = [sequence.matcher for _, sequence in rows]
+        masks: list[np.ndarray | MaskRow | None] = [
+            None if s.matcher is None or s.pending else s.matcher.ready for _, s in rows
+        ]
         wait = None
-        if constrained and (self._automata or any(sequence.pending for sequence in constrained)):
-            constraints, wait = self._constraints(constrained)
-            return [
-                _row(index, sequence, sequence.pending, constraints.get(sequence))
-                for index, sequence in rows
-            ], wait
-        if constrained:
-            found, wait = self._masks.start([s.matcher for s in constrained])  # type: ignore[misc]
-            masks = iter(found)
+        if any(matchers):
+            if self._automata:
+                constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
+                constraints, wait = self._constraints(constrained)
+                return [
+                    _row(index, sequence, sequence.pending, constraints.get(sequence))
+                    for index, sequence in rows
+                ], wait
+            missing = [
+                at
+                for at, matcher in enumerate(matchers)
+                if matcher is not None and masks[at] is None and not rows[at][1].pending
+            ]
+            if missing:
+                asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
+                found, wait = self._masks.start(asked)
+                for at, mask in zip(missing, found, strict=True):
+                    masks[at] = mask
         return [
             # Most rows of most steps; what it says is what `_row` says.
             SampleRow(
@@ -62,12 +73,12 @@ class SampleRows:
                 s.params,
                 s.tokens[: s.length],
                 s.prompt_len,
-                None if s.matcher is None else next(masks),
+                mask,
                 simple=s.simple,
             )
             if s.plain and not s.pending
-            else _row(index, s, s.pending, None if s.matcher is None else next(masks))
-            for index, s in rows
+            else _row(index, s, s.pending, mask)
+            for (index, s), mask in zip(rows, masks, strict=True)
         ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, Sequence]) -> list[SampleRow]:

@@ -35,6 +35,8 @@ VOCAB = 32
 class OnlySeven(Plain):
     """7, three times; forced where that may show."""
 
+    ready = None
+
     def __init__(self) -> None:
         self.count = 0
 

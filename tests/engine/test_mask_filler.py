@@ -35,6 +35,8 @@ class Table:
 class Counting(Plain):
     """Token i follows token i - 1; in a shared table or in masks of its own."""
 
+    ready = None
+
     def __init__(self, table: Table | None = None, fails: bool = False) -> None:
         self.table, self.fails, self.at = table, fails, 0
         self.threads: list[str] = []

@@ -14,6 +14,8 @@ from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAuto
 class Plain:
     """What a matcher is asked for, where nothing is forced and nothing taken back."""
 
+    ready = None
+
     def mask_row(self) -> MaskRow | None:
         return None
 
