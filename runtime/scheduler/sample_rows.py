@@ -44,30 +44,36 @@ class SampleRows:
         """The samples of a step's `rows` (row and sequence), and what to wait for (see
         `StepPlan.wait_for_masks`)."""
         matchers = [sequence.matcher for _, sequence in rows]
+        if not any(matchers):
+            return [
+                # Most rows of most steps; what it says is what `_row` says.
+                SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, simple=s.simple)
+                if s.plain and not s.pending
+                else _row(index, s, s.pending)
+                for index, s in rows
+            ], None
         masks: list[np.ndarray | MaskRow | None] = [
             None if s.matcher is None or s.pending else s.matcher.ready for _, s in rows
         ]
         wait = None
-        if any(matchers):
-            if self._automata:
-                constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
-                constraints, wait = self._constraints(constrained)
-                return [
-                    _row(index, sequence, sequence.pending, constraints.get(sequence))
-                    for index, sequence in rows
-                ], wait
-            missing = [
-                at
-                for at, matcher in enumerate(matchers)
-                if matcher is not None and masks[at] is None and not rows[at][1].pending
-            ]
-            if missing:
-                asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
-                found, wait = self._masks.start(asked)
-                for at, mask in zip(missing, found, strict=True):
-                    masks[at] = mask
+        if self._automata:
+            constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
+            constraints, wait = self._constraints(constrained)
+            return [
+                _row(index, sequence, sequence.pending, constraints.get(sequence))
+                for index, sequence in rows
+            ], wait
+        missing = [
+            at
+            for at, matcher in enumerate(matchers)
+            if matcher is not None and masks[at] is None and not rows[at][1].pending
+        ]
+        if missing:
+            asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
+            found, wait = self._masks.start(asked)
+            for at, mask in zip(missing, found, strict=True):
+                masks[at] = mask
         return [
-            # Most rows of most steps; what it says is what `_row` says.
             SampleRow(
                 index,
                 s.params,
