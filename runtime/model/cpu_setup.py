@@ -65,7 +65,9 @@ def on_cpu(
         # What torch is left with is too little for threads of its own, which would spin beside
         # those of the kernels.
         torch.set_num_threads(1)
-        team = Team(library, executor.threads or usable_cores())
+        threads = executor.threads or usable_cores()
+        log.info("native kernels run on %d threads", threads)
+        team = Team(library, threads)
         loaded = [weights_of(config, dtype, CPU, progress)]
         weights = NativeWeights(library, team, config, loaded, progress)
         memory = pool()

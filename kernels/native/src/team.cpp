@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -23,6 +24,14 @@ namespace {
 // thread that looks much longer takes its core from the one it waits for, or from other programs.
 constexpr int PAUSES = 256;
 constexpr std::chrono::microseconds LOOK{50};
+
+// A wait this long is for a thread that has lost its core. Where such waits are a quarter of a
+// region, there are fewer cores for us than threads: regions have one thread less for a while, a
+// longer one each time that turns out to be still so.
+constexpr std::chrono::microseconds STALL{300};
+constexpr std::chrono::milliseconds SHORT_BREAK{50}, LONG_BREAK{1600};
+
+using Clock = std::chrono::steady_clock;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -60,11 +69,11 @@ class Place {
       if (ready()) return true;
       pause();
     }
-    auto until = std::chrono::steady_clock::now() + LOOK;
+    auto until = Clock::now() + LOOK;
     do {
       sched_yield();  // whoever has something to do goes first
       if (ready()) return true;
-    } while (std::chrono::steady_clock::now() < until);
+    } while (Clock::now() < until);
     return false;
   }
 
@@ -93,13 +102,19 @@ struct Team::State {
   Place inside;               // threads that wait for tasks or for workers to leave
   const std::function<void(Crew&)>* region = nullptr;
   std::atomic<bool> stop{false};
+  // Nanoseconds of stalls in this region, of all threads together.
+  std::atomic<int64_t> stalled{0};
+  // How many threads regions have at present, and when one more is tried.
+  std::atomic<int> limit;
+  Clock::time_point try_more{};
+  Clock::duration rest = SHORT_BREAK;
 
   std::mutex turn;  // of those who call `run`
   std::vector<std::thread> workers;
   std::vector<Scratch> scratch;
   pid_t owner = getpid();
 
-  State(Team& team, int threads) : scratch(threads) {
+  State(Team& team, int threads) : limit(threads), scratch(threads) {
     // Signals are the program's: its own threads take them.
     sigset_t all, before;
     sigfillset(&all);
@@ -109,6 +124,7 @@ struct Team::State {
         workers.emplace_back([this, &team, rank] { work(team, rank); });
     } catch (...) {  // no more threads to be had: those there are do it
       scratch.resize(workers.size() + 1);
+      limit = static_cast<int>(scratch.size());
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -118,6 +134,26 @@ struct Team::State {
     outside.wake();
     for (auto& worker : workers) worker.join();
     for (auto& one : scratch) std::free(one.memory);
+  }
+
+  bool may_enter(uint64_t now) const {
+    return (now & OPEN) && static_cast<int>(now & INSIDE) < limit.load() - 1;
+  }
+
+  // After a region: how many threads the next one has.
+  void adapt(Clock::duration lasted) {
+    int threads = static_cast<int>(scratch.size());
+    int64_t nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(lasted).count();
+    if (limit > 1 && stalled.load() > nanos / 4 * (limit - 1)) {
+      limit--;
+      try_more = Clock::now() + rest;
+      rest = std::min<Clock::duration>(2 * rest, LONG_BREAK);
+    } else if (limit < threads && Clock::now() >= try_more) {
+      limit++;
+      try_more = Clock::now() + rest;
+    } else if (limit == threads && rest > SHORT_BREAK && Clock::now() >= try_more) {
+      rest = SHORT_BREAK;
+    }
   }
 
   void work(Team& team, int rank) {
@@ -132,9 +168,10 @@ struct Team::State {
       });
       if (stop.load()) return;
       uint64_t now = entry.load();
-      while ((now & OPEN) && !entry.compare_exchange_weak(now, now + 1)) {
+      last = now >> 32;
+      while (may_enter(now) && !entry.compare_exchange_weak(now, now + 1)) {
       }
-      if (!(now & OPEN)) continue;
+      if (!may_enter(now)) continue;
       last = now >> 32;
       Crew crew(team, rank);
       (*region)(crew);
@@ -160,12 +197,17 @@ void Team::run(const std::function<void(Crew&)>& region) {
   state.region = &region;
   state.taken.store(0);
   state.done.store(0);
-  state.entry.store((((state.entry.load() >> 32) + 1) << 32) | OPEN);
-  state.outside.wake();
+  state.stalled.store(0);
+  auto began = Clock::now();
+  if (state.limit > 1) {
+    state.entry.store((((state.entry.load() >> 32) + 1) << 32) | OPEN);
+    state.outside.wake();
+  }
   Crew crew(*this, 0);
   region(crew);
   state.entry.fetch_and(~OPEN);
   state.inside.wait([&] { return (state.entry.load() & INSIDE) == 0; });
+  state.adapt(Clock::now() - began);
 }
 
 int Crew::size() const { return team_.size(); }
@@ -193,7 +235,11 @@ void Crew::end() {
   auto& state = *team_.state_;
   if (finished_ && state.done.fetch_add(finished_) + finished_ == begun_) state.inside.wake();
   if (state.done.load() >= begun_) return;
+  auto began = Clock::now();
   state.inside.wait([&] { return state.done.load() >= begun_; });
+  auto waited = Clock::now() - began;
+  if (waited > STALL)
+    state.stalled.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count());
 }
 
 void* Crew::scratch(size_t bytes) {

@@ -5,7 +5,8 @@
 // program delays the rest by one task, not by its whole share. A thread that comes late, even after
 // all tasks of several `each`, walks through the function and finds them done. So outside of tasks
 // a region's function may only compute values of its own: it may run before, after or at the same
-// time as the tasks around it.
+// time as the tasks around it. Where threads keep waiting for one that has no core, regions have
+// fewer threads for a while; `size` stays what it is.
 #pragma once
 
 #include <cstddef>
