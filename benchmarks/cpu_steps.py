@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.common import ForeignLoad, environment, write_json
 from benchmarks.random_models import SHAPES, make_model
+from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.reference import REFERENCE
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -134,7 +135,8 @@ class Subject:
             model.forward.nanos = self._nanos
             self._forward, pool = model.forward, model.pool
         else:
-            torch.set_num_threads(threads or torch.get_num_threads())
+            # Where native kernels ran before, torch was left with one.
+            torch.set_num_threads(threads or usable_cores())
             pool = kv_pool.allocate(self.config, blocks, BLOCK_SIZE, CPU, dtype)
             self._forward = self._reference(rotary, pool)
         pool.zero_()
