@@ -4,84 +4,121 @@
 
 #include "attention_pack.h"
 #include "attention_softmax.h"
+#include "tile.h"
 
 namespace rootlace {
 namespace {
 
-constexpr int MOST_ROWS = 6;  // of a product: 24 sums, 4 vectors of B and one of A are in registers
+constexpr int MOST_ROWS = 6;
+
+// The most vectors of a product with so many rows: its sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int most_vecs(int) { return 4; }
+#else
+constexpr int most_vecs(int rows) { return tile_vecs(rows); }
+#endif
 constexpr int MOST_VECS = 4;
 
-// What is fetched into the cache meanwhile: `lines` from each of `count` addresses on.
-struct Ahead {
+// What is fetched into the cache meanwhile: `lines` from each address on.
+struct Fetch {
   const char* at[KEY_BLOCK];
-  int count, lines;
+  int lines;
 };
+
+constexpr int FETCHES = 16;  // in so many portions, evenly spread
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
 
-// Steps over the depth are numbers of float32 and pairs of bfloat16.
-template <class T>
-constexpr int STEP = 4 / (int)sizeof(T);
-
-inline Vec one_of(const float* a) { return splat(*a); }
-inline Ints one_of(const bf16* a) { return splat_pair(a); }
-inline Vec panel_of(const float* b) { return load(b); }
-inline Ints panel_of(const bf16* b) { return load_pairs(b); }
-inline Vec add_product(Vec acc, Vec a, Vec b) { return multiply_add(a, b, acc); }
-inline Vec add_product(Vec acc, Ints a, Ints b) { return dot_pairs(acc, a, b); }
-
-// c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. a row-major; b packed, float32:
-// [depth][columns]; bfloat16: [depth / 2][columns][2], depth even. Sums run over the depth in
-// order. `ahead` may be null.
-template <int ROWS, int VECS, class T>
-void product(const T* a, size_t lda, const T* b, size_t columns, int depth, float* c, size_t ldc,
-             const float* keep, const Ahead* ahead) {
-  Vec acc[ROWS][VECS];
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
+#if defined(__AVX512BF16__)
+// As `detail::step`. GCC would load the panel again for each row.
+template <int ROWS, int VECS>
+[[gnu::always_inline]] inline void add_step(const bf16* a, size_t lda, const bf16* b,
+                                            detail::Sums<ROWS, VECS>& sums) {
+  __m512bh panel[VECS];
+#pragma GCC unroll 16
+  for (int j = 0; j < VECS; j++) {
+    panel[j] = detail::load_as<__m512bh>(b + j * NATIVE * 2);
+    asm("" : "+v"(panel[j]));
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    __m512bh pair = (__m512bh)_mm512_set1_epi32(detail::load_as<int32_t>(a + i * lda));
+#pragma GCC unroll 16
     for (int j = 0; j < VECS; j++)
-      acc[i][j] = keep ? load(c + i * ldc + j * LANES) * keep[i] : Vec{};
-  const int steps = depth / STEP<T>;
-  const int stretches = ahead ? ahead->count : 1;
+      sums.at[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums.at[i][j], pair, panel[j]);
+  }
+}
+#endif
+
+template <int ROWS, int COLUMNS, class T>
+[[gnu::always_inline]] inline void add_step(const T* a, size_t lda, const T* b,
+                                            detail::Sums<ROWS, COLUMNS>& sums) {
+  detail::step(a, lda, b, sums);
+}
+
+// c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. As `tile`, depth even. `fetch`
+// may be null.
+template <int ROWS, int VECS, class T>
+void product(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c, size_t ldc,
+             const float* keep, const Fetch* fetch) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      sums.at[i][j] = keep ? detail::load_as<Native>(c + i * ldc + j * NATIVE) * keep[i] : Native{};
+  const int steps = depth / STEP<T>, stretches = fetch ? FETCHES : 1;
   int k = 0;
   for (int stretch = 0; stretch < stretches; stretch++) {
-    if (ahead)
-      for (int i = 0; i < ahead->lines; i++) __builtin_prefetch(ahead->at[stretch] + i * 64);
-    for (const int stop = steps * (stretch + 1) / stretches; k < stop; k++) {
-      decltype(panel_of(b)) panel[VECS];
-#pragma GCC unroll 8
-      for (int j = 0; j < VECS; j++)
-        panel[j] = panel_of(b + ((size_t)k * columns + j * LANES) * STEP<T>);
-#pragma GCC unroll 8
-      for (int i = 0; i < ROWS; i++) {
-        auto one = one_of(a + i * lda + k * STEP<T>);
-#pragma GCC unroll 8
-        for (int j = 0; j < VECS; j++) acc[i][j] = add_product(acc[i][j], one, panel[j]);
-      }
-    }
+    if (fetch)
+      for (int i = 0; i < fetch->lines; i++)
+        for (int j = 0; j < KEY_BLOCK / FETCHES; j++)
+          __builtin_prefetch(fetch->at[stretch * (KEY_BLOCK / FETCHES) + j] + i * 64);
+    const int stop = fetch ? steps * (stretch + 1) / FETCHES : steps;
+    for (; k < stop; k++, a += STEP<T>, b += ldb) add_step(a, lda, b, sums);
   }
-#pragma GCC unroll 8
+  asm("" : "+r"(c), "+r"(ldc));  // else compilers keep the addresses of all rows in registers
+#pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < VECS; j++) store(c + i * ldc + j * LANES, acc[i][j]);
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
 }
 
 template <class T>
 using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*,
-                         const Ahead*);
+                         const Fetch*);
+
+template <int ROWS, int VECS, class T>
+constexpr Product<T> product_of() {
+  if constexpr (VECS <= most_vecs(ROWS)) return product<ROWS, VECS, T>;
+  return nullptr;
+}
 
 template <class T, int ROWS>
-constexpr Product<T> PRODUCTS_OF[MOST_VECS] = {product<ROWS, 1, T>, product<ROWS, 2, T>,
-                                               product<ROWS, 3, T>, product<ROWS, 4, T>};
+constexpr Product<T> PRODUCTS_OF[MOST_VECS] = {product_of<ROWS, 1, T>(), product_of<ROWS, 2, T>(),
+                                               product_of<ROWS, 3, T>(), product_of<ROWS, 4, T>()};
 
-// By rows - 1 and vectors - 1.
 template <class T>
 constexpr const Product<T>* PRODUCTS[MOST_ROWS] = {PRODUCTS_OF<T, 1>, PRODUCTS_OF<T, 2>,
                                                    PRODUCTS_OF<T, 3>, PRODUCTS_OF<T, 4>,
                                                    PRODUCTS_OF<T, 5>, PRODUCTS_OF<T, 6>};
+
+// The same with any number of vectors, rows of b and c being as long as they are.
+template <class T>
+void multiply(const T* a, size_t lda, int rows, const T* b, size_t columns, int vecs, int depth,
+              float* c, const float* keep, const Fetch* fetch) {
+  const int groups = ceil_div(vecs, most_vecs(rows));
+  for (int g = 0; g < groups; g++) {
+    const int from = cut(vecs, g, groups), to = cut(vecs, g + 1, groups);
+    PRODUCTS<T>[rows - 1][to - from - 1](a, lda, b + from * LANES * STEP<T>, columns * STEP<T>,
+                                         depth, c + from * LANES, columns, keep,
+                                         g == 0 ? fetch : nullptr);
+  }
+}
 
 // Hands out parts of one piece of memory, each 64-byte aligned; without memory it only counts.
 class Arena {
@@ -212,14 +249,12 @@ class Work {
     for (; count < KEY_BLOCK; count++) offsets[count] = offsets[count - 1];
   }
 
-  // Key blocks of one segment. While one is computed the next one is fetched, in the order in which
-  // it lies in memory: that is what processors read ahead of by themselves.
+  // Key blocks of one segment. While one is computed for a key head, what comes next is fetched.
   void attend_all(int begin, int end) {
     if (begin >= end) return;
-    const int parts = ceil_div(per_head_, MOST_ROWS), heads = task_.kv_end - task_.kv_begin;
-    int64_t offsets[2][KEY_BLOCK];
-    Ahead keys, values;
-    keys.lines = values.lines = ceil_div(heads * dim_ * (int)sizeof(T), 64);
+    const int parts = ceil_div(per_head_, MOST_ROWS);
+    int64_t offsets[2][KEY_BLOCK] = {};
+    Fetch keys, values;
     find_keys(begin, offsets[begin & 1]);
     for (int block = begin; block < end; block++) {
       const int64_t* here = offsets[block & 1];
@@ -228,19 +263,15 @@ class Work {
       if (more) find_keys(block + 1, then);
       const int start = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - start);
       const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
-      for (int head = 0; head < heads; head++) {
-        const size_t own = (size_t)(task_.kv_begin + head) * dim_;
+      for (int head = task_.kv_begin; head < task_.kv_end; head++) {
+        const size_t own = (size_t)head * dim_;
         pack_keys(call_.k_cache + own, here, ceil_div(count, LANES) * LANES, dim_, keys_);
         pack_values(call_.v_cache + own, here, ceil_div(count, 2) * 2, dim_, columns_, values_);
-        if (more) {
-          const int first = cut(KEY_BLOCK, head, heads);
-          keys.count = values.count = cut(KEY_BLOCK, head + 1, heads) - first;
-          locate(call_.k_cache, then + first, keys);
-          locate(call_.v_cache, then + first, values);
-        }
+        const bool last = head + 1 == task_.kv_end;
+        locate(last ? then : here, last ? task_.kv_begin : head + 1, keys, values);
         for (int i = 0; i < parts; i++) {
-          const bool fetches = more && i + 1 == parts;
-          attend(start, whole, head * per_head_, cut(per_head_, i, parts),
+          const bool fetches = i + 1 == parts && (more || !last);
+          attend(start, whole, (head - task_.kv_begin) * per_head_, cut(per_head_, i, parts),
                  cut(per_head_, i + 1, parts), fetches ? &keys : nullptr,
                  fetches ? &values : nullptr);
         }
@@ -248,16 +279,20 @@ class Work {
     }
   }
 
-  void locate(const T* cache, const int64_t* offsets, Ahead& ahead) const {
-    cache += (size_t)task_.kv_begin * dim_;
-    for (int i = 0; i < ahead.count; i++)
-      ahead.at[i] = reinterpret_cast<const char*>(cache + offsets[i]);
+  void locate(const int64_t* offsets, int head, Fetch& keys, Fetch& values) const {
+    const T* k = call_.k_cache + (size_t)head * dim_;
+    const T* v = call_.v_cache + (size_t)head * dim_;
+    keys.lines = values.lines = ceil_div(dim_ * (int)sizeof(T), 64);
+    for (int i = 0; i < KEY_BLOCK; i++) {
+      keys.at[i] = reinterpret_cast<const char*>(k + offsets[i]);
+      values.at[i] = reinterpret_cast<const char*>(v + offsets[i]);
+    }
   }
 
   // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys from `start` on.
   // `whole`: all of the task's queries see all of them.
-  void attend(int start, bool whole, int offset, int begin, int end, const Ahead* next_keys,
-              const Ahead* next_values) {
+  void attend(int start, bool whole, int offset, int begin, int end, const Fetch* next_keys,
+              const Fetch* next_values) {
     const int rows = end - begin, first = offset + begin;
     const int* position = positions_ + begin;
     int count = KEY_BLOCK;
@@ -268,27 +303,15 @@ class Work {
       if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     }
     const int vecs = ceil_div(count, LANES);
-    PRODUCTS<T>[rows - 1][vecs - 1](queries_at_ + (size_t)first * dim_, dim_, keys_, KEY_BLOCK,
-                                    dim_, scores_, KEY_BLOCK, nullptr, next_keys);
+    multiply(queries_at_ + (size_t)first * dim_, dim_, rows, keys_, KEY_BLOCK, vecs, dim_, scores_,
+             nullptr, next_keys);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
       keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, whole ? 0 : position[i] - window() + 1 - start,
                        whole ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
-    add_values(first, rows, count, keep, next_values);
-  }
-
-  // The packed values of the first `count` keys, weighted, to those of queries first : first + rows.
-  void add_values(int first, int rows, int count, const float* keep, const Ahead* next) {
-    const int groups = ceil_div(columns_ / LANES, MOST_VECS);
-    const int depth = ceil_div(count, 2) * 2;
-    for (int g = 0; g < groups; g++) {
-      const int from = cut(columns_ / LANES, g, groups), to = cut(columns_ / LANES, g + 1, groups);
-      PRODUCTS<T>[rows - 1][to - from - 1](
-          weights_, KEY_BLOCK, values_ + from * LANES * STEP<T>, columns_, depth,
-          now_.values + (size_t)first * columns_ + from * LANES, columns_, keep,
-          g == 0 ? next : nullptr);
-    }
+    multiply(weights_, KEY_BLOCK, rows, values_, columns_, columns_ / LANES, ceil_div(count, 2) * 2,
+             now_.values + (size_t)first * columns_, keep, next_values);
   }
 
   float scale() const { return call_.scale * 1.44269504088896341f; }  // exponents of 2
@@ -335,17 +358,17 @@ class Work {
     return true;
   }
 
-  // A segment of query i into its total.
-  void merge(int i, float base, const float* sums, const float* values) {
+  // A segment of query i into its total. Compiled once: another copy might round in another way.
+  [[gnu::noinline]] void merge(int i, float base, const float* sums, const float* values) {
     if (base == NOTHING) return;
     const float before = total_.base[i];
     const float top = base > before ? base : before;
     const float keep = exp2_of(before - top), add = exp2_of(base - top);
     float* to = total_.sums + i * LANES;
-    store(to, multiply_add(load(to), splat(keep), load(sums) * add));
+    store(to, load(to) * keep + load(sums) * add);
     to = total_.values + (size_t)i * columns_;
     for (int j = 0; j < columns_; j += LANES)
-      store(to + j, multiply_add(load(to + j), splat(keep), load(values + j) * add));
+      store(to + j, load(to + j) * keep + load(values + j) * add);
     total_.base[i] = top;
   }
 

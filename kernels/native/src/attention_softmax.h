@@ -6,16 +6,23 @@
 #pragma once
 
 #include "attention_plan.h"
+#include "tile.h"
 #include "vec.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 namespace rootlace {
 
 constexpr float SLACK = 8;
 constexpr float NOTHING = -INFINITY;  // a base: no key has been seen
 
-inline Vec multiply_add(Vec a, Vec b, Vec c) {
+inline Native native_of(float x) { return x - Native{}; }
+
+inline Native multiply_add(Native a, Native b, Native c) {
 #if defined(__AVX512F__)
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  return (Native)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #else
   return a * b + c;
 #endif
@@ -25,81 +32,111 @@ inline Vec multiply_add(Vec a, Vec b, Vec c) {
 // float32, else to 3e-6, far below what bfloat16 shows. The polynomials are minimax for 2^r,
 // 0 <= r <= 1, relatively, with p(0) = 1.
 template <bool FINE>
-inline Vec exp2(Vec x) {
+inline Native exp2(Native x) {
 #if defined(__AVX512DQ__)
-  Vec r = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
+  Native r = (Native)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);  // x - floor(x)
 #else
-  Vec clamped = x < -126.0f ? splat(-126.0f) : x;
-  clamped = clamped > 128.0f ? splat(128.0f) : clamped;
-  Vec shifted = clamped - 0.5f + 12582912.0f;  // 1.5 * 2^23: the last bits are the rounded number
-  Vec r = clamped - (shifted - 12582912.0f);
+  Native clamped = x < -126.0f ? native_of(-126.0f) : x;
+  clamped = clamped > 128.0f ? native_of(128.0f) : clamped;
+  // 1.5 * 2^23: the last bits are the rounded number.
+  Native shifted = clamped - 0.5f + 12582912.0f;
+  Native r = clamped - (shifted - 12582912.0f);
 #endif
-  Vec p;
+  Native p;
   if (FINE) {
-    p = multiply_add(r, splat(1.867130070e-3f), splat(9.017030322e-3f));
-    p = multiply_add(p, r, splat(5.579991310e-2f));
-    p = multiply_add(p, r, splat(2.401644502e-1f));
-    p = multiply_add(p, r, splat(6.931513118e-1f));
+    p = multiply_add(r, native_of(1.867130070e-3f), native_of(9.017030322e-3f));
+    p = multiply_add(p, r, native_of(5.579991310e-2f));
+    p = multiply_add(p, r, native_of(2.401644502e-1f));
+    p = multiply_add(p, r, native_of(6.931513118e-1f));
   } else {
-    p = multiply_add(r, splat(1.342668427e-2f), splat(5.224247422e-2f));
-    p = multiply_add(p, r, splat(2.412802048e-1f));
-    p = multiply_add(p, r, splat(6.930448449e-1f));
+    p = multiply_add(r, native_of(1.342668427e-2f), native_of(5.224247422e-2f));
+    p = multiply_add(p, r, native_of(2.412802048e-1f));
+    p = multiply_add(p, r, native_of(6.930448449e-1f));
   }
-  p = multiply_add(p, r, splat(1.0f));
+  p = multiply_add(p, r, native_of(1.0f));
 #if defined(__AVX512DQ__)
-  return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);  // p 2^floor(x)
+  return (Native)_mm512_scalef_ps((__m512)p, (__m512)x);  // p 2^floor(x)
 #else
-  Ints bits = (Ints)p + ((Ints)shifted << 23);
-  return x < -126.0f ? Vec{} : (Vec)bits;
+  NativeInts bits = (NativeInts)p + ((NativeInts)shifted << 23);
+  return x < -126.0f ? Native{} : (Native)bits;
 #endif
 }
 
-inline float exp2_of(float x) { return exp2<true>(splat(x))[0]; }
+inline float exp2_of(float x) { return exp2<true>(native_of(x))[0]; }
 
 // Whether a lane of v is above `limit`.
-inline bool any_above(Vec v, float limit) {
+inline bool any_above(Native v, float limit) {
 #if defined(__AVX512F__)
   return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#elif defined(__AVX__)
+  return _mm256_movemask_ps((__m256)(v > limit)) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps((__m128)(v > limit)) != 0;
 #else
-  return max_of(v) > limit;
+  bool any = false;
+  for (int i = 0; i < NATIVE; i++) any |= v[i] > limit;
+  return any;
 #endif
 }
 
-inline float largest(Vec v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)v);
-#else
-  return max_of(v);
-#endif
+inline Native larger(Native a, Native b) { return a > b ? a : b; }
+
+inline float largest(Native v) {
+  float most = v[0];
+  for (int i = 1; i < NATIVE; i++) most = v[i] > most ? v[i] : most;
+  return most;
 }
 
-struct Lanes {
-  Ints number;
-  Lanes() {
-    for (int i = 0; i < LANES; i++) number[i] = i;
+struct Numbers {
+  NativeInts at;
+  Numbers() {
+    for (int i = 0; i < NATIVE; i++) at[i] = i;
   }
 };
 
-// Weights of one key block, rounded as they are stored; returns `sum` and their sums in lanes.
-inline Vec store_weights(float* weights, const Vec* x, Vec sum) {
-  for (int j = 0; j < KEY_BLOCK / LANES; j++) store(weights + j * LANES, x[j]);
-  return sum + ((x[0] + x[1]) + (x[2] + x[3]));
+constexpr int PARTS = LANES / NATIVE;      // registers of 16 lanes
+constexpr int SCORES = KEY_BLOCK / NATIVE;  // registers of a query's scores
+
+inline void store_native(float* to, Native v) { std::memcpy(to, &v, sizeof v); }
+
+// sums [LANES] * keep + the sums of x in lanes.
+inline void add_up(const Native* x, float keep, float* sums) {
+  for (int i = 0; i < PARTS; i++) {
+    Native sum = detail::load_as<Native>(sums + i * NATIVE) * keep;
+    sum += (x[i] + x[PARTS + i]) + (x[2 * PARTS + i] + x[3 * PARTS + i]);
+    store_native(sums + i * NATIVE, sum);
+  }
 }
 
-inline Vec store_weights(bf16* weights, const Vec* x, Vec sum) {
-  const Ints ones = Ints{} + 0x3f803f80;
-  for (int j = 0; j < KEY_BLOCK / LANES; j += 2) {
+// Weights of one key block, rounded as they are stored, and added up as rounded.
+inline void store_weights(Native* x, float keep, float* sums, float* weights) {
+  for (int j = 0; j < SCORES; j++) store_native(weights + j * NATIVE, x[j]);
+  add_up(x, keep, sums);
+}
+
+inline void store_weights(Native* x, float keep, float* sums, bf16* weights) {
 #if defined(__AVX512BF16__)
+  const Ints ones = Ints{} + 0x3f803f80;
+  Vec sum = load(sums) * keep;
+  for (int j = 0; j < SCORES; j += 2) {
     Ints rounded = (Ints)_mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
     std::memcpy(weights + j * LANES, &rounded, sizeof rounded);
-#else
-    store(weights + j * LANES, x[j]);
-    store(weights + (j + 1) * LANES, x[j + 1]);
-    Ints rounded = load_pairs(weights + j * LANES);
-#endif
     sum = dot_pairs(sum, rounded, ones);
   }
-  return sum;
+  store(sums, sum);
+#else
+  typedef uint16_t NativeHalves __attribute__((vector_size(NATIVE * 2)));
+  typedef uint32_t NativeWords __attribute__((vector_size(NATIVE * 4)));
+  for (int j = 0; j < SCORES; j++) {
+    NativeWords bits = (NativeWords)x[j];
+    NativeWords rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    rounded = x[j] == x[j] ? rounded : (bits >> 16) | 0x40;
+    x[j] = (Native)(rounded << 16);
+    NativeHalves halves = __builtin_convertvector(rounded, NativeHalves);
+    std::memcpy(weights + j * NATIVE, &halves, sizeof halves);
+  }
+  add_up(x, keep, sums);
+#endif
 }
 
 // scores [KEY_BLOCK], still to be multiplied by `scale` > 0, of which keys low : high count, all in
@@ -108,29 +145,33 @@ inline Vec store_weights(bf16* weights, const Vec* x, Vec sum) {
 template <class T>
 inline float soften(const float* scores, int vecs, int low, int high, float scale, float& base,
                     float* sums, T* weights) {
-  constexpr int ALL = KEY_BLOCK / LANES;
   constexpr bool FINE = sizeof(T) == 4;
-  const Vec nothing = splat(NOTHING);
-  Vec x[ALL];
-  for (int j = 0; j < ALL; j++) x[j] = j < vecs ? load(scores + j * LANES) : nothing;
+  const Native nothing = native_of(NOTHING);
+  Native x[SCORES];
+#pragma GCC unroll 16
+  for (int j = 0; j < SCORES; j++)
+    x[j] = j < vecs * PARTS ? detail::load_as<Native>(scores + j * NATIVE) : nothing;
   if (low > 0 || high < vecs * LANES) {
-    static const Lanes lanes;
-    for (int j = 0; j < ALL; j++) {
-      Ints key = lanes.number + j * LANES;
+    static const Numbers numbers;
+    for (int j = 0; j < SCORES; j++) {
+      NativeInts key = numbers.at + j * NATIVE;
       x[j] = key < low ? nothing : x[j];
       x[j] = key < high ? x[j] : nothing;
     }
   }
-  Vec top = max_of(max_of(x[0], x[1]), max_of(x[2], x[3]));
+  Native top = x[0];
+#pragma GCC unroll 16
+  for (int j = 1; j < SCORES; j++) top = larger(top, x[j]);
   float keep = 1;
   if (any_above(top * scale, base + SLACK)) {
     float most = largest(top) * scale;
     keep = exp2_of(base - most);
     base = most;
   }
-  const Vec factor = splat(scale), shift = splat(base == NOTHING ? 0.0f : -base);
-  for (int j = 0; j < ALL; j++) x[j] = exp2<FINE>(multiply_add(x[j], factor, shift));
-  store(sums, store_weights(weights, x, load(sums) * keep));
+  const Native factor = native_of(scale), shift = native_of(base == NOTHING ? 0.0f : -base);
+#pragma GCC unroll 16
+  for (int j = 0; j < SCORES; j++) x[j] = exp2<FINE>(multiply_add(x[j], factor, shift));
+  store_weights(x, keep, sums, weights);
   return keep;
 }
 
