@@ -30,7 +30,12 @@ def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update |
     Tokens wait for their scores. Those of a checked constraint wait for the end, since they may be
     taken back until then.
     """
-    stop = sequence.score_next if sequence.scores_missing else sequence.length
+    stop = sequence.length
+    if sequence.params.logprobs:
+        # Some may be asked for by a step that is only planned.
+        stop = sequence.told + sum(len(part.logprobs) for part in sequence.output_scores)
+    elif sequence.scores_missing:
+        stop = sequence.score_next
     if sequence.held or stop <= sequence.told or not (held_back or due(sequence, now)):
         return None
     update = _tokens(sequence, stop)
