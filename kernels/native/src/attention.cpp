@@ -208,7 +208,8 @@ class Work {
 
   void look_at_positions() {
     int* to = positions_;
-    for (int i = task_.first; i < task_.last; i++) to = std::fill_n(to, group_, plan_.tokens[i].position);
+    for (int i = task_.first; i < task_.last; i++)
+      to = std::fill_n(to, group_, plan_.tokens[i].position);
     lowest_ = *std::min_element(positions_, to);
     highest_ = *std::max_element(positions_, to);
     first_visible_ = std::max(lowest_ - window() + 1, 0) / KEY_BLOCK;
@@ -360,7 +361,10 @@ class Work {
 
   // A segment of query i into its total. Compiled once: another copy might round in another way.
   [[gnu::noinline]] void merge(int i, float base, const float* sums, const float* values) {
-    if (base == NOTHING) return;
+    if (base == NOTHING) {
+      if (sum(load(sums)) == 0) return;
+      base = 0;  // no key could be compared: they are not numbers, and neither shall the total be
+    }
     const float before = total_.base[i];
     const float top = base > before ? base : before;
     const float keep = exp2_of(before - top), add = exp2_of(base - top);

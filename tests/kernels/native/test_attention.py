@@ -253,21 +253,27 @@ def test_scores_of_any_size(machine: Machine, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_not_a_number_stays_where_it_is_seen(machine: Machine, dtype: torch.dtype) -> None:
-    tensors = make_attention(AttentionCase(((1, 90), (80, 100)), 16, (4, 2), 16, dtype), CPU)
+    tensors = make_attention(AttentionCase(((1, 1090), (80, 100)), 16, (4, 2), 16, dtype), CPU)
     clean, _ = machine.attend(tensors)
     q, k, v = tensors.q.clone(), tensors.k_cache.clone(), tensors.v_cache.clone()
     q[3, 1, 0] = float("nan")
     table = tensors.batch.block_tables[0]
-    k[table[5], 0, 1, 0] = float("nan")  # row 0, position 80, key head 1: heads 2 and 3
+    k[table[67], 8, 1, 0] = float("nan")  # row 0, position 1080, key head 1: heads 2 and 3
     out, lse = machine.attend(replace(tensors, q=q, k_cache=k))
     bad = torch.zeros(out.shape[:2], dtype=torch.bool)
     bad[3, 1] = True
     bad[0, 2:] = True
     assert torch.equal(out.isnan().all(-1), bad) and torch.equal(lse.isnan(), bad)
     assert torch.equal(out[~bad], clean[~bad])
-    v[table[5], 0, 0, 2] = float("nan")
+    v[table[67], 8, 0, 2] = float("nan")
     out, _ = machine.attend(replace(tensors, v_cache=v))
     assert bool(out[0, :2, 2].isnan().all()) and int(out.isnan().sum()) == 2
+    k = tensors.k_cache.clone()
+    k[table[:64], :, 0] = float("nan")  # a whole segment
+    out, lse = machine.attend(replace(tensors, k_cache=k))
+    bad = torch.zeros(out.shape[:2], dtype=torch.bool)
+    bad[0, :2] = True
+    assert torch.equal(out.isnan().all(-1), bad) and torch.equal(lse.isnan(), bad)
 
 
 def test_empty_rows_and_steps(machine: Machine) -> None:
