@@ -233,8 +233,8 @@ class Work {
     std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
   }
 
-  // Where the keys of a block are, as offsets into the caches of head 0. Behind the last key that is
-  // read stands that key again.
+  // Where the keys of a block are, as offsets into the caches, of head 0. Behind the last key that
+  // is read stands that key again.
   void find_keys(int block, int64_t* offsets) const {
     const int size = plan_.shape.block_size;
     const int64_t stride = (int64_t)plan_.shape.kv_heads * dim_;
@@ -308,7 +308,8 @@ class Work {
              nullptr, next_keys);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
-      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs, whole ? 0 : position[i] - window() + 1 - start,
+      keep[i] = soften(scores_ + i * KEY_BLOCK, vecs,
+                       whole ? 0 : position[i] - window() + 1 - start,
                        whole ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
     multiply(weights_, KEY_BLOCK, rows, values_, columns_, columns_ / LANES, ceil_div(count, 2) * 2,

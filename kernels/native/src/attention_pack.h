@@ -68,8 +68,10 @@ inline void transpose16(const int32_t* const* rows, int column, int width, int32
     for (; j + 4 <= width; j += 4) {
       Four r[4];
       for (int k = 0; k < 4; k++) std::memcpy(&r[k], p[k] + j, sizeof(Four));
-      Four a = ROOTLACE_SHUFFLE(r[0], r[1], 0, 4, 1, 5), b = ROOTLACE_SHUFFLE(r[2], r[3], 0, 4, 1, 5);
-      Four c = ROOTLACE_SHUFFLE(r[0], r[1], 2, 6, 3, 7), d = ROOTLACE_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
+      Four a = ROOTLACE_SHUFFLE(r[0], r[1], 0, 4, 1, 5);
+      Four b = ROOTLACE_SHUFFLE(r[2], r[3], 0, 4, 1, 5);
+      Four c = ROOTLACE_SHUFFLE(r[0], r[1], 2, 6, 3, 7);
+      Four d = ROOTLACE_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
       r[0] = ROOTLACE_SHUFFLE(a, b, 0, 1, 4, 5);
       r[1] = ROOTLACE_SHUFFLE(a, b, 2, 3, 6, 7);
       r[2] = ROOTLACE_SHUFFLE(c, d, 0, 1, 4, 5);
