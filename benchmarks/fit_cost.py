@@ -58,7 +58,8 @@ def features(plan: Any) -> list[float]:
     decodes = counts == 1
     chunks = ~decodes
     pairs = counts[chunks] * (contexts[chunks] - counts[chunks] / 2)
-    return [1.0, counts[chunks].sum(), decodes.sum(), contexts[decodes].sum(), pairs.sum()]
+    found = (1.0, counts[chunks].sum(), decodes.sum(), contexts[decodes].sum(), pairs.sum())
+    return [float(value) for value in found]
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], **rest: Any) -> Fit:
@@ -99,16 +100,17 @@ def measure(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
     )
-    rows: list[list[float]] = []
-    best: list[float] = []
-    for shape in SHAPES:
-        found, took = _run(runner, config, cache, shape)
-        for _ in range(repeats - 1):
-            again, more = _run(runner, config, cache, shape)
-            assert again == found, "the same load made other steps"
-            took = [min(pair) for pair in zip(took, more, strict=True)]
-        rows += found
-        best += took
+    rounds: list[tuple[list[list[float]], list[float]]] = []
+    for _ in range(repeats):
+        # All shapes in each round: a disturbance of some seconds then hits each shape once only.
+        runs = [_run(runner, config, cache, shape) for shape in SHAPES]
+        rounds.append(
+            ([row for run in runs for row in run[0]], [t for run in runs for t in run[1]])
+        )
+    rows = rounds[0][0]
+    if any(found != rows for found, _ in rounds):
+        raise SystemExit("the same loads made other steps")
+    best = [min(times) for times in zip(*(took for _, took in rounds), strict=True)]
     return rows, best
 
 
