@@ -59,6 +59,12 @@ class MessageReader:
                 message = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(message)
+            try:
+                self._take(message)
+            except BaseException:
+                # Of the messages behind it the descriptor may not tell again.
+                if not self._closed:
+                    self._schedule()
+                raise
         if not self._closed:
             self._schedule()

@@ -120,3 +120,22 @@ async def test_what_loops_are_to_call_is_told_at_once_and_called_in_order() -> N
     call_in_loop(loop, lambda: called.append(10))
     await until(lambda: len(called) == 11)
     assert called == list(range(11)) and told == 2
+
+
+async def test_messages_behind_one_that_cannot_be_handled_come_nevertheless(pair: Pair) -> None:
+    ours, theirs = pair
+    for number in range(3):
+        theirs.send(str(number).encode())
+    got: list[int] = []
+
+    def take(frames: list[bytes]) -> None:
+        got.append(int(frames[0]))
+        if got[-1] == 0:
+            raise ValueError("not today")
+
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    reader = MessageReader(ours, take)
+    await until(lambda: got == [0, 1, 2])
+    reader.close()
+    assert len(failures) == 1
