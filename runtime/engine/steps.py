@@ -101,8 +101,9 @@ class Steps:
     # ------------------------------------------------------------ parts of a step
 
     def _before_waiting(self, plan: StepPlan) -> None:
-        """A step that computes prompts may take long: what was held back goes out before."""
-        if plan.num_tokens > plan.num_rows and (news := self._scheduler.held_back()):
+        """A step that computes prompts may take long: what was held back goes out before, and what
+        is held back of requests that wait."""
+        if news := self._scheduler.held_back(plan):
             self._tell(news)
 
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:

@@ -28,8 +28,11 @@ def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update |
     only waits for its time.
 
     Tokens wait for their scores. Those of a checked constraint wait for the end, since they may be
-    taken back until then.
+    taken back until then. And what is forced before anything was sampled waits for the prompt, as
+    what comes with the first update does.
     """
+    if held_back and not sequence.announced:
+        return None
     stop = sequence.length
     if sequence.params.logprobs:
         # Some may be asked for by a step that is only planned.

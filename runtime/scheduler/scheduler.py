@@ -158,12 +158,18 @@ class Scheduler:
         updates, self._updates = self._updates, []
         return updates
 
-    def held_back(self) -> list[Update]:
-        """News that only wait for their time (`Request.tell_seconds`), told now: before a step that
-        may take long."""
+    def held_back(self, plan: StepPlan) -> list[Update]:
+        """News that only wait for their time (`Request.tell_seconds`), told now that `plan` runs:
+        of all, if it may take long, and of those who wait for blocks in any case."""
         now = self._clock()
-        waiting = (s for s in self._running.sequences if s.request.tell_seconds)
-        news = (outcome.news(sequence, now, held_back=True) for sequence in waiting)
+        sequences = self._running.retracted
+        if plan.num_tokens > plan.num_rows:
+            sequences = [*self._running.sequences, *sequences]
+        news = [
+            outcome.news(sequence, now, held_back=True)
+            for sequence in sequences
+            if sequence.request.tell_seconds
+        ]
         return [update for update in news if update is not None]
 
     # ------------------------------------------------------------ the step

@@ -50,10 +50,13 @@ class Machine(RuleBasedStateMachine):
         enabled=st.sampled_from([True, True, True, False]),
         reserve=st.sampled_from([0.0, 8.0]),
         automata=st.booleans(),
+        telling=st.randoms(use_true_random=False),
     )
     def start(
-        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve, automata
-    ) -> None:
+        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve, automata,
+        telling,
+    ) -> None:  # fmt: skip
+        self.telling = telling
         self.world = World(
             block_size=self.block_size,
             num_blocks=-(-4 * blocks // self.block_size),
@@ -80,8 +83,17 @@ class Machine(RuleBasedStateMachine):
     # ------------------------------------------------------------ requests
 
     def submit(self, prompt: list[int], namespace: str, program: str, **params: object) -> None:
+        """How often it is told must make no difference to what."""
+        every, seconds = self.telling.choice([(1, 0.0), (3, 0.0), (1, 0.02), (1, 1e9)])
         try:
-            self.world.submit(prompt, namespace=namespace, program=program, **params)
+            self.world.submit(
+                prompt,
+                namespace=namespace,
+                program=program,
+                tell_every=every,
+                tell_seconds=seconds,
+                **params,
+            )
         except ContextLengthExceeded:
             assert len(prompt) >= self.world.max_length - 1
 

@@ -65,6 +65,16 @@ class Job:
         parts = [u.scores.logprobs.tolist() for u in self.updates if u.scores is not None]
         return [value for part in parts for value in part]
 
+    @property
+    def prompt_targets(self) -> list[int]:
+        """The prompt tokens that were scored, all with the first update."""
+        assert all(update.prompt_scores is None for update in self.updates[1:])
+        first = self.updates[0]
+        if first.prompt_scores is None or first.prompt_targets is None:
+            return []
+        assert len(first.prompt_scores.logprobs) == len(first.prompt_targets)
+        return list(first.prompt_targets.tolist())
+
     def fails(self) -> bool:
         """Whether it ended with an error of its own, not one injected."""
         return self.finish == "error" and self.updates[-1].error != "injected"
@@ -138,6 +148,8 @@ class World:
         constrain: Callable[[], Matcher] | None = None,
         jump: bool = True,
         output: list[int] | None = None,
+        tell_every: int = 1,
+        tell_seconds: float = 0.0,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -147,7 +159,20 @@ class World:
         wanted = SamplingParams(max_tokens=max_tokens, seed=0, **params)
         ids = np.array(prompt, np.int32)
         before = None if output is None else np.array(output, np.int32)
-        self.scheduler.add(Request(rid, ids, wanted, before, namespace, program, matcher, jump))
+        self.scheduler.add(
+            Request(
+                rid,
+                ids,
+                wanted,
+                before,
+                namespace,
+                program,
+                matcher,
+                jump,
+                tell_every=tell_every,
+                tell_seconds=tell_seconds,
+            )
+        )
         self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)
         return rid
 
@@ -160,6 +185,7 @@ class World:
         plan = self.scheduler.plan()
         self.take(self.scheduler.take_updates())
         if plan is not None:
+            self.take(self.scheduler.held_back(plan))
             self.take(self.scheduler.commit(plan, self.executor.run(plan)))
         return plan
 
@@ -176,6 +202,7 @@ class World:
         if not self.flights:
             return
         step = self.flights.popleft()
+        self.take(self.scheduler.held_back(step.plan))
         self.take(self.scheduler.commit(step.plan, self.executor.collect(step)))
         self.sample_late()
 
@@ -256,6 +283,10 @@ class World:
             return
         assert job.output == cold.output
         assert job.forced == (cold.forced if job.jump else [])
+        matched = job.updates[-1].matched
+        assert matched is None or job.updates[-1].token_ids[-1:] == (matched,)
+        first = job.params.prompt_logprobs_from
+        assert job.prompt_targets == ([] if first is None else job.prompt[max(first, 1) :])
         if job.params.logprobs:
             tokens = np.array(job.prompt + job.output)
             before = history_hash(tokens)[len(job.prompt) - 1 : -1]
