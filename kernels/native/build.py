@@ -58,7 +58,15 @@ class Compiler:
 def default_cache() -> Path:
     """Where libraries are kept: `$XDG_CACHE_HOME/rootlace/native`, by default in ~/.cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "rootlace" / "native"
+    return (base if base.is_absolute() else _home() / ".cache") / "rootlace" / "native"
+
+
+def _home() -> Path:
+    """The root folder for a user who has none, as those that a container is given."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.sep)
 
 
 @contextmanager
@@ -135,6 +143,7 @@ def _made(
             try:
                 new.write(library.read_bytes())
                 new.flush()
+                os.fsync(new.fileno())  # the name must not outlive the content
                 Path(new.name).rename(path)
             except BaseException:
                 Path(new.name).unlink(missing_ok=True)

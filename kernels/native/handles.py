@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 
 
 class Team:
@@ -11,7 +12,7 @@ class Team:
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.handle: int = library.rl_team_new(threads)
-        weakref.finalize(self, library.rl_team_free, self.handle)
+        _free_with(self, library.rl_team_free, self.handle)
 
 
 class Workspace:
@@ -19,4 +20,9 @@ class Workspace:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.handle: int = library.rl_workspace_new()
-        weakref.finalize(self, library.rl_workspace_free, self.handle)
+        _free_with(self, library.rl_workspace_free, self.handle)
+
+
+def _free_with(holder: object, free: Callable[[int], None], handle: int) -> None:
+    # Not when the interpreter ends: a daemon thread may be inside a call then.
+    weakref.finalize(holder, free, handle).atexit = False

@@ -6,6 +6,7 @@ Calls release the interpreter's lock.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from rootlace.kernels.native.build import NativeUnavailable, library_file
 
 FLOAT32, BFLOAT16 = 0, 1
+
+log = logging.getLogger(__name__)
 
 
 class Linear(ctypes.Structure):
@@ -127,10 +130,20 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 def load(report: Callable[[str], None] | None = None) -> ctypes.CDLL:
     """The library for this machine, compiled if need be.
 
-    `report` is told that a compilation begins. Raises `NativeUnavailable`.
+    One from the cache that cannot be loaded is compiled again. `report` is told that a compilation
+    begins. Raises `NativeUnavailable`.
     """
-    with library_file(report=report) as path:
-        return open_library(str(path))
+    try:
+        with library_file(report=report) as path:
+            try:
+                return open_library(str(path))
+            except NativeUnavailable as error:
+                log.warning("%s is compiled again: %s", path, error)
+                path.unlink(missing_ok=True)
+        with library_file(report=report) as path:
+            return open_library(str(path))
+    except OSError as error:  # no place for temporary files, say
+        raise NativeUnavailable(f"the kernels cannot be compiled: {error}") from error
 
 
 def open_library(path: str) -> ctypes.CDLL:
@@ -140,7 +153,9 @@ def open_library(path: str) -> ctypes.CDLL:
     except OSError as error:
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
     for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise NativeUnavailable(f"the compiled kernels have no {name}")
         function.restype = result
         function.argtypes = arguments
     sizes = (c_int64 * len(STRUCTURES))()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.kernels.native import build
+from rootlace.kernels.native import build, library
 from rootlace.kernels.native.build import COMPILERS, NativeUnavailable, library_file
 from rootlace.kernels.native.library import open_library
 
@@ -155,9 +156,9 @@ def test_a_cache_that_cannot_be_written(
         caplog.at_level(logging.WARNING),
         library_file(tmp_path / "file" / "native", sources=sources) as path,
     ):
-        library = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     assert not path.exists()
-    assert library.answer() == 42  # it stays where it is loaded
+    assert loaded.answer() == 42  # it stays where it is loaded
     assert "compiled at every start" in caplog.text
 
 
@@ -194,3 +195,62 @@ def test_where_libraries_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert build.default_cache() == tmp_path / "home" / ".cache" / "rootlace" / "native"
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert build.default_cache() == Path("/.cache/rootlace/native")
+
+
+@pytest.fixture
+def own_sources(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`library.load` compiles `sources`, which have the functions it expects, into `cache`."""
+    bodies = "\n".join(f"void {name}() {{}}" for name in library.FUNCTIONS if name != "rl_sizes")
+    sizes = ", ".join(str(ctypes.sizeof(one)) for one in library.STRUCTURES)
+    count = len(library.STRUCTURES)
+    (sources / "all.cpp").write_text(
+        f"""extern "C" {{ {bodies}
+void rl_sizes(long long* sizes) {{
+  const long long all[] = {{{sizes}}};
+  for (int i = 0; i < {count}; i++) sizes[i] = all[i];
+}} }}"""
+    )
+    monkeypatch.setattr(
+        library, "library_file", functools.partial(library_file, cache, sources=sources)
+    )
+
+
+@needs_compiler
+@pytest.mark.usefixtures("own_sources")
+def test_a_damaged_library_is_compiled_again(cache: Path) -> None:
+    told: list[str] = []
+    with library.library_file(report=told.append) as path:
+        path.write_bytes(path.read_bytes()[:100])
+    for _ in range(2):
+        library.load(told.append)
+        assert list(cache.iterdir()) == [path]
+    assert len(told) == 2
+
+
+@needs_compiler
+@pytest.mark.usefixtures("own_sources")
+def test_no_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_folder(*_: object, **__: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(build.tempfile, "TemporaryDirectory", no_folder)
+    with pytest.raises(NativeUnavailable, match="No usable temporary directory"):
+        library.load()
+
+
+@needs_compiler
+def test_a_library_without_the_functions(sources: Path, cache: Path) -> None:
+    with (
+        library_file(cache, sources=sources) as path,
+        pytest.raises(NativeUnavailable, match="have no rl_sizes"),
+    ):
+        open_library(str(path))

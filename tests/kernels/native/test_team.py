@@ -126,5 +126,24 @@ assert status == 0, status
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_the_interpreter_ends_while_a_thread_computes() -> None:
+    """And waits for nothing: what is computed here takes an hour."""
+    script = f"""
+import threading, time
+import numpy as np
+from rootlace.kernels.native.library import open_library
+from rootlace.kernels.native.handles import Team
+library = open_library({native_library()._name!r})
+def compute(team, counts):
+    library.rl_team_try(team.handle, 2000, 9, 1_000_000_000, counts.ctypes.data)
+arguments = (Team(library, 3), np.zeros((2000, 9), np.int32))
+threading.Thread(target=compute, args=arguments, daemon=True).start()
+while not arguments[1].any():
+    time.sleep(0.001)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    assert done.returncode == 0, (done.returncode, done.stderr.decode())
+
+
 def test_usable_cores() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
