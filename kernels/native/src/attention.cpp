@@ -252,6 +252,7 @@ class Work {
 
   // Key blocks of one segment. While one is computed for a key head, what comes next is fetched.
   void attend_all(int begin, int end) {
+    end = std::min(end, ceil_div(keys_end_, KEY_BLOCK));  // the first of a row's tokens see less
     if (begin >= end) return;
     const int parts = ceil_div(per_head_, MOST_ROWS);
     int64_t offsets[2][KEY_BLOCK] = {};
@@ -260,7 +261,7 @@ class Work {
     for (int block = begin; block < end; block++) {
       const int64_t* here = offsets[block & 1];
       int64_t* then = offsets[(block + 1) & 1];
-      const bool more = block + 1 < task_.high;
+      const bool more = (block + 1) * KEY_BLOCK < keys_end_;
       if (more) find_keys(block + 1, then);
       const int start = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - start);
       const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
