@@ -75,7 +75,8 @@ class NativeDecoder:
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
 
-        Raises ValueError for tokens or slots that there are not.
+        Raises ValueError for tokens, slots or blocks that there are not. Block tables are the
+        scheduler's and believed: to look through them would take time with the context's length.
         """
         token_ids = _int32(plan.token_ids)
         positions = _int32(plan.positions)
@@ -86,7 +87,8 @@ class NativeDecoder:
             slots = np.concatenate((slots, plan.duplicate_slots))
             sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
         slots = np.ascontiguousarray(slots, np.int64)
-        self._check(token_ids, positions, slots)
+        copies = _int32(plan.copies)
+        self._check(token_ids, positions, slots, copies)
         wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
         hidden = torch.empty((len(wanted), self._config.hidden_size), dtype=self._dtype)
         all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
@@ -95,7 +97,7 @@ class NativeDecoder:
             self._rotate_by(cos, sin)
             positions = np.arange(count, dtype=np.int32)
         row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
-        tables, copies = _int32(plan.block_tables), _int32(plan.copies)
+        tables = _int32(plan.block_tables)
         step = native.Step(
             count,
             len(slots),
@@ -144,8 +146,14 @@ class NativeDecoder:
         self._rotations = (cos, sin)
         self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
 
-    def _check(self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> None:
+    def _check(
+        self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
+    ) -> None:
         """The kernels write wherever they are told to."""
+        if len(copies):
+            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
+            if copies.min() < 0 or (copies.max(axis=0) > most).any():
+                raise ValueError("a block to be copied is not in the KV cache")
         if not len(token_ids):
             return
         if not 0 <= token_ids.min() <= token_ids.max() < self._config.vocab_size:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -271,6 +272,12 @@ def test_plans_that_name_what_there_is_not(folder: Path) -> None:
             getattr(plan, kind)[1] = wrong
             with pytest.raises(ValueError, match=r"is not in|beyond"):
                 runner.run(plan)
+    blocks = runner.num_blocks
+    for copy in ((blocks, 0, 1), (0, blocks, 1), (0, 1, SIZE + 1), (-1, 0, 1), (0, 1, -1)):
+        plan = make_plan([Work(row) for row in rows_of(runner, PROMPTS[:2])])
+        plan = replace(plan, copies=np.array([copy], np.int32))
+        with pytest.raises(ValueError, match="to be copied is not in"):
+            runner.run(plan)
     assert cold(runner, PROMPTS[1])  # it goes on
 
 
