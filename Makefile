@@ -48,7 +48,10 @@ demo: $(READY)
 	@$(BIN)/python examples/quickstart.py
 
 # The GPU's tests are run a second time on the CPU, so that they themselves are tested.
+# Native kernels are compiled before, so that no test with a time limit pays for it; without a
+# compiler the tests of them are skipped.
 test: $(READY)
+	-@$(BIN)/python -m rootlace.kernels.native
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest tests/gpu --on-cpu
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rootlace.kernels.native import build, library
+from rootlace.kernels.native.__main__ import main
 from rootlace.kernels.native.build import COMPILERS, NativeUnavailable, library_file
 from rootlace.kernels.native.library import open_library
 
@@ -245,6 +246,26 @@ def test_no_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.tempfile, "TemporaryDirectory", no_folder)
     with pytest.raises(NativeUnavailable, match="No usable temporary directory"):
         library.load()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("own_sources")
+def test_compiling_by_hand(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    assert len(list(cache.iterdir())) == 1
+    assert capsys.readouterr().out == "compiling native kernels ...\nnative kernels: ready\n"
+    assert main() == 0
+    assert capsys.readouterr().out == "native kernels: ready\n"
+
+
+@pytest.mark.usefixtures("own_sources")
+def test_compiling_by_hand_without_a_compiler(
+    sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = functools.partial(library_file, cache, compilers=["none"], sources=sources)
+    monkeypatch.setattr(library, "library_file", without)
+    assert main() == 1
+    assert capsys.readouterr().err == "no native kernels: no C++ compiler was found (none)\n"
 
 
 @needs_compiler

@@ -1,0 +1,24 @@
+"""Compile the native kernels for this machine now, as an image is built or before tests:
+`python -m rootlace.kernels.native`. Otherwise the first engine to start does."""
+
+from __future__ import annotations
+
+import sys
+
+from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.library import load
+
+
+def main() -> int:
+    """0 if there are native kernels now."""
+    try:
+        load(lambda what: print(f"{what} ...", flush=True))
+    except NativeUnavailable as error:
+        print(f"no native kernels: {error}", file=sys.stderr)
+        return 1
+    print("native kernels: ready")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
