@@ -159,6 +159,58 @@ def opened(schema: Any, source: random.Random) -> Any:
     }
 
 
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_tokens_taken_in_at_once_are_those_of_llguidance_also_taken_back(
+    compilers: tuple[GrammarCompiler, GrammarCompiler], name: str
+) -> None:
+    """The first walks leave ways behind; the others go them at once, over the border and back."""
+    ours, alone = (c.compile(json_schema=json.dumps(SCHEMAS[name])) for c in compilers)
+    pick = random.Random(3)
+    at_once = crossed = 0
+    texts = [text_of(alone, pick) for _ in range(6)]
+    for text in texts * 2:
+        matcher, other = ours.matcher(), alone.matcher()
+        assert isinstance(matcher, HybridMatcher)
+        done = 0
+        while done < len(text):
+            token = text[done]
+            jumps = pick.random() < 0.5
+            if matcher.went_on(token, jumps):
+                at_once += 1
+                assert other.advance(token) and not other.is_finished()
+                assert not (jumps and other.forced_tokens())
+            else:
+                assert matcher.advance(token) and other.advance(token)
+            done += 1
+            if pick.random() < 0.15:
+                back = pick.randint(1, min(done, 6))
+                here = matcher.declared
+                matcher.rollback(back)
+                other.rollback(back)
+                crossed += matcher.declared and not here
+                done -= back
+            if pick.random() < 0.3:
+                np.testing.assert_array_equal(matcher.allowed_mask(), other.allowed_mask())
+                assert matcher.forced_tokens() == other.forced_tokens()
+                assert matcher.is_finished() == other.is_finished()
+                assert matcher.is_accepting() == other.is_accepting()
+    assert at_once
+    assert crossed or name in ("recursive", "anything else"), "the border was not crossed"
+
+
+def text_of(grammar: Grammar, pick: random.Random) -> list[int]:
+    """Tokens of a random text, not necessarily to its end."""
+    matcher = grammar.matcher()
+    data = grammar.vocabulary.token_bytes
+    tokens: list[int] = []
+    while len(tokens) < 40 and not matcher.is_finished():
+        allowed = np.flatnonzero(matcher.allowed_mask()).tolist()
+        structure = [i for i in allowed if data[i][:1] in b'",:}]{[012-' and data[i]]
+        tokens.append(pick.choice(structure if structure and pick.random() < 0.8 else allowed))
+        assert matcher.advance(tokens[-1])
+    return tokens
+
+
 def test_tokens_that_cross_the_border_are_allowed(
     compilers: tuple[GrammarCompiler, GrammarCompiler],
 ) -> None:

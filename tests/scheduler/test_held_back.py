@@ -96,3 +96,41 @@ def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
     assert waited > 5
     for job in world.jobs.values():
         world.expect_cold(job)
+
+
+@OVERLAP
+@pytest.mark.parametrize("seed", range(4))
+def test_from_whatever_was_told_a_request_goes_on_to_the_same_end(overlap, seed) -> None:
+    """An engine dies: the next one is given what was told, at any time."""
+
+    def constrain() -> Script:
+        return Script(seed, 25, 100, 4)
+
+    def world() -> World:
+        made = World(overlap=overlap, max_step_tokens=8)
+        made.submit([5, 6, 7], 60)  # others keep it company, and their prompts have it told early
+        for _ in range(3):
+            made.step()
+        return made
+
+    first = world()
+    rid = first.submit(
+        [1, 2, 3], 30, constrain=constrain, tell_seconds=0.02, logprobs=True, prompt_logprobs_from=0
+    )
+    job = first.jobs[rid]
+    while job.finish is None:
+        first.step()
+        if len(first.jobs) < 6:
+            first.submit([40 + len(first.jobs), *range(6)], 3)
+    first.expect_cold(job)
+    told: list[int] = []
+    for update in job.updates[:-1]:
+        told += update.token_ids
+        again = world()
+        other = again.run(
+            [1, 2, 3], 30, constrain=constrain, tell_seconds=0.02, logprobs=True,
+            prompt_logprobs_from=0, output=told,
+        )  # fmt: skip
+        assert other.output == job.output[len(told) :]
+        assert other.logprobs == job.logprobs[len(told) :]
+        assert other.finish == job.finish and not other.prompt_targets
