@@ -203,3 +203,47 @@ def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) ->
     rest = [update for update in landed if update.rid == 0]
     assert [len(update.token_ids) for update in rest] == [1, 40 - known]
     assert rest[-1].finish == "length"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> None:
+    """Forced tokens, whose scores come with the step that computes them; prompts in between."""
+
+    def told(tell_seconds: float) -> list[tuple[list[int], list[float], list[int]]]:
+        executor = SimulatedExecutor(512, 4, 1000, 100, verify=True, overlaps=overlap)
+        scheduler = Scheduler(
+            SchedulerConfig(max_step_tokens=16, check_invariants=True),
+            CacheConfig(block_size=4, num_blocks=512),
+            1000,
+            executor.clock,
+            vocab_size=100,
+        )
+        outcomes = [Outcome() for _ in range(12)]
+
+        def take(updates: list[Update]) -> None:
+            for update in updates:
+                outcomes[update.rid].add(update)
+
+        steps = Steps(scheduler, executor, overlap, take)
+        for rid in range(len(outcomes)):
+            params = SamplingParams(max_tokens=25, seed=rid, logprobs=True)
+            request = Request(
+                rid,
+                np.arange(3 + 2 * rid, dtype=np.int32),
+                params,
+                matcher=Script(seed + rid, 18, 100, forcing=6) if rid % 3 else None,
+                jump_forward=True,
+                tell_seconds=tell_seconds,
+            )
+            scheduler.add(request)
+            for _ in range(3):
+                take(steps.step())
+        while scheduler.has_work:
+            take(steps.step())
+        return [(o.token_ids, o.logprobs, o.forced) for o in outcomes]
+
+    at_once = told(0.0)
+    assert any(forced for _, _, forced in at_once)
+    assert all(len(tokens) == len(scores) for tokens, scores, _ in at_once)
+    assert told(0.02) == at_once
