@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.common import environment, write_json
-from benchmarks.peers_parts.ceilings import measure_apart
+from benchmarks.peers_parts.ceilings import best_of, measure_apart
 from benchmarks.peers_parts.floors import Ceilings, Shape, floor_of, work_of
 from benchmarks.peers_parts.measure import Row
 from benchmarks.peers_parts.options import checkpoint, parse_arguments
@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended, too
     console = Console()
     rows: list[Row] = []
+    models: dict[str, Path] = {}
     floors: dict[str, Any] = {}
     about: dict[str, Any] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -103,13 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(what, flush=True)
 
         seconds = 0.3 if arguments.quick else 1.0
-        ceilings = measure_apart(arguments.threads, arguments.dtype, seconds)
+        # Before and after: one of them may have met another program.
+        limits = [measure_apart(arguments.threads, arguments.dtype, seconds)]
         for size in arguments.sizes:
-            model = checkpoint(size, arguments.models, arguments.dtype)
+            models[size] = checkpoint(size, arguments.models, arguments.dtype)
             progress(f"{size}: loading")
-            found, about[size] = measure_model(size, model, arguments, Path(work), progress)
+            found, about[size] = measure_model(size, models[size], arguments, Path(work), progress)
             rows += found
-            floors[size] = floors_of(found, model, arguments, ceilings)
+            progress("ceilings of the machine")
+            limits.append(measure_apart(arguments.threads, arguments.dtype, seconds))
+    ceilings = best_of(limits)
+    for size, model in models.items():
+        of_size = [row for row in rows if row.model == size]
+        floors[size] = floors_of(of_size, model, arguments, ceilings)
     results = Results(rows, floors)
     for size in arguments.sizes:
         console.print(results.wall_table(size))

@@ -108,7 +108,7 @@ def command(drivers: Path, models: Path, *more: str) -> list[str]:
 
 @pytest.fixture
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"gemm_rate": 1e12, "read_bandwidth": 1e11}
+    found = {"gemm_rates": {"torch": 1e12}, "read_bandwidth": 1e11}
     monkeypatch.setattr(peers, "measure_apart", lambda *_: found)
 
 
@@ -177,6 +177,18 @@ def test_ceilings_in_a_process_of_their_own() -> None:
     found = ceilings.measure_apart(1, "float32", 0.01)
     assert found["gemm_rate"] > 1e8 and found["read_bandwidth"] > 1e7
     assert found["gemm_rate"] == max(found["gemm_rates"].values())
+
+
+def test_the_highest_ceilings_count() -> None:
+    first = {"threads": 2, "gemm_rates": {"torch": 3.0, "native": 1.0}, "read_bandwidth": 5.0}
+    second = {"threads": 2, "gemm_rates": {"torch": 2.0, "native": 4.0}, "read_bandwidth": 4.0}
+    assert ceilings.best_of([first, second]) == {
+        "threads": 2,
+        "gemm_rate": 4.0,
+        "gemm_by": "native",
+        "gemm_rates": {"torch": 3.0, "native": 4.0},
+        "read_bandwidth": 5.0,
+    }
 
 
 # ---------------------------------------------------------------- options
