@@ -99,20 +99,23 @@ def time_step(
     the chunks fit the budget, this is one engine step and nothing is approximate. Otherwise the
     cost of decode rows is spread evenly over the run.
     """
+    decoding = float(np.dot(row_tokens, cost.decode + cost.context * row_contexts))
+    longest = int(row_tokens.max(initial=0))
+    if not len(chunk_tokens):
+        steps = max(longest, 1)
+        total = cost.step * steps + decoding
+        return StepTimes(total, np.empty(0), row_tokens * (total / steps), steps)
     room = max(cost.max_step_tokens - len(row_tokens), 1)
     computed = np.cumsum(chunk_tokens)
     spent = np.cumsum(chunk_tokens * (cost.prefill + cost.pair * (chunk_ends - chunk_tokens / 2)))
-    decoding = float(np.dot(row_tokens, cost.decode + cost.context * row_contexts))
     needed = -(-computed // room)
-    steps = max(int(needed[-1]) if len(needed) else 0, int(row_tokens.max(initial=0)), 1)
+    steps = max(int(needed[-1]), longest)
+    tokens_by, spent_by = np.append(0, computed), np.append(0.0, spent)
 
     def until(step: np.ndarray) -> np.ndarray:
         """Seconds that the first so many steps take."""
-        return (
-            cost.step * step
-            + decoding * (step / steps)
-            + np.interp(step * room, np.append(0, computed), np.append(0.0, spent))
-        )
+        prompts = np.interp(step * room, tokens_by, spent_by)
+        return cost.step * step + decoding * (step / steps) + prompts
 
     total = float(until(np.array([steps]))[0])
     return StepTimes(total, until(needed), until(row_tokens), steps)

@@ -45,35 +45,55 @@ class ReplayExecutor:
         self._last: list[int] = (units - 1).tolist()
 
     def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
-        size, last = self._size, self._last
-        rows, requests, made, found = [], [], [], []
-        for sample in plan.samples:
-            number = sample.params.seed
-            assert number is not None
-            before = len(sample.token_ids) - sample.prompt_len
-            rows.append(sample.row)
-            requests.append(number)
-            made.append(before)
-            found.append(STOP if before == last[number] else FIRST_OUTPUT + number)
+        last = self._last
+        requests = [sample.params.seed or 0 for sample in plan.samples]
+        made = [len(sample.token_ids) - sample.prompt_len for sample in plan.samples]
+        found = [
+            STOP if before == last[number] else FIRST_OUTPUT + number
+            for number, before in zip(requests, made, strict=True)
+        ]
         result = StepResult(np.array(found, np.int32), [None] * len(found), [])
+        numbers, outputs = np.array(requests, np.int64), np.array(made, np.int64)
+        if plan.num_tokens == len(found) == plan.num_rows and outputs.all():
+            none = numbers[:0]
+            return result, self._work(plan, none, none, none, numbers, outputs, slice(None))
 
-        counts = np.diff(plan.row_start)
-        sampled = np.array(rows, np.int64)
+        counts = np.diff(plan.row_start).astype(np.int64)
+        sampled = np.array([sample.row for sample in plan.samples], np.int64)
         number_of = np.full(len(counts), -1, np.int64)
-        number_of[sampled] = requests
+        number_of[sampled] = numbers
         made_of = np.zeros(len(counts), np.int64)
-        made_of[sampled] = made
+        made_of[sampled] = outputs
         # A sequence that comes back after a retraction has outputs and is prefilled all the same.
         decodes = (made_of > 0) & (counts == 1)
-        decoding = number_of[decodes]
-        left = self._outputs[decoding] - 1 - (made_of[decodes] - 1) * size
         chunks = ~decodes
-        work = StepWork(
-            chunk_requests=number_of[chunks],
-            chunk_tokens=counts[chunks].astype(np.int64) * size,
-            chunk_ends=plan.context_len[chunks].astype(np.int64) * size,
-            row_requests=decoding,
-            row_tokens=np.minimum(left, size),
-            row_contexts=plan.context_len[decodes].astype(np.int64) * size,
+        work = self._work(
+            plan,
+            number_of[chunks],
+            counts[chunks],
+            plan.context_len[chunks].astype(np.int64),
+            number_of[decodes],
+            made_of[decodes],
+            decodes,
         )
         return result, work
+
+    def _work(
+        self,
+        plan: StepPlan,
+        chunk_requests: np.ndarray,
+        chunk_units: np.ndarray,
+        chunk_ends: np.ndarray,
+        row_requests: np.ndarray,
+        row_made: np.ndarray,
+        rows: np.ndarray | slice,
+    ) -> StepWork:
+        size = self._size
+        return StepWork(
+            chunk_requests=chunk_requests,
+            chunk_tokens=chunk_units * size,
+            chunk_ends=chunk_ends * size,
+            row_requests=row_requests,
+            row_tokens=np.minimum(self._outputs[row_requests] - 1 - (row_made - 1) * size, size),
+            row_contexts=plan.context_len[rows].astype(np.int64) * size,
+        )
