@@ -62,5 +62,7 @@ def test_a_short_run_measures_every_shape_and_writes_json(
     for shape in ("gate_up", "down"):
         for rows in (1, 3):
             assert {(shape, rows, "native"), (shape, rows, "torch")} <= found
-    assert all(0 < one["floor"] <= 1 and one["seconds"] > 0 for one in report["results"])
+    # The best of all has its own rate for a ceiling: 1, but for rounding.
+    assert all(0 < one["floor"] <= 1 + 1e-9 for one in report["results"])
+    assert all(one["seconds"] > 0 for one in report["results"])
     assert "tiny gate_up: 64 x 32" in capsys.readouterr().out
