@@ -18,6 +18,7 @@ import pytest
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from tests.native import native_library
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -100,7 +101,8 @@ def test_teams_come_and_go(library: ctypes.CDLL) -> None:
     before = psutil.Process().num_threads()
     for _ in range(20):
         check(library, Team(library, 4), 2, 4, 10)
-    assert psutil.Process().num_threads() <= before
+    # One that was joined is listed a moment longer.
+    eventually(lambda: psutil.Process().num_threads() <= before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
