@@ -30,7 +30,7 @@ def clairvoyant_bound(
     workload: Workload, cache_units: int, served: np.ndarray | None = None
 ) -> float:
     """No cache of `cache_units` units has a higher hit rate if requests are served in the order of
-    `served` (by default that of arrival, without those that are too long), and one prompt is
+    `served` (by default that of arrival, without those that do not fit), and one prompt is
     computed after the other.
 
     Belady's choice, with the freedom not to keep a unit at all: whenever too much is kept, what is
@@ -41,7 +41,7 @@ def clairvoyant_bound(
     go, and of all that are kept then, that one would be in the way longest.
     """
     if served is None:
-        served = np.flatnonzero(workload.prompt_units <= cache_units)
+        served = workload.fitting(cache_units)
     uses = _Uses(workload, served)
     by_block = np.argsort(uses.blocks, kind="stable")
     again = uses.blocks[by_block[1:]] == uses.blocks[by_block[:-1]]

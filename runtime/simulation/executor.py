@@ -42,9 +42,7 @@ class ReplayExecutor:
     def __init__(self, workload: Workload) -> None:
         self._size = workload.granularity
         self._outputs = workload.outputs
-        units = 1 + -(-(workload.outputs - 1) // self._size)
-        self.most_units = int(units.max())
-        self._last: np.ndarray = units - 1
+        self._last: np.ndarray = workload.output_units - 1
         self._rows: _DecodingRows | None = None
 
     def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
