@@ -19,8 +19,8 @@ class BlockPool:
       `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free it.
 
     `evictable` counts the latter, kept up to date by every operation. All operations take arrays of
-    *distinct* block ids and cost O(len(array)) in NumPy (which converts int32 indices each time that
-    they are used: so they are converted once).
+    *distinct* block ids and cost O(len(array)) in NumPy (which converts int32 indices at each use:
+    so they are converted once).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
