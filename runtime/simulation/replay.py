@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _TICK = 1e-7
 order, and this shows it."""
 
 _NEVER = 1 << 60
+_FIRST = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Replay:
         self._busy = 0.0
         self._steps = 0
         self._arrived = 0
+        self._next_arrival = 0.0
         self._refused = 0
         self._admitted_at = np.full(count, np.nan)
         self._first_at = np.full(count, np.nan)
@@ -131,6 +134,8 @@ class Replay:
 
     def _arrive(self) -> None:
         """Give the scheduler the requests that have arrived."""
+        if self._now < self._next_arrival:
+            return
         workload, units = self._workload, self._executor.most_units
         until = int(np.searchsorted(workload.arrivals, self._now, side="right"))
         for number in range(self._arrived, until):
@@ -138,12 +143,16 @@ class Replay:
             # learn from `max_tokens` how long this one is.
             params = SamplingParams(max_tokens=units, stop_token_ids=(STOP,), seed=number)
             waited = self._now - float(workload.arrivals[number])
-            request = Request(number, workload.prompt(number), params, waited=waited)
+            request = Request(
+                number, workload.prompt(number), params, waited=waited, tell_every=_NEVER
+            )
             try:
                 self._scheduler.add(request)
             except ContextLengthExceeded:
                 self._refused += 1
         self._arrived = until
+        arrivals = workload.arrivals
+        self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
 
     def _take(self, work: StepWork, updates: list[Update]) -> int:
         """Note the news of a step, and let it take its time; returns how many requests ended."""
@@ -160,16 +169,18 @@ class Replay:
             work.row_tokens,
             work.row_contexts,
         )
-        numbers = work.chunk_requests[order]
-        complete = numbers >= 0
-        prefilled, ready = numbers[complete], self._now + times.chunks[complete]
-        # One that comes back after a retraction had its first token before.
-        fresh = np.isnan(self._first_at[prefilled])
-        self._first_at[prefilled[fresh]] = ready[fresh]
-        self._decodes_from[prefilled[fresh]] = self._now + times.total
+        prefilled = work.chunk_requests[order]
+        if len(order):
+            complete = prefilled >= 0
+            prefilled, ready = prefilled[complete], self._now + times.chunks[complete]
+            # One that comes back after a retraction had its first token before.
+            fresh = np.isnan(self._first_at[prefilled])
+            self._first_at[prefilled[fresh]] = ready[fresh]
+            self._decodes_from[prefilled[fresh]] = self._now + times.total
         finished = [update.rid for update in updates if update.finish is not None]
         if finished:
-            self._last_at[prefilled] = ready
+            if len(prefilled):
+                self._last_at[prefilled] = ready
             self._last_at[work.row_requests] = self._now + times.rows
         self._now += times.total
         self._busy += times.total
@@ -179,8 +190,8 @@ class Replay:
     def _in_order(self, numbers: np.ndarray) -> np.ndarray:
         """How chunks of requests `numbers` are sorted in order of admission; a cut one (-1) is the
         last of its step."""
-        if len(numbers) == 1:
-            return np.zeros(1, np.int64)
+        if len(numbers) < 2:
+            return _FIRST[: len(numbers)]
         admitted = np.where(numbers >= 0, self._admitted_at[numbers], np.inf)
         return np.argsort(admitted, kind="stable")
 
