@@ -49,6 +49,7 @@ def clairvoyant_bound(
     # The last unit of a prompt is computed in any case: not worth keeping for it.
     worth = uses.units[use] - uses.last[following]
     turns = np.repeat(np.arange(len(served)), uses.lengths)
+    del by_block, again
     # Blocks of one prompt that are used next by the same one are kept and given up together.
     spans, which = np.unique(turns[use] * len(served) + turns[following], return_inverse=True)
     amounts = np.bincount(which, weights=worth, minlength=len(spans)).astype(np.int64)
@@ -71,8 +72,8 @@ class _Uses:
         self.lengths = np.diff(starts)[served]
         self.sizes = workload.prompt_units[served]
         ends = np.cumsum(self.lengths)
-        within = np.arange(int(self.lengths.sum())) - np.repeat(ends - self.lengths, self.lengths)
-        places = np.repeat(starts[:-1][served], self.lengths) + within
+        places = np.arange(int(self.lengths.sum()))
+        places += np.repeat(starts[:-1][served] - (ends - self.lengths), self.lengths)
         self.blocks, self.units = blocks[places], units[places]
         self.last = np.zeros(len(places), bool)
         self.last[ends - 1] = True

@@ -100,18 +100,21 @@ class Workload:
         return units
 
     def all_blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The blocks of all requests in one array, their sizes in units, and where each request
-        starts there."""
+        """The blocks of all requests in one array, their sizes in units (both int32: there are
+        many), and where each request starts there."""
         trace, size = self.trace, len(self.trace)
         counts = np.diff(trace.starts)
-        units = np.full(len(trace.blocks), self._block_units)
+        units = np.full(len(trace.blocks), self._block_units, np.int32)
         units[trace.starts[1:] - 1] = (
             -(-trace.prompt_tokens // self.granularity) - (counts - 1) * self._block_units
         )
         copies = -(-len(self) // size)
         starts = np.concatenate(([0], np.cumsum(np.tile(counts, copies)[: len(self)])))
-        shift = np.arange(copies)[:, None] * (self._private * trace.num_blocks)
-        blocks = (trace.blocks + shift).reshape(-1)[: starts[-1]]
+        shift = np.arange(copies, dtype=np.int32)[:, None] * (
+            self._private * np.int32(trace.num_blocks)
+        )
+        shift += trace.blocks.astype(np.int32)
+        blocks = shift.reshape(-1)[: starts[-1]]
         return blocks, np.tile(units, copies)[: starts[-1]], starts
 
 
