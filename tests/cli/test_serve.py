@@ -28,7 +28,7 @@ from tests.waiting import eventually
 
 def _post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return json.load(reply)
 
 
@@ -82,8 +82,8 @@ def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     serve = Serve(tiny_model, "--port", "0", *options, *CPU)
     try:
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{serve.url}/v1/models", timeout=30)
-        assert urllib.request.urlopen(f"{serve.url}/health", timeout=30).status == 200
+            urllib.request.urlopen(f"{serve.url}/v1/models", timeout=240)
+        assert urllib.request.urlopen(f"{serve.url}/health", timeout=240).status == 200
         with pytest.raises(rl.RootlaceError):
             rl.RuntimeEndpoint(serve.program_address, api_key="wrong")
         backend = rl.RuntimeEndpoint(serve.url, api_key="secret")
@@ -116,7 +116,7 @@ def test_a_signal_while_it_loads(tiny_model: Path) -> None:
     # The engine is there as soon as loading has begun, and takes a second or more for it.
     eventually(lambda: bool(psutil.Process(process.pid).children()))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert "Traceback" not in output
 
@@ -242,7 +242,7 @@ def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            timeout=60,
+            timeout=240,
             stdin=subprocess.DEVNULL,
         )
         assert result.returncode == 1, result.stdout + result.stderr

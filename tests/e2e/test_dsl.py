@@ -40,7 +40,7 @@ def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
         num_blocks=1024,
         check_invariants=True,
         http_port=0,
-        launch_timeout=100,
+        launch_timeout=240,
     ) as started:
         rl.set_default_backend(started)
         yield started
@@ -299,4 +299,4 @@ def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.R
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(rl.RootlaceError, match=re.escape(str(tmp_path / "none"))):
-        rl.Runtime(tmp_path / "none", launch_timeout=60)
+        rl.Runtime(tmp_path / "none", launch_timeout=240)

@@ -149,7 +149,7 @@ def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
         f"{how}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     pid = int(done.stdout)
     eventually(lambda: not alive(pid))

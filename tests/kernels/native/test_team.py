@@ -124,7 +124,7 @@ if not child:
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], timeout=240, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -143,7 +143,7 @@ threading.Thread(target=compute, args=arguments, daemon=True).start()
 while not arguments[1].any():
     time.sleep(0.001)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], timeout=240, capture_output=True)
     assert done.returncode == 0, (done.returncode, done.stderr.decode())
 
 
