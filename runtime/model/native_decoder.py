@@ -47,7 +47,10 @@ class NativeDecoder:
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
     ) -> None:
-        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype."""
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype.
+
+        What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
+        """
         self._library = library
         self._team = team
         self._workspace = Workspace(library)

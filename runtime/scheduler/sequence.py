@@ -210,6 +210,14 @@ class Sequence:
             grown[: self.table_len] = self.table[: self.table_len]
             self.table = grown
 
+    def add_block(self, block: int) -> None:
+        """`extend_table` by one."""
+        end = self.table_len
+        if end == len(self.table):
+            self.reserve_table(end + 1)
+        self.table[end] = block
+        self.table_len = end + 1
+
     def extend_table(self, blocks: np.ndarray) -> None:
         end = self.table_len + len(blocks)
         self.reserve_table(end)

@@ -19,6 +19,7 @@ from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.messages import Submit, Update, pack_ids
 from tests.engine.stub_engine import DEADLY, ENDLESS
+from tests.waiting import soon
 
 PARAMS = SamplingParams(max_tokens=1, seed=0)
 
@@ -39,7 +40,7 @@ class Request:
             self.ended.set()
 
     async def end(self) -> Update:
-        await asyncio.wait_for(self.ended.wait(), 20)
+        await soon(self.ended.wait())
         return self.updates[-1]
 
 

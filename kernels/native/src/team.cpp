@@ -25,10 +25,13 @@ namespace {
 constexpr int PAUSES = 256;
 constexpr std::chrono::microseconds LOOK{50};
 
-// A wait this long is for a thread that has lost its core. Where such waits are a quarter of a
-// region, there are fewer cores for us than threads: regions have one thread less for a while, a
-// longer one each time that turns out to be still so.
+// A wait this long is for a thread that has lost its core, or for a task longer than the others.
+// Where such waits are a third of the time for as long as `WINDOW`, there are fewer cores for us
+// than threads: regions have one thread less for a while, a longer one each time that turns out to
+// be still so. A single region tells nothing: whoever is sent a step's tokens takes a core, too, for
+// a moment that may be half of a step.
 constexpr std::chrono::microseconds STALL{300};
+constexpr std::chrono::milliseconds WINDOW{200};
 constexpr std::chrono::milliseconds SHORT_BREAK{50}, LONG_BREAK{1600};
 
 using Clock = std::chrono::steady_clock;
@@ -106,6 +109,8 @@ struct Team::State {
   std::atomic<int64_t> stalled{0};
   // How many threads regions have at present, and when one more is tried.
   std::atomic<int> limit;
+  // Since this was last decided: what regions lasted, and their stalls.
+  Clock::duration lasted{}, lost{};
   Clock::time_point try_more{};
   Clock::duration rest = SHORT_BREAK;
 
@@ -141,17 +146,29 @@ struct Team::State {
   }
 
   // After a region: how many threads the next one has.
-  void adapt(Clock::duration lasted) {
+  void adapt(Clock::duration region) {
     int threads = static_cast<int>(scratch.size());
-    int64_t nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(lasted).count();
-    if (limit > 1 && stalled.load() > nanos / 4 * (limit - 1)) {
-      limit--;
-      try_more = Clock::now() + rest;
-      rest = std::min<Clock::duration>(2 * rest, LONG_BREAK);
-    } else if (limit < threads && Clock::now() >= try_more) {
+    if (threads == 1) return;
+    if (limit > 1) {
+      lasted += region * (limit - 1);  // all but one may wait for that one
+      lost += std::chrono::nanoseconds(stalled.load());
+      if (lasted >= WINDOW * (limit - 1)) {
+        bool crowded = lost > lasted / 3;
+        lasted = lost = {};
+        if (crowded) {
+          limit--;
+          try_more = Clock::now() + rest;
+          rest = std::min<Clock::duration>(2 * rest, LONG_BREAK);
+          return;
+        }
+      }
+    }
+    if (Clock::now() < try_more) return;
+    if (limit < threads) {
       limit++;
-      try_more = Clock::now() + rest;
-    } else if (limit == threads && rest > SHORT_BREAK && Clock::now() >= try_more) {
+      lasted = lost = {};
+      try_more = Clock::now() + rest + WINDOW;
+    } else {
       rest = SHORT_BREAK;
     }
   }
