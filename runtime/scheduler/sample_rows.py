@@ -52,7 +52,9 @@ class SampleRows:
             if matcher is not None and (self._automata or (mask := matcher.ready) is None):
                 break
             samples.append(
-                SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple)
+                SampleRow(
+                    index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple
+                )
             )
         else:
             return samples, None
