@@ -51,6 +51,7 @@ class Sequence:
         "full",
         "held",
         "jumped",
+        "jumps",
         "last",
         "length",
         "matcher",
@@ -113,6 +114,8 @@ class Sequence:
         """The last token."""
         self.stops = frozenset(params.stop_token_ids)
         self.matcher = matcher = request.matcher
+        self.jumps = matcher is not None and request.jump_forward
+        """Whether what the constraint forces is appended without being sampled."""
         self.held = matcher is not None and matcher.can_retreat()
         """Whether outputs may be taken back, and are therefore told at the end."""
         self.ending: Ending | None = None

@@ -338,25 +338,4 @@ void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const 
   else
     Forward<float>(*workspace, *model, *step).run(*static_cast<Team*>(team));
 }
-
-void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows, float* logits) {
-  using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
-    if (model->dtype == RL_BFLOAT16)
-      linear(crew, static_cast<const bf16*>(hidden), model->hidden, rows, model->head,
-             Epilogue::FLOAT32, logits, model->vocab);
-    else
-      linear(crew, static_cast<const float*>(hidden), model->hidden, rows, model->head,
-             Epilogue::FLOAT32, logits, model->vocab);
-  });
-}
-
-void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens) {
-  using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
-    crew.each(rows, [&](int row) {
-      tokens[row] = argmax(logits + static_cast<int64_t>(row) * vocab, vocab);
-    });
-  });
-}
 }
