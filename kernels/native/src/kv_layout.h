@@ -70,21 +70,7 @@ struct KvLayout {
   }
 
   void interleave(const T* value, int half, T* to) const {
-    int d = 0;
-#if defined(__AVX512BW__)
-    if constexpr (STEP<T> == 2) {
-      const __mmask32 mask = half ? 0xaaaaaaaa : 0x55555555;
-      for (; d < head_dim; d += LANES) {
-        __m256i narrow;
-        std::memcpy(&narrow, value + d, sizeof narrow);
-        __m512i wide = _mm512_cvtepu16_epi32(narrow);
-        if (half) wide = _mm512_slli_epi32(wide, 16);
-        _mm512_mask_storeu_epi16(to + 2 * d, mask, wide);
-      }
-      return;
-    }
-#endif
-    for (; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
+    for (int d = 0; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
   }
 };
 
