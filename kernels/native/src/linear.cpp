@@ -13,8 +13,8 @@ constexpr int PANEL_VECS = 3;
 constexpr int PANEL = PANEL_VECS * LANES;
 
 // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
-// less than two full tiles of rows need them, in the first: these would wait for the second.
-constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 12 << 10;
+// only a few tiles of rows need them, in the first: these would wait for the second.
+constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
 // Rows of x that are multiplied by a panel together: what a task's sums are kept for.
 constexpr int MOST_ROWS = 96;
 // Rows of x that are taken through all weights before the next: they stay in the second level; in
@@ -282,7 +282,7 @@ struct Product {
     const T* panel = static_cast<const T*>(weights.packed) +
                      (unit.panel * packing.parts + part) * packing.panel_size() +
                      unit.vec * LANES * STEP<T>;
-    bool few = unit.rows < 2 * TILE_ROWS - 1;
+    bool few = unit.rows <= 4 * TILE_ROWS;
     int stretches =
         ceil_div(packing.panel_size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
     if (one_pass(unit)) stretches = 1;
