@@ -135,8 +135,10 @@ def main() -> None:
 def _loads(given: argparse.Namespace) -> list[tuple[Trace, Case]]:
     loads = []
     for case in PUBLIC:
-        for path in sorted(given.traces.glob(f"{case.load}*")):
-            loads.append((read_trace(path), case))
+        paths = sorted(given.traces.glob(f"{case.load}*"))
+        if not paths:
+            print(f"{case.load}: left out, there is no such trace in {given.traces}")
+        loads += [(read_trace(path), case) for path in paths]
     with tempfile.TemporaryDirectory() as folder:
         for case in MADE_UP:
             path = Path(folder) / f"{case.load}.jsonl"

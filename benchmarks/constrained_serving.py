@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import statistics
 import time
@@ -28,6 +29,10 @@ class Extraction:
     prompt: tuple[int, ...]
     schema: dict[str, Any]
     answer: dict[str, Any] | None
+
+    @functools.cached_property
+    def schema_text(self) -> str:
+        return json.dumps(self.schema)
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ async def serve(
         else:
             params = {
                 "max_new_tokens": 256,
-                "json_schema": json.dumps(case.schema),
+                "json_schema": case.schema_text,
                 "jump_forward": "canonical" if mode == "jump" else "off",
             }
         async with gate:

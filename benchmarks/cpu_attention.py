@@ -33,7 +33,7 @@ from torch import Tensor
 from benchmarks.common import ForeignLoad, environment, write_json
 from benchmarks.cpu_kernels import Bench, Setting, Shape, best_in_turns
 from rootlace.kernels import AttentionBatch
-from rootlace.kernels.native.attention import attend
+from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import load
@@ -144,13 +144,14 @@ class Step:
             np.diff(batch.row_start) == 1,
             batch.block_size,
         )
+        keys, values = laid_out(self.cache[:, 0], self.cache[:, 1])
         numbers = [(run.begin, run.end, run.low, run.high) for run in runs]
         return lambda: attend(
             library,
             team.handle,
             self.q,
-            self.cache[:, 0],
-            self.cache[:, 1],
+            keys,
+            values,
             batch,
             runs=numbers,
             out=out,

@@ -109,9 +109,10 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     given = [name for name in SOURCES if name in known]
     if len(given) > 1:
         raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
-    _manners(known)
     if given:
         constraint(known)
+    else:
+        _manners(known)
 
 
 def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
@@ -163,13 +164,14 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
     if name is None:
         return None
     kind, source = _READERS[name](options[name])
-    # Built by conversion: that checks the values, which the constructor does not.
-    return msgspec.convert({"kind": kind, "source": source, **_manners(options)}, Constraint)
+    return Constraint(kind, source, **_manners(options))  # type: ignore[arg-type]
 
 
 def _manners(options: Mapping[str, Any]) -> dict[str, Any]:
     """How a constraint is enforced. Raises InvalidRequest for a value there is not."""
     given = {name: options[name] for name in MANNERS if name in options}
+    if not given:
+        return given
     try:
         msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
     except msgspec.ValidationError as error:
@@ -262,7 +264,7 @@ def _json(value: Any, name: str) -> str:
     """`value` as JSON text; a string has to be that already."""
     try:
         if isinstance(value, str):
-            json.loads(value)
+            msgspec.json.decode(value, type=msgspec.Raw)  # looked through, not built
             return value
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:

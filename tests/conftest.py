@@ -1,12 +1,25 @@
-"""Fixtures for every test: where the shared data and the embedded model are."""
+"""For every test: no luck in it, and where the shared data and the embedded model are."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # on a machine for tests/gpu alone
+    pass
+else:
+    # Examples are the same every time and take as long as they take, so that who changes one thing
+    # is not told about another. `--hypothesis-profile random` looks for new ones.
+    settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+    settings.load_profile("same")
 
 if not torch.cuda.is_available():
     # Read where kernels are defined, so before any is imported.
@@ -27,6 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_gpu: takes all of the GPU's memory; runs alone")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws without a seed does not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

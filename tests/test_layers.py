@@ -197,7 +197,7 @@ def loaded_by(module: str) -> set[str]:
     """The top-level modules in memory after `import module` in a new interpreter."""
     code = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
     output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     return set(output.stdout.split())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,8 @@ from rootlace.cli.failure import fail
 if TYPE_CHECKING:
     from rootlace.runtime.simulation.study import Study
 
-_TABLE_WIDTH = 180
+_WIDEST = 1000
+_PICTURES = (".svg", ".png", ".pdf")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -25,9 +26,10 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="lpm, fcfs, dfs, one of them with -no-aging, POLICY:MAX_OVERTAKEN, or all. "
-            "May be repeated.",
-            show_default="lpm and fcfs",
+            metavar="NAME,...",
+            help="lpm, fcfs, dfs, lpm-no-aging, dfs-no-aging, POLICY:MAX_OVERTAKEN[:MAX_DELAY], "
+            "or all of those with a name. May be repeated.",
+            show_default="lpm,fcfs",
         ),
     ] = None,
     cache_tokens: Annotated[
@@ -65,11 +67,18 @@ def simulate(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.svg", help="Draw hit rate against cache size."),
+        typer.Option(
+            metavar="FILE.svg", help="Draw hit rate against cache size (also as .png or .pdf)."
+        ),
     ] = None,
 ) -> None:
-    """Replay a trace of requests on a simulated clock."""
+    """Replay a trace of requests through the scheduler and the prefix tree on a simulated clock.
+
+    Prints hit rates beside what any cache could find, times, overtaking and evictions for each
+    cache size and policy. docs/simulation.md says what is real and what is not.
+    """
     _check_packages(plot)
+    _check_outputs(json_file, plot)
     from rootlace.runtime.simulation.cost import DEFAULT_COST, BadCost, read_cost
     from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
     from rootlace.runtime.simulation.study import default_sizes
@@ -77,17 +86,21 @@ def simulate(
     from rootlace.runtime.simulation.workload import Load, Workload
 
     try:
-        wanted = policy or ["lpm", "fcfs"]
-        policies = all_policies() if "all" in wanted else [parse_policy(name) for name in wanted]
+        wanted = [name.strip() for part in policy or ["lpm,fcfs"] for name in part.split(",")]
+        named = {name: parse_policy(name) for name in wanted if name != "all"}
+        if "all" in wanted:
+            named = {each.name: each for each in all_policies()} | named
         load = Load(rate=rate, repeat=repeat, requests=requests, granularity=granularity)
         workload = Workload(read_trace(trace), load)
         sizes = _sizes(cache_tokens) if cache_tokens else default_sizes(workload)
         model = read_cost(cost or DEFAULT_COST)
+        study = _run(workload, list(named.values()), sizes, model, max_running)
     except (BadTrace, BadPolicy, BadCost, ValueError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or trace}: {error.strerror or error}")
-    study = _run(workload, policies, sizes, model, max_running)
+    except MemoryError as error:
+        fail(f"not enough memory for so many requests, or so large a cache: {error}")
     _show(study)
     try:
         if json_file is not None:
@@ -107,6 +120,15 @@ def _check_packages(plot: Path | None) -> None:
         fail("this needs numpy; install it with: pip install 'rootlace[runtime]'")
     if plot is not None and find_spec("matplotlib") is None:
         fail("--plot needs matplotlib; install it with: pip install 'rootlace[bench]'")
+
+
+def _check_outputs(json_file: Path | None, plot: Path | None) -> None:
+    """End the command before it has worked for nothing."""
+    for path in (json_file, plot):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            fail(f"{path} cannot be written: {'a folder' if path.is_dir() else 'no such folder'}")
+    if plot is not None and plot.suffix not in _PICTURES:
+        fail(f"--plot {plot}: the name must end with one of {', '.join(_PICTURES)}")
 
 
 def _sizes(text: str) -> list[int]:
@@ -144,22 +166,23 @@ def _show(study: Study) -> None:
     from rootlace.runtime.simulation.study import arrivals_per_second, short
 
     workload = study.workload
-    # A narrow terminal breaks the lines; narrow columns would be no table at all.
     console = Console(highlight=False)
-    console.width = max(console.width, _TABLE_WIDTH)
+    pace = arrivals_per_second(workload)
     console.print(
         f"{workload.trace.name} ({workload.trace.format}): {len(workload):,} requests, "
-        f"{arrivals_per_second(workload):.3g} per second; one simulated token is "
+        f"{f'{pace:.3g} per second' if pace else 'all at once'}; one simulated token is "
         f"{workload.granularity}",
         markup=False,
     )
-    console.print(f"cost: {study.cost.source or 'given'}", markup=False)
+    source = study.cost.source or "of a file that does not say where it is from"
+    console.print(f"cost model: {source}", markup=False)
     console.print(f"an infinite cache: {study.infinite:.2%} of the prompt tokens")
     table = Table(box=None, header_style="bold", pad_edge=False)
     titles = "cache,policy,hits,best in this order,TTFT s,TPOT ms,waiting s,longest wait,"
     titles += "overtaken,evicted,retracted,req/s,tok/s,busy"
     for title in titles.split(","):
-        table.add_column(title, justify="left" if title == "policy" else "right")
+        justify: Literal["left", "right"] = "left" if title == "policy" else "right"
+        table.add_column(title, justify=justify, no_wrap=True)
     size = 0
     for report in study.reports:
         if report.cache_tokens != size:
@@ -174,7 +197,7 @@ def _show(study: Study) -> None:
             _percentiles(report.ttft),
             _percentiles(tuple(1000 * value for value in report.tpot)),
             _percentiles(report.waiting),
-            f"{report.longest_wait:.3g}",
+            _figure(report.longest_wait),
             str(report.longest_overtaking),
             short(report.evicted_tokens),
             str(report.retractions),
@@ -182,12 +205,22 @@ def _show(study: Study) -> None:
             f"{report.output_tokens_per_second:.4g}",
             f"{report.busy:.0%}",
         )
+    # A narrow terminal breaks the lines; narrow columns would be no table at all.
+    options = console.options.update(width=_WIDEST)
+    console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
     console.print("TTFT, TPOT and waiting: p50 / p90 / p99")
     refused = {report.cache_tokens: report.refused for report in study.reports if report.refused}
     for tokens, count in refused.items():
-        console.print(f"{short(tokens)}: {count} requests did not fit and were refused")
+        console.print(
+            f"{short(tokens)}: {count:,} of {len(workload):,} requests did not fit and were refused"
+        )
 
 
 def _percentiles(values: tuple[float, ...]) -> str:
-    return " / ".join(f"{value:.3g}" for value in values)
+    return " / ".join(map(_figure, values))
+
+
+def _figure(value: float) -> str:
+    # The simulated clock moves by less than a microsecond when it is read.
+    return f"{value:.3g}" if value >= 1e-5 else "0"

@@ -14,6 +14,27 @@ from rootlace.kernels.interface import AttentionBatch
 from rootlace.kernels.native.library import Rows
 from rootlace.kernels.native.linear import DTYPES
 
+LANES = 16
+"""Numbers in a vector of `src/vec.h`, whatever the processor."""
+
+
+def laid_out(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Plain keys and values [..., B, S, Nk, D] as the native cache has them, of the same shapes.
+
+    See `src/kv_layout.h`: blocks of a multiple of 16 slots, of heads of a multiple of 16 numbers,
+    are laid out in the order in which products read them; others stay as they are.
+    """
+    size, heads, dim = keys.shape[-3:]
+    if size % LANES or dim % LANES:
+        return keys, values
+    step = 4 // keys.element_size()
+    panels = keys.reshape(-1, size // LANES, LANES, heads, dim // step, step)
+    pairs = values.reshape(-1, size // step, step, heads, dim)
+    laid = keys.new_empty(keys.shape), values.new_empty(values.shape)
+    laid[0].copy_(panels.permute(0, 3, 1, 4, 2, 5).reshape(keys.shape))
+    laid[1].copy_(pairs.permute(0, 3, 1, 4, 2).reshape(keys.shape))
+    return laid
+
 
 def attend(
     library: ctypes.CDLL,
@@ -31,11 +52,11 @@ def attend(
 ) -> Tensor:
     """Attention of a step in one layer, or in L layers with the same queries, one after another.
 
-    q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D], contiguous, or L of them a
-    fixed distance apart [L, B, S, Nk, D]; `runs` are (begin, end, low, high): rows begin : end
-    have the blocks low : high of their tables in common (`RlRows` of api.h). `lse` float32
-    [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last layer), allocated if
-    not given. Raises ValueError.
+    q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D] as `laid_out` makes them,
+    contiguous, or L of them a fixed distance apart [L, B, S, Nk, D]; `runs` are (begin, end, low,
+    high): rows begin : end have the blocks low : high of their tables in common (`RlRows` of
+    api.h). `lse` float32 [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last
+    layer), allocated if not given. Raises ValueError.
     """
     tokens, heads, dim = q.shape
     if q.dtype not in DTYPES or q.dtype != k_cache.dtype or q.dtype != v_cache.dtype:

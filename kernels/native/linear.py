@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import enum
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +11,9 @@ from torch import Tensor
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import BFLOAT16, FLOAT32, Linear
+from rootlace.kernels.native.memory import mapped
 
 DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
-HUGE_PAGE = 2 << 20
 LINE = 64
 
 
@@ -44,21 +42,9 @@ class Arena:
         """`size` bytes (uint8), zero. They live as long as the tensor does."""
         rounded = -(-size // LINE) * LINE
         if len(self._free) < rounded:
-            self._free = _mapped(max(rounded, self.CHUNK))
+            self._free = mapped(max(rounded, self.CHUNK))
         taken, self._free = self._free[:size], self._free[rounded:]
         return taken
-
-
-def _mapped(size: int) -> Tensor:
-    # Private and anonymous: shared memory gets huge pages on few systems.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, size + HUGE_PAGE, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    begin = -whole.data_ptr() % HUGE_PAGE
-    return whole[begin : begin + size]
 
 
 class PackedLinear:

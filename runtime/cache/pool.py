@@ -19,7 +19,8 @@ class BlockPool:
       `refs > 0` and `pins == 0` is held by unlocked nodes alone: eviction can free it.
 
     `evictable` counts the latter, kept up to date by every operation. All operations take arrays of
-    *distinct* block ids and cost O(len(array)) in NumPy.
+    *distinct* block ids and cost O(len(array)) in NumPy (which converts int32 indices at each use:
+    so they are converted once).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -46,22 +47,25 @@ class BlockPool:
             raise PoolExhausted(f"{count} blocks wanted, {self.free} free")
         self.free -= count
         blocks = self._stack[self.free : self.free + count].copy()
-        self.refs[blocks] = 1
-        self.pins[blocks] = 1
+        at = blocks.astype(np.intp)
+        self.refs[at] = 1
+        self.pins[at] = 1
         return blocks
 
     def retain(self, blocks: np.ndarray, *, pinned: bool) -> None:
         """One more reference to each of `blocks`, which are not free."""
-        self.refs[blocks] += 1
+        at = blocks.astype(np.intp)
+        self.refs[at] += 1
         if pinned:
-            self.pin(blocks)
+            self.pin(at)
 
     def drop(self, blocks: np.ndarray, *, pinned: bool) -> int:
         """Take back a reference (and its pin); returns how many blocks became free."""
+        at = blocks.astype(np.intp)
         if pinned:
-            self.unpin(blocks)
-        left = self.refs[blocks] - 1
-        self.refs[blocks] = left
+            self.unpin(at)
+        left = self.refs[at] - 1
+        self.refs[at] = left
         gone = blocks[left == 0]
         count = len(gone)
         if count:
@@ -71,13 +75,15 @@ class BlockPool:
         return count
 
     def pin(self, blocks: np.ndarray) -> None:
-        before = self.pins[blocks]
-        self.pins[blocks] = before + 1
+        at = blocks.astype(np.intp, copy=False)
+        before = self.pins[at]
+        self.pins[at] = before + 1
         self.evictable -= len(before) - int(np.count_nonzero(before))
 
     def unpin(self, blocks: np.ndarray) -> None:
-        left = self.pins[blocks] - 1
-        self.pins[blocks] = left
+        at = blocks.astype(np.intp, copy=False)
+        left = self.pins[at] - 1
+        self.pins[at] = left
         self.evictable += len(left) - int(np.count_nonzero(left))
 
     @property

@@ -148,6 +148,19 @@ class AutomatonGrammar:
 class AutomatonMatcher:
     """See `interface.Matcher`."""
 
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_error",
+        "_grammar",
+        "_other",
+        "_place",
+        "_size",
+        "_steps",
+        "_tokens",
+        "ready",
+    )
+
     def __init__(self, grammar: AutomatonGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size

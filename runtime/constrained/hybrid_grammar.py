@@ -166,6 +166,20 @@ class HybridMatcher:
     """See `interface.Matcher`. llguidance's own matcher is made when it is needed first, and takes
     in what it missed then."""
 
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_error",
+        "_grammar",
+        "_own",
+        "_place",
+        "_size",
+        "_steps",
+        "_taken",
+        "_tokens",
+        "ready",
+    )
+
     def __init__(self, grammar: HybridGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size

@@ -257,7 +257,8 @@ class EngineClient:
         try:
             await asyncio.wait_for(process.wait(), STOP_GRACE_SECONDS)
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it may end at this very moment
+                process.kill()
             await process.wait()
 
     # ------------------------------------------------------------ the pipes

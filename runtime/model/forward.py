@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.sampler import Pick, TorchPick
+from rootlace.runtime.model.sampler import Masks, Pick, TorchPick
 from rootlace.runtime.model.step_input import StepInputBuilder
 from rootlace.runtime.scheduler.plan import StepPlan
 
@@ -22,8 +23,15 @@ class Forward(Protocol):
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], good until the next call."""
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call.
+
+        `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
+        Logits that they exclude may be anything.
+        """
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        """hidden [N, H] -> the best tokens int32 [N] by its logits; see `sampler.greedy_tokens`."""
 
     @property
     def pick(self) -> Pick:
@@ -55,5 +63,8 @@ class ReferenceForward:
             return self._cache.new_empty((0, self._decoder.hidden_size))
         return self._decoder.forward(self._inputs.build(plan), self._cache)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
         return self._decoder.logits(hidden)
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        return self.pick.best(self._decoder.logits(hidden), masks)

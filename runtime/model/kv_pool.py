@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import psutil
 import torch
 
 from rootlace.errors import UnsupportedModel
+from rootlace.kernels.native.memory import mapped
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.config import ModelConfig
 
@@ -69,7 +71,10 @@ def allocate(
     """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised.
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
-    are never written cost no memory.
+    are never written cost no memory. There pages are huge where the system gives such: blocks lie
+    all over the cache, and attention would else look up a page for each.
     """
     shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    if device.type == "cpu":
+        return mapped(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.empty(shape, device=device, dtype=dtype)

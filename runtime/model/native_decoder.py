@@ -10,9 +10,10 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.native_pick import NativePick
+from rootlace.runtime.model.native_pick import NativePick, addresses_of
 from rootlace.runtime.model.native_weights import NativeWeights
 from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.sampler import Masks
 from rootlace.runtime.model.step_input import wanted_tokens
 from rootlace.runtime.scheduler.plan import StepPlan
 
@@ -46,7 +47,10 @@ class NativeDecoder:
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
     ) -> None:
-        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype."""
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype.
+
+        What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
+        """
         self._library = library
         self._team = team
         self._workspace = Workspace(library)
@@ -58,6 +62,7 @@ class NativeDecoder:
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
         self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits_at = self._logits.ctypes.data
         self._model = weights.model
         self._model.cache = cache.data_ptr()
         self._model.num_blocks, self._model.block_size = cache.shape[2:4]
@@ -126,21 +131,34 @@ class NativeDecoder:
         )
         return hidden
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], good until the next call."""
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call; see `forward.Forward`."""
+        self._project(hidden, masks, None)
+        return torch.from_numpy(self._logits[: len(hidden)])
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        """See `forward.Forward`."""
+        tokens = np.empty(len(hidden), np.int32)
+        self._project(hidden, masks, tokens.ctypes.data)
+        return tokens
+
+    def _project(self, hidden: torch.Tensor, masks: Masks, tokens: int | None) -> None:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept: fresh memory of this size costs more than writing to it.
             self._logits = np.empty((count, self._config.vocab_size), np.float32)
+            self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()
+        addresses, _kept = addresses_of(masks, self._config.vocab_size)
         self._library.rl_logits(
             self._team.handle,
             self._address,
             hidden.data_ptr(),
             count,
-            self._logits.ctypes.data,
+            addresses.buffer_info()[0] if addresses else None,
+            self._logits_at,
+            tokens,
         )
-        return torch.from_numpy(self._logits[:count])
 
     def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._rotations = (cos, sin)

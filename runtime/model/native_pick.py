@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,20 +41,15 @@ class NativePick:
         rows, vocab = logits.shape
         tokens = np.empty(rows, np.int32)
         logits = logits.contiguous()
-        where, _kept = _addresses(masks, -(-vocab // 32))
-        if not where:
-            self._library.rl_argmax(
-                self._team.handle, logits.data_ptr(), rows, vocab, tokens.ctypes.data
-            )
-        else:
-            self._library.rl_best(
-                self._team.handle,
-                logits.data_ptr(),
-                rows,
-                vocab,
-                (ctypes.c_int64 * rows)(*where),  # in a third of the time that NumPy takes
-                tokens.ctypes.data,
-            )
+        addresses, _kept = addresses_of(masks, vocab)
+        self._library.rl_best(
+            self._team.handle,
+            logits.data_ptr(),
+            rows,
+            vocab,
+            addresses.buffer_info()[0] if addresses else None,
+            tokens.ctypes.data,
+        )
         return tokens
 
     def draw(
@@ -69,9 +65,9 @@ class NativePick:
         draws["min_p"] = [one.min_p for one in params]
         draws["top_k"] = [vocab if one.top_k == -1 else min(one.top_k, vocab) for one in params]
         draws["u"] = row_uniforms(rows)
-        where, _kept = _addresses(masks, -(-vocab // 32))
-        if where:
-            draws["mask"] = where
+        addresses, _kept = addresses_of(masks, vocab)
+        if addresses:
+            draws["mask"] = addresses
         self._library.rl_draw(
             self._team.handle,
             logits.data_ptr(),
@@ -83,12 +79,13 @@ class NativePick:
         return tokens
 
 
-def _addresses(masks: Masks, words: int) -> tuple[list[int], list[np.ndarray]]:
-    """Where the masks lie, of `words` words each, 0 where all is allowed; empty if it is
-    everywhere. The arrays are to be kept as long as they are read."""
+def addresses_of(masks: Masks, vocab: int) -> tuple[array[int], list[np.ndarray]]:
+    """Where the masks lie, int64, 0 where all is allowed; empty if it is everywhere. The arrays are
+    to be kept as long as they are read."""
     found = [mask.address if type(mask) is MaskRow else 0 for mask in masks]
     kept: list[np.ndarray] = []
     if 0 in found:
+        words = -(-vocab // 32)
         for at, mask in enumerate(masks):
             if mask is None or found[at]:
                 continue
@@ -97,4 +94,4 @@ def _addresses(masks: Masks, words: int) -> tuple[list[int], list[np.ndarray]]:
                 whole = np.pad(whole, (0, words - len(whole)))
             kept.append(whole)
             found[at] = whole.ctypes.data
-    return found if any(found) else [], kept
+    return array("q", found if any(found) else ()), kept

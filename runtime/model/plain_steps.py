@@ -10,11 +10,13 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.model.forward import Forward
+from rootlace.runtime.model.logit_edits import only_masked
 from rootlace.runtime.model.mask_tables import MaskTables
 from rootlace.runtime.model.sampler import sample
 from rootlace.runtime.model.scores import concatenate, score_tokens
 from rootlace.runtime.model.sources import fed, resolved
 from rootlace.runtime.scheduler.plan import (
+    MaskRow,
     PromptScoreRow,
     SampleRow,
     StepPlan,
@@ -120,9 +122,16 @@ class PlainSteps:
     ) -> tuple[np.ndarray, list[TokenScores | None]]:
         if not rows:
             return _NO_TOKENS, []
-        logits = self._forward.logits(hidden)
+        if all(row.simple and not row.params.logprobs for row in rows):
+            return self._forward.best(hidden, [row.mask for row in rows]), [None] * len(rows)
+        logits = self._forward.logits(hidden, [_chosen_from(row) for row in rows])
         token_ids = sample(logits, rows, self._kernels, self._masks, self._forward.pick)
         return token_ids, score_samples(logits, token_ids, rows)
+
+
+def _chosen_from(row: SampleRow) -> np.ndarray | MaskRow | None:
+    """The mask of a row of which nothing is asked but one of the tokens it allows."""
+    return row.mask if only_masked(row) and not row.params.logprobs else None
 
 
 def score_samples(

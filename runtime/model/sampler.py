@@ -109,7 +109,11 @@ def sample(
     tables: MaskTables,
     pick: Pick = TORCH_PICK,
 ) -> np.ndarray:
-    """Draw one token per row, on the host. logits float32 [S, V], not changed -> int32 [S]."""
+    """Draw one token per row, on the host. logits float32 [S, V], not changed -> int32 [S].
+
+    Logits that the mask of a row excludes may be anything, if the mask is its only edit
+    (`only_masked`).
+    """
     random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not random:
         return _best(logits, rows, kernels, tables, pick)
@@ -159,16 +163,15 @@ def _best(
     pick: Pick,
 ) -> np.ndarray:
     """The token of greedy rows, int32 [S]."""
-    if all(row.simple for row in rows):
-        return pick.best(logits, [row.mask for row in rows])
-    # Where the best token of all may be taken, nothing else has to be looked at.
-    tokens = pick.best(logits)
+    # What a mask alone excludes is not looked at: it may be anything.
+    tokens = pick.best(logits, [row.mask if only_masked(row) else None for row in rows])
     values = logits.numpy()
     edited: list[int] = []
     for i, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
         if not only_takes_away(row):
             edited.append(i)
-        elif has_edits(row) and not leaves(row, token):
+        # Where the best token of all may be taken, nothing else has to be looked at.
+        elif not (only_masked(row) or leaves(row, token)):
             tokens[i] = _best_of(values[i], left_ids(row, logits.shape[1]))
     if edited:
         chosen = logits[edited]

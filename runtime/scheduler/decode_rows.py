@@ -72,15 +72,21 @@ class DecodeRows:
         if self._inside:
             self._inside -= 1
         else:
-            tables = last.block_tables
-            for row in np.flatnonzero(positions % self._size == 0).tolist():
-                column = int(positions[row]) // self._size
-                if column == tables.shape[1]:
+            tables, size = last.block_tables, self._size
+            columns, inside = np.divmod(positions, size)
+            rows = np.flatnonzero(inside == 0)
+            if len(rows):
+                columns = columns[rows]
+                if columns.max() >= tables.shape[1]:
                     return None
-                block = int(last.sequences[row].table[column])
-                tables[row, column] = block
-                slots[row] = block * self._size
-            self._inside = self._steps_inside(positions)
+                sequences = last.sequences
+                blocks = [
+                    sequences[row].table[column]
+                    for row, column in zip(rows.tolist(), columns.tolist(), strict=True)
+                ]
+                tables[rows, columns] = blocks
+                slots[rows] = np.array(blocks, np.int64) * size
+            self._inside = size - 1 - int(inside.max())
         token_ids = np.array([sequence.last for sequence in last.sequences], np.int32)
         return DecodeLayout(
             last.sequences,

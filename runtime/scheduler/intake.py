@@ -60,7 +60,7 @@ class TokenIntake:
         matcher = sequence.matcher
         if matcher is not None:
             try:
-                if not matcher.went_on(token, sequence.request.jump_forward):
+                if not matcher.went_on(token, sequence.jumps):
                     return False
             except BaseException:  # whatever it is, `sampled` meets it again
                 return False
@@ -126,9 +126,8 @@ class TokenIntake:
         return Retreat(sequence.length - undone)
 
     def _jump(self, sequence: Sequence) -> Verdict:
-        request = sequence.request
-        matcher = request.matcher
-        if matcher is None or not request.jump_forward:
+        matcher = sequence.matcher
+        if matcher is None or not sequence.jumps:
             return None
         start = sequence.length
         verdict: Verdict = None
@@ -139,7 +138,7 @@ class TokenIntake:
         if sequence.length > start:
             count = sequence.length - start
             sequence.forced.extend(range(start, sequence.length))
-            if request.params.logprobs:
+            if sequence.params.logprobs:
                 sequence.want_scores(start)
             self.forced_tokens += count
             self.jumps += 1

@@ -23,6 +23,8 @@ class KVStore:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.tree = RadixTree(self.pool)
         self.block_size = config.block_size
+        self._ahead = min(config.num_blocks // 1024, 64)
+        """So many blocks are evicted at least: few of all, and many steps need no more then."""
         self.version = 0
         """Another number whenever a sequence's table has changed but for one block at its end."""
 
@@ -39,7 +41,7 @@ class KVStore:
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
-            self.tree.evict(blocks - self.pool.free)
+            self.tree.evict(max(blocks - self.pool.free, self._ahead))
         return True
 
     def estimate(self, sequence: Sequence) -> int:
@@ -160,9 +162,9 @@ class KVStore:
 
     def extend(self, sequences: list[Sequence]) -> None:
         """One more block for each; `make_room` was asked before."""
-        blocks = self.pool.allocate(len(sequences))
-        for index, sequence in enumerate(sequences):
-            sequence.extend_table(blocks[index : index + 1])
+        blocks = self.pool.allocate(len(sequences)).tolist()
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.add_block(block)
 
     def rewind(self, sequence: Sequence, computed: int) -> None:
         """Forget the KV behind the first `computed` tokens, none of which is in the tree."""

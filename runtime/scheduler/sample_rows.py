@@ -43,19 +43,27 @@ class SampleRows:
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
         """The samples of a step's `rows` (row and sequence), and what to wait for (see
         `StepPlan.wait_for_masks`)."""
-        matchers = [sequence.matcher for _, sequence in rows]
-        if not any(matchers):
-            return [
-                # Most rows of most steps; what it says is what `_row` says.
-                SampleRow(index, s.params, s.tokens[: s.length], s.prompt_len, simple=s.simple)
-                if s.plain and not s.pending
-                else _row(index, s, s.pending)
-                for index, s in rows
-            ], None
-        masks: list[np.ndarray | MaskRow | None] = [
-            None if s.matcher is None or s.pending else s.matcher.ready for _, s in rows
-        ]
-        wait = None
+        samples: list[SampleRow] = []
+        for index, s in rows:
+            # Most rows of most steps; what it says is what `_row` says.
+            if s.pending or not s.plain:
+                break
+            mask, matcher = None, s.matcher
+            if matcher is not None and (self._automata or (mask := matcher.ready) is None):
+                break
+            samples.append(
+                SampleRow(
+                    index, s.params, s.tokens[: s.length], s.prompt_len, mask, simple=s.simple
+                )
+            )
+        else:
+            return samples, None
+        return self._start(rows)
+
+    def _start(
+        self, rows: list[tuple[int, Sequence]]
+    ) -> tuple[list[SampleRow], Callable[[], None] | None]:
+        """`start`, whatever the rows are."""
         if self._automata:
             constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
             constraints, wait = self._constraints(constrained)
@@ -63,28 +71,23 @@ class SampleRows:
                 _row(index, sequence, sequence.pending, constraints.get(sequence))
                 for index, sequence in rows
             ], wait
+        matchers = [None if s.pending else s.matcher for _, s in rows]
+        masks: list[np.ndarray | MaskRow | None] = [
+            None if matcher is None else matcher.ready for matcher in matchers
+        ]
         missing = [
             at
-            for at, matcher in enumerate(matchers)
-            if matcher is not None and masks[at] is None and not rows[at][1].pending
+            for at, (matcher, mask) in enumerate(zip(matchers, masks, strict=True))
+            if matcher is not None and mask is None
         ]
+        wait = None
         if missing:
             asked = [matcher for at in missing if (matcher := matchers[at]) is not None]
             found, wait = self._masks.start(asked)
             for at, mask in zip(missing, found, strict=True):
                 masks[at] = mask
         return [
-            SampleRow(
-                index,
-                s.params,
-                s.tokens[: s.length],
-                s.prompt_len,
-                mask,
-                simple=s.simple,
-            )
-            if s.plain and not s.pending
-            else _row(index, s, s.pending, mask)
-            for (index, s), mask in zip(rows, masks, strict=True)
+            _row(index, s, s.pending, mask) for (index, s), mask in zip(rows, masks, strict=True)
         ], wait
 
     def final(self, samples: list[SampleRow], live: dict[int, Sequence]) -> list[SampleRow]:

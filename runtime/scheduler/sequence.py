@@ -51,6 +51,7 @@ class Sequence:
         "full",
         "held",
         "jumped",
+        "jumps",
         "last",
         "length",
         "matcher",
@@ -113,6 +114,8 @@ class Sequence:
         """The last token."""
         self.stops = frozenset(params.stop_token_ids)
         self.matcher = matcher = request.matcher
+        self.jumps = matcher is not None and request.jump_forward
+        """Whether what the constraint forces is appended without being sampled."""
         self.held = matcher is not None and matcher.can_retreat()
         """Whether outputs may be taken back, and are therefore told at the end."""
         self.ending: Ending | None = None
@@ -206,6 +209,14 @@ class Sequence:
             grown = np.zeros(max(count, 2 * len(self.table), 8), np.int32)
             grown[: self.table_len] = self.table[: self.table_len]
             self.table = grown
+
+    def add_block(self, block: int) -> None:
+        """`extend_table` by one."""
+        end = self.table_len
+        if end == len(self.table):
+            self.reserve_table(end + 1)
+        self.table[end] = block
+        self.table_len = end + 1
 
     def extend_table(self, blocks: np.ndarray) -> None:
         end = self.table_len + len(blocks)

@@ -30,7 +30,7 @@ def clairvoyant_bound(
     workload: Workload, cache_units: int, served: np.ndarray | None = None
 ) -> float:
     """No cache of `cache_units` units has a higher hit rate if requests are served in the order of
-    `served` (by default that of arrival, without those that are too long), and one prompt is
+    `served` (by default that of arrival, without those that do not fit), and one prompt is
     computed after the other.
 
     Belady's choice, with the freedom not to keep a unit at all: whenever too much is kept, what is
@@ -41,7 +41,7 @@ def clairvoyant_bound(
     go, and of all that are kept then, that one would be in the way longest.
     """
     if served is None:
-        served = np.flatnonzero(workload.prompt_units <= cache_units)
+        served = workload.fitting(cache_units)
     uses = _Uses(workload, served)
     by_block = np.argsort(uses.blocks, kind="stable")
     again = uses.blocks[by_block[1:]] == uses.blocks[by_block[:-1]]
@@ -49,6 +49,7 @@ def clairvoyant_bound(
     # The last unit of a prompt is computed in any case: not worth keeping for it.
     worth = uses.units[use] - uses.last[following]
     turns = np.repeat(np.arange(len(served)), uses.lengths)
+    del by_block, again
     # Blocks of one prompt that are used next by the same one are kept and given up together.
     spans, which = np.unique(turns[use] * len(served) + turns[following], return_inverse=True)
     amounts = np.bincount(which, weights=worth, minlength=len(spans)).astype(np.int64)
@@ -71,8 +72,8 @@ class _Uses:
         self.lengths = np.diff(starts)[served]
         self.sizes = workload.prompt_units[served]
         ends = np.cumsum(self.lengths)
-        within = np.arange(int(self.lengths.sum())) - np.repeat(ends - self.lengths, self.lengths)
-        places = np.repeat(starts[:-1][served], self.lengths) + within
+        places = np.arange(int(self.lengths.sum()))
+        places += np.repeat(starts[:-1][served] - (ends - self.lengths), self.lengths)
         self.blocks, self.units = blocks[places], units[places]
         self.last = np.zeros(len(places), bool)
         self.last[ends - 1] = True

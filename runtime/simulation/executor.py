@@ -12,6 +12,8 @@ from rootlace.runtime.simulation.workload import FIRST_OUTPUT, Workload
 STOP = 2**31 - 1
 """The unit that ends a request."""
 
+_NONE = np.empty(0, np.int64)
+
 
 @dataclass(frozen=True)
 class StepWork:
@@ -40,60 +42,83 @@ class ReplayExecutor:
     def __init__(self, workload: Workload) -> None:
         self._size = workload.granularity
         self._outputs = workload.outputs
-        units = 1 + -(-(workload.outputs - 1) // self._size)
-        self.most_units = int(units.max())
-        self._last: list[int] = (units - 1).tolist()
+        self._last: np.ndarray = workload.output_units - 1
+        self._rows: _DecodingRows | None = None
 
     def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
-        last = self._last
-        requests = [sample.params.seed or 0 for sample in plan.samples]
-        made = [len(sample.token_ids) - sample.prompt_len for sample in plan.samples]
-        found = [
-            STOP if before == last[number] else FIRST_OUTPUT + number
-            for number, before in zip(requests, made, strict=True)
-        ]
-        result = StepResult(np.array(found, np.int32), [None] * len(found), [])
-        numbers, outputs = np.array(requests, np.int64), np.array(made, np.int64)
-        if plan.num_tokens == len(found) == plan.num_rows and outputs.all():
-            none = numbers[:0]
-            return result, self._work(plan, none, none, none, numbers, outputs, slice(None))
-
+        rows = self._rows
+        if rows is not None and rows.common is plan.common_blocks is not None:
+            # The same rows as in the step before, and none of them has ended.
+            rows.made += 1
+            rows.left -= 1
+            return self._decode(plan, rows)
+        self._rows = None
+        samples = plan.samples
+        requests = np.array([sample.params.seed for sample in samples], np.int64)
+        made = np.array([len(sample.token_ids) - sample.prompt_len for sample in samples], np.int64)
+        left = self._last[requests] - made
+        if plan.num_tokens == len(samples) == plan.num_rows and made.all():
+            rows = self._rows = _DecodingRows(
+                plan.common_blocks,
+                requests,
+                made,
+                int(left.min()),
+                StepResult((FIRST_OUTPUT + requests).astype(np.int32), [None] * len(samples), []),
+                np.full(len(samples), self._size),
+            )
+            return self._decode(plan, rows)
+        result = self._result(requests, left)
         counts = np.diff(plan.row_start).astype(np.int64)
-        sampled = np.array([sample.row for sample in plan.samples], np.int64)
+        sampled = np.array([sample.row for sample in samples], np.int64)
         number_of = np.full(len(counts), -1, np.int64)
-        number_of[sampled] = numbers
+        number_of[sampled] = requests
         made_of = np.zeros(len(counts), np.int64)
-        made_of[sampled] = outputs
+        made_of[sampled] = made
         # A sequence that comes back after a retraction has outputs and is prefilled all the same.
         decodes = (made_of > 0) & (counts == 1)
         chunks = ~decodes
-        work = self._work(
-            plan,
-            number_of[chunks],
-            counts[chunks],
-            plan.context_len[chunks].astype(np.int64),
-            number_of[decodes],
-            made_of[decodes],
-            decodes,
+        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
+        return result, StepWork(
+            chunk_requests=number_of[chunks],
+            chunk_tokens=counts[chunks] * self._size,
+            chunk_ends=contexts[chunks],
+            row_requests=number_of[decodes],
+            row_tokens=self._row_tokens(number_of[decodes], made_of[decodes]),
+            row_contexts=contexts[decodes],
         )
-        return result, work
 
-    def _work(
-        self,
-        plan: StepPlan,
-        chunk_requests: np.ndarray,
-        chunk_units: np.ndarray,
-        chunk_ends: np.ndarray,
-        row_requests: np.ndarray,
-        row_made: np.ndarray,
-        rows: np.ndarray | slice,
-    ) -> StepWork:
-        size = self._size
-        return StepWork(
-            chunk_requests=chunk_requests,
-            chunk_tokens=chunk_units * size,
-            chunk_ends=chunk_ends * size,
-            row_requests=row_requests,
-            row_tokens=np.minimum(self._outputs[row_requests] - 1 - (row_made - 1) * size, size),
-            row_contexts=plan.context_len[rows].astype(np.int64) * size,
-        )
+    def _decode(self, plan: StepPlan, rows: _DecodingRows) -> tuple[StepResult, StepWork]:
+        result, tokens = rows.result, rows.tokens
+        if not rows.left:  # somebody ends, and the next step has other rows
+            self._rows = None
+            result = self._result(rows.requests, self._last[rows.requests] - rows.made)
+            tokens = self._row_tokens(rows.requests, rows.made)
+        contexts = np.multiply(plan.context_len, self._size, dtype=np.int64)
+        return result, StepWork(_NONE, _NONE, _NONE, rows.requests, tokens, contexts)
+
+    def _result(self, requests: np.ndarray, left: np.ndarray) -> StepResult:
+        """`left`: units that each of `requests` makes after this one."""
+        found = np.where(left == 0, STOP, FIRST_OUTPUT + requests)
+        return StepResult(found.astype(np.int32), [None] * len(found), [])
+
+    def _row_tokens(self, requests: np.ndarray, made: np.ndarray) -> np.ndarray:
+        """Tokens in the next unit of `requests` that have `made` so many."""
+        tokens: np.ndarray = self._outputs[requests] - 1 - (made - 1) * self._size
+        return np.minimum(tokens, self._size)
+
+
+@dataclass(slots=True)
+class _DecodingRows:
+    """The rows of a run of steps in which the same requests decode.
+
+    Before this step they have `made` so many units each, and for `left` steps more nobody ends.
+    `common` is the plans' (see `StepPlan.common_blocks`); `result` and `tokens` are those of a step
+    in which nobody ends.
+    """
+
+    common: np.ndarray | None
+    requests: np.ndarray
+    made: np.ndarray
+    left: int
+    result: StepResult
+    tokens: np.ndarray

@@ -59,7 +59,8 @@ def _draw(study: Study, pyplot: Any) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    # The infinite cache is above all others, and its name is above its line.
+    axes.set_ylim(0, 108 * study.infinite or 1)
     axes.set_xlabel("cache, tokens")
     axes.set_ylabel("prompt tokens found in the cache, %")
     workload = study.workload

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from rootlace.errors import ContextLengthExceeded
 from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.scheduler.request import Request
@@ -27,6 +27,7 @@ _TICK = 1e-7
 order, and this shows it."""
 
 _NEVER = 1 << 60
+_FIRST = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (their
-    prompt and a token do not fit into the cache).
+    """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (prompt
+    and output do not fit into the cache).
 
     In seconds after its arrival a request was admitted (`waited`), had its `first` token and its
     `last`; `decoding` are those between its first and its last, without what it waits after its
@@ -76,6 +77,12 @@ class Replay:
         self._machine = machine
         self._executor = ReplayExecutor(workload)
         block = max(BLOCK_TOKENS // size, 1)
+        blocks = max(machine.cache_tokens // (block * size), 1)
+        self._fits = np.zeros(len(workload), bool)
+        self._fits[workload.fitting(block * blocks)] = True
+        # A client asks for no more than the longest output of all: the scheduler does not learn
+        # from `max_tokens` how long this one is.
+        self._most_units = int(workload.output_units[self._fits].max(initial=1))
         default = Headroom()
         self._scheduler = Scheduler(
             SchedulerConfig(
@@ -87,9 +94,7 @@ class Replay:
                 max_running=machine.max_running,
                 max_waiting=_NEVER,
             ),
-            CacheConfig(
-                block_size=block, num_blocks=max(machine.cache_tokens // (block * size), 1)
-            ),
+            CacheConfig(block_size=block, num_blocks=blocks),
             _NEVER,
             self._read_clock,
             headroom=Headroom(default.least / size, default.most / size, default.decay**size),
@@ -99,6 +104,7 @@ class Replay:
         self._busy = 0.0
         self._steps = 0
         self._arrived = 0
+        self._next_arrival = 0.0
         self._refused = 0
         self._admitted_at = np.full(count, np.nan)
         self._first_at = np.full(count, np.nan)
@@ -107,9 +113,9 @@ class Replay:
         self._cached = np.full(count, -1, np.int64)
 
     def run(self, progress: Callable[[int], None] = lambda ended: None) -> Outcome:
-        """Play everything; `progress` is told after each step how many requests have ended."""
+        """Play everything; `progress` is told now and then how many requests have ended."""
         scheduler, count = self._scheduler, len(self._workload)
-        ended = 0
+        ended = told = 0
         while True:
             self._arrive()
             plan = scheduler.plan()
@@ -120,7 +126,10 @@ class Replay:
                 continue
             result, work = self._executor.run(plan)
             ended += self._take(work, scheduler.commit(plan, result))
-            progress(ended + self._refused)
+            if ended + self._refused >= told + count // 1000:
+                told = ended + self._refused
+                progress(told)
+        progress(ended + self._refused)
         if scheduler.has_work:
             raise RuntimeError("the scheduler has work and plans nothing")
         return self._outcome()
@@ -131,19 +140,22 @@ class Replay:
 
     def _arrive(self) -> None:
         """Give the scheduler the requests that have arrived."""
-        workload, units = self._workload, self._executor.most_units
-        until = int(np.searchsorted(workload.arrivals, self._now, side="right"))
+        if self._now < self._next_arrival:
+            return
+        workload, arrivals = self._workload, self._workload.arrivals
+        until = int(np.searchsorted(arrivals, self._now, side="right"))
         for number in range(self._arrived, until):
-            # A client asks for no more than the longest output of all: the scheduler does not
-            # learn from `max_tokens` how long this one is.
-            params = SamplingParams(max_tokens=units, stop_token_ids=(STOP,), seed=number)
-            waited = self._now - float(workload.arrivals[number])
-            request = Request(number, workload.prompt(number), params, waited=waited)
-            try:
-                self._scheduler.add(request)
-            except ContextLengthExceeded:
+            if not self._fits[number]:
                 self._refused += 1
+                continue
+            params = SamplingParams(
+                max_tokens=self._most_units, stop_token_ids=(STOP,), seed=number
+            )
+            waited = self._now - float(arrivals[number])
+            prompt = workload.prompt(number)
+            self._scheduler.add(Request(number, prompt, params, waited=waited, tell_every=_NEVER))
         self._arrived = until
+        self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
 
     def _take(self, work: StepWork, updates: list[Update]) -> int:
         """Note the news of a step, and let it take its time; returns how many requests ended."""
@@ -160,16 +172,18 @@ class Replay:
             work.row_tokens,
             work.row_contexts,
         )
-        numbers = work.chunk_requests[order]
-        complete = numbers >= 0
-        prefilled, ready = numbers[complete], self._now + times.chunks[complete]
-        # One that comes back after a retraction had its first token before.
-        fresh = np.isnan(self._first_at[prefilled])
-        self._first_at[prefilled[fresh]] = ready[fresh]
-        self._decodes_from[prefilled[fresh]] = self._now + times.total
+        prefilled = work.chunk_requests[order]
+        if len(order):
+            complete = prefilled >= 0
+            prefilled, ready = prefilled[complete], self._now + times.chunks[complete]
+            # One that comes back after a retraction had its first token before.
+            fresh = np.isnan(self._first_at[prefilled])
+            self._first_at[prefilled[fresh]] = ready[fresh]
+            self._decodes_from[prefilled[fresh]] = self._now + times.total
         finished = [update.rid for update in updates if update.finish is not None]
         if finished:
-            self._last_at[prefilled] = ready
+            if len(prefilled):
+                self._last_at[prefilled] = ready
             self._last_at[work.row_requests] = self._now + times.rows
         self._now += times.total
         self._busy += times.total
@@ -179,8 +193,8 @@ class Replay:
     def _in_order(self, numbers: np.ndarray) -> np.ndarray:
         """How chunks of requests `numbers` are sorted in order of admission; a cut one (-1) is the
         last of its step."""
-        if len(numbers) == 1:
-            return np.zeros(1, np.int64)
+        if len(numbers) < 2:
+            return _FIRST[: len(numbers)]
         admitted = np.where(numbers >= 0, self._admitted_at[numbers], np.inf)
         return np.argsort(admitted, kind="stable")
 

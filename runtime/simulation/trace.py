@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,7 +50,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrivals)
 
-    @property
+    @cached_property
     def num_blocks(self) -> int:
         """Distinct blocks."""
         return int(self.blocks.max(initial=-1)) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +44,10 @@ class Workload:
     def __init__(self, trace: Trace, load: Load) -> None:
         """Raises ValueError where the load does not fit the trace."""
         size = len(trace)
-        if load.granularity < 1 or load.rate <= 0 or load.repeat < 1:
-            raise ValueError("granularity, rate and repeat must be positive")
+        if load.granularity < 1 or load.repeat < 1:
+            raise ValueError("granularity and repeat must be positive")
+        if not (math.isfinite(load.rate) and load.rate > 0):
+            raise ValueError(f"the rate must be a positive number, not {load.rate}")
         if trace.format == "mooncake" and trace.block_tokens % load.granularity:
             raise ValueError(
                 f"the granularity must divide the trace's blocks of {trace.block_tokens} tokens, "
@@ -57,6 +60,8 @@ class Workload:
         self.load = load
         self.granularity = load.granularity
         copies = -(-count // size)
+        if copies * trace.num_blocks >= FIRST_OUTPUT or FIRST_OUTPUT + count >= 2**31 - 1:
+            raise ValueError(f"{count} requests have more blocks than there are ids")
         self._block_units = -(-trace.block_tokens // load.granularity)
         span = float(trace.arrivals[-1]) * size / max(size - 1, 1)
         which = np.arange(count) // size
@@ -65,11 +70,19 @@ class Workload:
         self.prompt_units = -(-trace.prompt_tokens // load.granularity)[within]
         self.outputs = np.maximum(trace.output_tokens, 1)[within]
         self._private = _private(trace)
-        if copies * trace.num_blocks >= FIRST_OUTPUT or FIRST_OUTPUT + count >= 2**31 - 1:
-            raise ValueError(f"{count} requests have more blocks than there are ids")
 
     def __len__(self) -> int:
         return len(self.arrivals)
+
+    @property
+    def output_units(self) -> np.ndarray:
+        """The first unit is one token: it is there with the prompt's last one."""
+        return 1 + -(-(self.outputs - 1) // self.granularity)
+
+    def fitting(self, cache_units: int) -> np.ndarray:
+        """Numbers of the requests that fit into a cache of `cache_units` units, alone and to their
+        end. Their last unit needs no room: nothing comes after it."""
+        return np.flatnonzero(self.prompt_units + self.output_units - 1 <= cache_units)
 
     def blocks(self, index: int) -> np.ndarray:
         """int64 ids of the blocks of request `index`."""
@@ -87,18 +100,21 @@ class Workload:
         return units
 
     def all_blocks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The blocks of all requests in one array, their sizes in units, and where each request
-        starts there."""
+        """The blocks of all requests in one array, their sizes in units (both int32: there are
+        many), and where each request starts there."""
         trace, size = self.trace, len(self.trace)
         counts = np.diff(trace.starts)
-        units = np.full(len(trace.blocks), self._block_units)
+        units = np.full(len(trace.blocks), self._block_units, np.int32)
         units[trace.starts[1:] - 1] = (
             -(-trace.prompt_tokens // self.granularity) - (counts - 1) * self._block_units
         )
         copies = -(-len(self) // size)
         starts = np.concatenate(([0], np.cumsum(np.tile(counts, copies)[: len(self)])))
-        shift = np.arange(copies)[:, None] * (self._private * trace.num_blocks)
-        blocks = (trace.blocks + shift).reshape(-1)[: starts[-1]]
+        shift = np.arange(copies, dtype=np.int32)[:, None] * (
+            self._private * np.int32(trace.num_blocks)
+        )
+        shift += trace.blocks.astype(np.int32)
+        blocks = shift.reshape(-1)[: starts[-1]]
         return blocks, np.tile(units, copies)[: starts[-1]], starts
 
 

@@ -19,7 +19,7 @@ def test_a_step_of_the_loop(streaming: bool) -> None:
     assert (cost.rows, cost.context) == (3, 100)
     assert all(part > 0 for part in parts[:4]) and cost.prefill > 0
     # `total` has other threads' time, too.
-    assert sum(parts) <= 1.05 * cost.total
+    assert sum(parts) <= 1.25 * cost.total
     assert cost.per_row == pytest.approx(cost.total / 3)
 
 

@@ -60,8 +60,8 @@ class Serve:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Exit code after a signal."""
         self.process.send_signal(number)
-        code = self.process.wait(30)
-        self._rest.join(10)
+        code = self.process.wait(100)
+        self._rest.join(100)
         return code
 
 

@@ -8,10 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,13 @@ import rootlace as rl
 from rootlace.cli.app import app
 from rootlace.cli.serve import parse_size
 from tests.cli.conftest import CPU, Serve
+from tests.processes import alive
+from tests.waiting import eventually
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         return json.load(reply)
 
 
@@ -82,8 +82,8 @@ def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     serve = Serve(tiny_model, "--port", "0", *options, *CPU)
     try:
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            urllib.request.urlopen(f"{serve.url}/v1/models", timeout=30)
-        assert urllib.request.urlopen(f"{serve.url}/health", timeout=30).status == 200
+            urllib.request.urlopen(f"{serve.url}/v1/models", timeout=240)
+        assert urllib.request.urlopen(f"{serve.url}/health", timeout=240).status == 200
         with pytest.raises(rl.RootlaceError):
             rl.RuntimeEndpoint(serve.program_address, api_key="wrong")
         backend = rl.RuntimeEndpoint(serve.url, api_key="secret")
@@ -94,7 +94,7 @@ def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     finally:
         code = serve.stop(signal.SIGINT)
     assert code == 0 and "Traceback" not in serve.output
-    _eventually(lambda: not any(_alive(child) for child in children))
+    eventually(lambda: not any(alive(child) for child in children))
 
 
 def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
@@ -102,21 +102,7 @@ def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
     children = psutil.Process(serve.process.pid).children(recursive=True)
     serve.process.kill()
     serve.process.wait(30)
-    _eventually(lambda: not any(_alive(child) for child in children))
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout} s"
-        time.sleep(0.05)
+    eventually(lambda: not any(alive(child) for child in children))
 
 
 def test_a_signal_while_it_loads(tiny_model: Path) -> None:
@@ -128,9 +114,9 @@ def test_a_signal_while_it_loads(tiny_model: Path) -> None:
         text=True,
     )
     # The engine is there as soon as loading has begun, and takes a second or more for it.
-    _eventually(lambda: bool(psutil.Process(process.pid).children()))
+    eventually(lambda: bool(psutil.Process(process.pid).children()))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert "Traceback" not in output
 
@@ -256,7 +242,7 @@ def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            timeout=60,
+            timeout=240,
             stdin=subprocess.DEVNULL,
         )
         assert result.returncode == 1, result.stdout + result.stderr

@@ -38,6 +38,23 @@ def test_a_study(mooncake: Path, tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
+def test_policies_in_one_word(mooncake: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "out.json"
+    result = _simulate(mooncake, "--policy", "fcfs, lpm:4", "--policy", "fcfs",
+                       "--cache-tokens", "8k", "--json", figures)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    runs = json.loads(figures.read_text())["runs"]
+    assert [run["policy"] for run in runs] == ["fcfs", "lpm:4"]
+
+
+def test_a_line_of_the_table_is_a_line(mooncake: Path) -> None:
+    """However narrow the terminal is."""
+    result = _simulate(mooncake, "--policy", "lpm", "--cache-tokens", "1k,8k")
+    lines = [line.split() for line in result.output.splitlines() if line.startswith(" " * 4)]
+    assert len(lines) == 2 and all(line[0] == "lpm" for line in lines), result.output
+    assert "1k: 12 of 12 requests did not fit" in result.output
+
+
 def test_the_other_format_and_a_cost_of_ones_own(tmp_path: Path) -> None:
     trace = write_azure(tmp_path / "t.csv", [(n, 100 + n, 5) for n in range(8)])
     cost = tmp_path / "cost.json"
@@ -63,7 +80,12 @@ def test_defaults(mooncake: Path) -> None:
         (["--cache-tokens", "0"], "'0' is no size"),
         (["--cost", "abacus"], "neither a file nor a known cost model"),
         (["--granularity", "100"], "must divide the trace's blocks of 512 tokens"),
-        (["--json", "/nowhere/x.json"], "No such file"),
+        (["--json", "/nowhere/x.json"], "no such folder"),
+        (["--json", "/"], "a folder"),
+        (["--plot", "x.foo"], "must end with one of .svg"),
+        (["--rate", "inf"], "the rate must be a positive number"),
+        (["--requests", "99999999999"], "more blocks than there are ids"),
+        (["--cache-tokens", "9000000G"], "not enough memory"),
     ],
 )
 def test_mistakes_are_said(mooncake: Path, arguments: list[str], says: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 
@@ -23,8 +22,9 @@ from rootlace.runtime.constrained.cache import GrammarCache
 from rootlace.runtime.constrained.service import CompileService
 from rootlace.runtime.constrained.suspicion import is_suspicious
 
-SECONDS = 1.0
-CONFIG = ConstraintConfig(compile_seconds=SECONDS, compile_memory_bytes=256 << 20)
+# What compiles at all takes a fortieth of it.
+CONFIG = ConstraintConfig(compile_seconds=2.0, compile_memory_bytes=256 << 20)
+PATIENT = ConstraintConfig(compile_seconds=100.0)
 
 
 def make_compiler(config: ConstraintConfig = CONFIG) -> GrammarCompiler:
@@ -99,11 +99,11 @@ def test_hostile_constraints_fail_alone(service: CompileService) -> None:
     ordinary = []
     for i in range(100):
         future = service.submit(Constraint("regex", f"[a-z]{{1,8}}-{i}"))
-        assert future.result(timeout=20).matcher().forced_text() == b""
+        assert future.result(timeout=60).matcher().forced_text() == b""
         ordinary.append(future)
     # What was said first is not done yet, but what was said last is.
     assert not all(future.done() for future in hostile.values())
-    assert not wait(hostile.values(), timeout=100).not_done
+    assert not wait(hostile.values(), timeout=200).not_done
     for name, future in hostile.items():
         error = future.exception()
         # Those that compile after all do work.
@@ -131,7 +131,7 @@ from rootlace.runtime.constrained import compiler, trial
 build = compiler.GrammarCompiler.build
 def slow(self, constraint):
     if "zzz" in constraint.source: time.sleep(1000)
-    if "yyy" in constraint.source: return [b"x" * {1 << 20} for _ in range(10**6)]
+    if "yyy" in constraint.source: return [bytes({1 << 20}) for _ in range(10**6)]
     if "xxx" in constraint.source: import os; os.abort()
     return build(self, constraint)
 compiler.GrammarCompiler.build = slow
@@ -152,14 +152,16 @@ def test_time_and_memory_end_with_the_child(service: CompileService, hanging: No
     assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")
     first = service.trial_pid
     assert first is not None
-    assert "more than 1 seconds (compile_seconds)" in failure(service.submit(long("z")))
+    assert "more than 2 seconds (compile_seconds)" in failure(service.submit(long("z")))
     assert not psutil.pid_exists(first)
     assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("y")))
     assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("x")))
-    again = time.monotonic()
-    assert "compile_seconds" in failure(service.submit(long("z")))  # remembered
-    assert time.monotonic() - again < SECONDS
     assert service.submit(long("b")).result(timeout=60).matcher().forced_text()
+    another = service.trial_pid
+    assert another not in (None, first)
+    # Remembered: it is not tried again, which would end that child, too.
+    assert "compile_seconds" in failure(service.submit(long("z")))
+    assert service.trial_pid == another
 
 
 def test_nothing_is_left_behind(hanging: None) -> None:
@@ -170,9 +172,9 @@ def test_nothing_is_left_behind(hanging: None) -> None:
     waiting = service.submit(long("z"))
     service.close()
     with pytest.raises(ServerUnavailable):
-        waiting.result(timeout=10)
+        waiting.result(timeout=60)
     with pytest.raises(ServerUnavailable):
-        service.submit(Constraint("regex", "later")).result(timeout=10)
+        service.submit(Constraint("regex", "later")).result(timeout=60)
     assert service.trial_pid is None
     assert not psutil.pid_exists(pid)
 
@@ -185,7 +187,7 @@ def test_the_child_ends_with_its_input(service: CompileService) -> None:
     child = psutil.Process(pid)
     assert service._trial._child is not None and service._trial._child.stdin is not None
     service._trial._child.stdin.close()
-    assert child.wait(timeout=20) == 0
+    assert child.wait(timeout=100) == 0
 
 
 def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
@@ -200,6 +202,7 @@ def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
 
 def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
     compiler = make_compiler()
+    compiler.compile(Constraint("regex", "first"))  # it takes longer than those behind it
     release = threading.Event()
     build = compiler.build
 
@@ -213,13 +216,13 @@ def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
     stuck = service.submit(Constraint("regex", "stuck"))
     behind = service.submit(Constraint("regex", "behind"))
     assert "compile_seconds" in failure(stuck)
-    assert behind.result(timeout=20).backend == "automaton"
+    assert behind.result(timeout=60).backend == "automaton"
     release.set()
     service.close()
 
 
 def test_who_asks_at_the_same_time_shares_one_compilation() -> None:
-    compiler = make_compiler()
+    compiler = make_compiler(PATIENT)
     built = []
     gate = threading.Event()
     build = compiler.build
@@ -242,13 +245,13 @@ def test_who_asks_at_the_same_time_shares_one_compilation() -> None:
     for thread in threads:
         thread.start()
     gate.set()
-    grammars = [future.result(timeout=20) for future in futures]
+    grammars = [future.result(timeout=60) for future in futures]
     for thread in threads:
         thread.join()
     assert len(built) == 1
     assert {id(grammar) for grammar in (*grammars, *found)} == {id(grammars[0])}
     assert service.cached(other) is grammars[0]
-    assert service.submit(Constraint("regex", "shared", strict=True)).result(20) is not grammars[0]
+    assert service.submit(Constraint("regex", "shared", strict=True)).result(60) is not grammars[0]
     service.close()
 
 
@@ -259,11 +262,11 @@ def test_a_compiler_that_cannot_be_made_is_asked_for_again() -> None:
         tries.append(1)
         if len(tries) == 1:
             raise InvalidConstraint("no tokenizer yet")
-        return make_compiler()
+        return make_compiler(PATIENT)
 
-    service = CompileService(make, CONFIG)
+    service = CompileService(make, PATIENT)
     assert failure(service.submit(Constraint("regex", "a"))) == "no tokenizer yet"
-    assert service.submit(Constraint("regex", "a")).result(timeout=20)
+    assert service.submit(Constraint("regex", "a")).result(timeout=60)
     service.close()
 
 
@@ -301,7 +304,11 @@ def test_failures_are_not_cached_as_grammars() -> None:
 @pytest.mark.parametrize(
     "name",
     # The others cost nothing to compile: automata are lazy, and nothing is fetched.
-    HOSTILE.keys() - {"exponential regex", "a catastrophic pattern", "a remote reference"},
+    [
+        name
+        for name in HOSTILE
+        if name not in ("exponential regex", "a catastrophic pattern", "a remote reference")
+    ],
 )
 def test_hostile_constraints_are_suspicious(name: str) -> None:
     assert is_suspicious(HOSTILE[name])

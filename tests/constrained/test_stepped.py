@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from rootlace.runtime.scheduler.plan import AutomatonState, SteppedAutomaton
 from tests.constrained.test_automaton_grammar import VOCABULARY, grammar
 from tests.constrained.test_token_table import finite
 from tests.constrained.tiny_vocabulary import BytewiseTokenizer
+from tests.waiting import eventually
 
 SIZE = VOCABULARY.size
 EOS = VOCABULARY.eos_token_ids
@@ -132,7 +132,7 @@ class HeldBuilds(SteppedBuilds):
         super().submit(*build)  # type: ignore[arg-type]
 
     def _make(self, build: object) -> None:
-        self.go.wait(30)
+        self.go.wait()
         super()._make(build)  # type: ignore[arg-type]
 
 
@@ -150,12 +150,9 @@ def test_nobody_waits_for_it() -> None:
     assert [first.automaton(), second.automaton(), first.automaton()] == [None] * 3
     assert builds.submitted == 1
     builds.go.set()
-    limit = time.monotonic() + 30
-    while (here := first.automaton()) is None:
-        assert time.monotonic() < limit
-        time.sleep(0.001)
-    there = second.automaton()
-    assert there is not None and there.automaton is here.automaton
+    eventually(lambda: first.automaton() is not None)
+    here, there = first.automaton(), second.automaton()
+    assert here is not None and there is not None and there.automaton is here.automaton
     assert made.nbytes > before
     token = VOCABULARY.token_bytes.index(b"a")
     assert first.advance(token)
@@ -174,10 +171,7 @@ def test_who_has_an_automaton() -> None:
     tokenizer.decoder = decoders.ByteLevel()
     compiler = GrammarCompiler(tokenizer, eos_token_ids=[256])
     regular = compiler.compile(regex="a[01]*").matcher()
-    limit = time.monotonic() + 30
-    while regular.automaton() is None:
-        assert time.monotonic() < limit
-        time.sleep(0.001)
+    eventually(lambda: regular.automaton() is not None)
     others = [
         compiler.compile(ebnf='root ::= "a" root "b" | "c"'),
         compiler.compile(json_schema={"type": "array", "uniqueItems": True}),

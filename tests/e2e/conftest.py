@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,10 @@ from rootlace.runtime.config import (
     GatewayConfig,
     SchedulerConfig,
 )
+from tests.waiting import PATIENCE
+
+END_SECONDS = 100.0
+"""Until a process that was told to end counts as one that does not."""
 
 
 class Server:
@@ -59,7 +62,7 @@ class Server:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            return self.process.wait(20)
+            return self.process.wait(END_SECONDS)
         finally:
             self.process.kill()
 
@@ -88,11 +91,11 @@ class RawClient:
     def send_frame(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)
 
-    def receive(self, timeout: float = 60.0) -> list[Event]:
+    def receive(self) -> list[Event]:
         """The next non-empty frame of events."""
-        deadline = time.monotonic() + timeout
         while True:
-            if not self._socket.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            # Many short waits instead of a long one: see tests/waiting.py.
+            if not any(self._socket.poll(100) for _ in range(int(PATIENCE / 0.1))):
                 raise TimeoutError(f"nothing came; so far {self.events[-3:]}")
             events = protocol.decode_events(self._socket.recv())
             self.events += events
@@ -154,11 +157,3 @@ def client(server: Server) -> Iterator[RawClient]:
     assert isinstance(client.greeting, protocol.Welcome), client.greeting
     yield client
     client.close()
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Wait for `condition`; a failure names nothing but the time, so assert details afterwards."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not true within {timeout} s"
-        time.sleep(0.05)

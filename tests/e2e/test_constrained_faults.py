@@ -18,7 +18,9 @@ from rootlace.protocol import (
     SamplingParams,
     Text,
 )
-from tests.e2e.conftest import RawClient, eventually
+from tests.e2e.conftest import RawClient
+from tests.processes import alive
+from tests.waiting import eventually
 
 FORCED = json.dumps(
     {
@@ -126,5 +128,5 @@ def test_an_engine_that_dies_or_stops_while_it_compiles(start_server) -> None:
     eventually(lambda: client.status().get("compiling") == 2)
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert server.stop() == 0
-    eventually(lambda: not any(process.is_running() for process in processes))
+    eventually(lambda: not any(alive(process) for process in processes))
     client.close()

@@ -14,8 +14,7 @@ import inspect
 import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 
 import rootlace as rl
 from rootlace.errors import ContextLengthExceeded, InvalidConstraint, ServerUnavailable
+from tests.waiting import eventually
 
 FEW_SHOT = (
     "Review: I loved every minute of it.\nLabel: positive\n\n"
@@ -40,7 +40,7 @@ def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
         num_blocks=1024,
         check_invariants=True,
         http_port=0,
-        launch_timeout=100,
+        launch_timeout=240,
     ) as started:
         rl.set_default_backend(started)
         yield started
@@ -51,14 +51,7 @@ def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
 def nothing_stays_behind(runtime: rl.Runtime) -> Iterator[None]:
     yield
     gc.collect()
-    patiently(lambda: (info := runtime.get_server_info())["branches"] == 0 and not info["running"])
-
-
-def patiently(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.01)
+    eventually(lambda: (info := runtime.get_server_info())["branches"] == 0 and not info["running"])
 
 
 @rl.function
@@ -265,12 +258,13 @@ def test_a_batch_that_is_given_up_is_cancelled_while_it_waits(runtime: rl.Runtim
     states = long.run_batch([(i,) for i in range(40)], generator_style=True)
     threads = threading.active_count()
     interrupt = threading.Timer(0.3, _thread.interrupt_main)
-    interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        next(states)
+        interrupt.start()
+        for _ in states:
+            pass
     interrupt.join()
     # 60,000 tokens would take longer than this; that the server is idle is checked behind.
-    patiently(lambda: threading.active_count() <= threads)
+    eventually(lambda: threading.active_count() <= threads)
 
 
 def test_the_http_address_leads_to_the_programs(runtime: rl.Runtime) -> None:
@@ -305,4 +299,4 @@ def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.R
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(rl.RootlaceError, match=re.escape(str(tmp_path / "none"))):
-        rl.Runtime(tmp_path / "none", launch_timeout=60)
+        rl.Runtime(tmp_path / "none", launch_timeout=240)

@@ -33,7 +33,7 @@ def run(name: str, *arguments: str, typed: str = "") -> str:
         input=typed,
         text=True,
         capture_output=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 import rootlace as rl
 
@@ -62,7 +61,6 @@ MUST_FAIL = {"a megabyte of schema", "a loop of references", "a remote reference
 TYPED = {"invalid_constraint", "constraint_not_met"}
 
 
-@pytest.mark.timeout(240)
 def test_they_fail_alone(demo_model: Path) -> None:
     """Each ends within its bounds with a typed error or a text; the others are served meanwhile."""
 

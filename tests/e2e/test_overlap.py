@@ -52,7 +52,7 @@ def runtimes(demo_model: Path) -> Iterator[list[rl.Runtime]]:
                     num_blocks=1024,
                     check_invariants=True,
                     overlap=overlap,
-                    launch_timeout=100,
+                    launch_timeout=240,
                 )
             )
             for overlap in (False, True)

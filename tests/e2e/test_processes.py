@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from rootlace import protocol
 from rootlace.protocol import Append, Generate, Open, SamplingParams, Text
-from tests.e2e.conftest import RawClient, Server, engine_config, eventually
+from tests.e2e.conftest import END_SECONDS, RawClient, Server, engine_config
+from tests.processes import alive
+from tests.waiting import eventually
 
 ENDLESS = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True)
 
@@ -22,8 +22,10 @@ from tests.e2e.conftest import RawClient
 from tests.e2e.test_processes import ENDLESS
 from rootlace.protocol import Append, Generate, Open, Text
 client = RawClient(sys.argv[1])
-client.send(Open(1, 1), Append(2, 1, (Text("Once upon a time"),)),
-            Generate(3, 1, params=ENDLESS, stream=True))
+for branch in range(40):  # more than is done before we are killed
+    op = 3 * branch + 1
+    client.send(Open(op, branch), Append(op + 1, branch, (Text(f"{branch} times"),)),
+                Generate(op + 2, branch, params=ENDLESS, stream=True))
 while True:
     client.receive()
     print("chunk", flush=True)
@@ -49,7 +51,7 @@ def test_a_client_killed_in_mid_stream_frees_its_blocks(server: Server, client: 
     assert process.stdout is not None
     for _ in range(3):  # the acknowledgements, then text
         assert process.stdout.readline()
-    assert client.status()["running"] >= 1
+    eventually(lambda: client.status()["running"] >= 1)
     process.kill()
     process.wait()
     eventually(lambda: client.status()["running"] == 0)
@@ -81,7 +83,7 @@ def test_no_process_is_left_when_the_gateway_is_killed(start_server) -> None:
     engine = server.engine()
     server.process.kill()
     server.process.wait()
-    eventually(lambda: not psutil.pid_exists(engine.pid) or engine.status() == "zombie")
+    eventually(lambda: not alive(engine))
 
 
 def test_closing_the_lifeline_and_sigterm_end_everything_cleanly(start_server) -> None:
@@ -95,9 +97,9 @@ def test_closing_the_lifeline_and_sigterm_end_everything_cleanly(start_server) -
             code = server.stop()
         else:
             server.process.send_signal(signal.SIGTERM if end == "sigterm" else signal.SIGINT)
-            code = server.process.wait(20)
+            code = server.process.wait(END_SECONDS)
         assert code == 0, end
-        assert not psutil.pid_exists(engine.pid), end
+        assert not alive(engine), end
         client.close()
 
 
@@ -105,4 +107,4 @@ def test_a_model_that_cannot_be_loaded_is_named(start_server, tmp_path: Path) ->
     engine = engine_config(tmp_path / "nowhere")
     server = start_server(engine, model=str(tmp_path / "nowhere"))
     assert "nowhere" in server.ready["message"]
-    assert server.process.wait(20) != 0
+    assert server.process.wait(END_SECONDS) != 0

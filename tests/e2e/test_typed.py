@@ -154,7 +154,7 @@ def test_a_strict_tool_is_called_as_it_is_defined(runtime: rl.Runtime, choice: s
     request = urllib.request.Request(
         f"{runtime.url}/v1/chat/completions", json.dumps(body).encode()
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=240) as reply:
         answer = json.load(reply)
     (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "multiply"

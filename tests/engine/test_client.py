@@ -19,6 +19,7 @@ from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.messages import Submit, Update, pack_ids
 from tests.engine.stub_engine import DEADLY, ENDLESS
+from tests.waiting import soon
 
 PARAMS = SamplingParams(max_tokens=1, seed=0)
 
@@ -39,7 +40,7 @@ class Request:
             self.ended.set()
 
     async def end(self) -> Update:
-        await asyncio.wait_for(self.ended.wait(), 20)
+        await soon(self.ended.wait())
         return self.updates[-1]
 
 
@@ -133,6 +134,37 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
         assert not client.healthy
     finally:
         os.kill(client.info.pid, signal.SIGCONT)
+
+
+class EndsTooLate:
+    """A process that ends when it was waited for long enough, but is not killed yet."""
+
+    returncode = None
+    stdin = None
+    ended = False
+
+    async def wait(self) -> int:
+        if not self.ended:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.ended = True
+        return 0
+
+    def kill(self) -> None:
+        raise ProcessLookupError  # as asyncio does of one that has ended
+
+
+async def test_an_engine_that_ends_when_patience_does(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = EndsTooLate()
+    monkeypatch.setattr("rootlace.runtime.engine.client.STOP_GRACE_SECONDS", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "_process", late)
+        patch.setattr(client, "_push", None)
+        await client._end_process()
+    assert late.ended
 
 
 def test_an_engines_threads_sleep_while_they_wait_unless_told_otherwise(

@@ -24,6 +24,7 @@ from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.engine.messages import Submit, Update, pack_ids
 from rootlace.runtime.model.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
+from tests.waiting import soon
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 SCHEMA = {
@@ -232,7 +233,7 @@ async def test_a_constrained_request_survives_its_engine(demo_model, prompts) ->
         params = greedy(80, logprobs=True)
         ids = pack_ids(prompts[0])
         client.submit(Submit(client.next_rid(), ids, params, constraint=constraint), hear)
-        await asyncio.wait_for(ended.wait(), 60)
+        await soon(ended.wait())
         assert killed == (kill_after is not None)
         return tokens, forced, logprobs
 

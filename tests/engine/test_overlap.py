@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from rootlace.runtime.model.runner import ModelRunner
 from rootlace.runtime.scheduler.plan import StepPlan
 from tests.engine.harness import Harness, greedy
 from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
+from tests.waiting import eventually
 
 BLOCK_SIZE = 16
 
@@ -110,10 +110,8 @@ def test_constrained(runner, compiler, prompts, name, automata) -> None:
 @pytest.mark.parametrize("name", ["regex", "choices", "schema"])
 def test_rows_on_whole_automata_never_wait_for_the_host(runner, compiler, prompts, name) -> None:
     grammar = compiler.compile(**CONSTRAINTS[name])
-    end = time.monotonic() + 60
-    while grammar.matcher().automaton() is None:  # being made, on another thread
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    # It is made on another thread.
+    eventually(lambda: grammar.matcher().automaton() is not None)
     late, stepped = [], []
 
     def fill(harness: Harness) -> None:

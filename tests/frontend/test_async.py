@@ -11,7 +11,7 @@ import rootlace as rl
 from rootlace import protocol
 from rootlace.errors import InvalidConstraint
 from tests.frontend.fake_gateway import FakeGateway, default_script
-from tests.frontend.waiting import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -30,7 +30,7 @@ async def test_two_thousand_at_once_on_one_loop(gateway: FakeGateway) -> None:
     programs = [asyncio.ensure_future(agent.run_async(str(i))) for i in range(2000)]
     while len(gateway.sent(protocol.Generate)) < 2000:
         await asyncio.sleep(0.01)  # all of them are waiting now
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of tests before may end
     assert gateway.open_branches == 2000
     gateway.release()
     states = await asyncio.gather(*programs)

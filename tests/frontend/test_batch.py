@@ -13,7 +13,7 @@ import rootlace as rl
 from rootlace import protocol
 from rootlace.errors import Cancelled, InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway, default_script
-from tests.frontend.waiting import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -19,7 +19,7 @@ from rootlace.errors import (
 )
 from rootlace.expressions import RoleBegin
 from tests.frontend.fake_gateway import FakeGateway, default_script
-from tests.frontend.waiting import eventually
+from tests.waiting import eventually
 
 
 def line_of(function: rl.Function, text: str) -> int:
@@ -367,12 +367,16 @@ def test_a_server_that_goes_away_fails_what_waits(tmp_path: Path) -> None:
 
 def test_a_silent_server_is_noticed(tmp_path: Path) -> None:
     gateway = FakeGateway(tmp_path)
-    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=0.02, timeout=0.1)
-    gateway.silent = True
+    endpoint = rl.RuntimeEndpoint(gateway.address, ping_interval=0.02, timeout=3600)
+    gateway.hold()
 
     @rl.function
     def program(s):
         s += "a" + rl.gen("x")
+        eventually(lambda: bool(gateway.sent(protocol.Generate)))
+        gateway.silent = True
+        # Only now: until here the answers may be late, on a busy machine.
+        endpoint.connect()._timeout = 0.1
         return s["x"]
 
     with pytest.raises(rl.ProgramError, match="has not answered"):

@@ -8,7 +8,7 @@ import threading
 import rootlace as rl
 from rootlace import protocol
 from tests.frontend.fake_gateway import FakeGateway
-from tests.frontend.waiting import eventually
+from tests.waiting import eventually
 
 
 @rl.function
@@ -78,7 +78,7 @@ def test_forks_run_side_by_side_without_threads_or_waiting(
         forks = s.fork(50)
         forks += lambda i: f" {i}:" + rl.gen("tip")
         forks.join()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # those of tests before may end
         assert not gateway.sent(protocol.Generate)  # nothing has been waited for
         s += " end" + rl.gen("end")
 

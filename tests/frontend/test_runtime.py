@@ -18,7 +18,8 @@ import pytest
 import rootlace as rl
 from rootlace.backends import runtime as runtime_module
 from rootlace.errors import InvalidRequest, ServerUnavailable
-from tests.frontend.waiting import eventually
+from tests.processes import alive
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +28,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_module, "GATEWAY_MODULE", "tests.frontend.fake_process")
     monkeypatch.chdir(ROOT)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @rl.function
@@ -156,7 +149,7 @@ def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
         f"{how}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240
     )
     pid = int(done.stdout)
     eventually(lambda: not alive(pid))

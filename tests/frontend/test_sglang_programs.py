@@ -15,7 +15,7 @@ import pytest
 import rootlace as sgl
 from rootlace import protocol
 from tests.frontend.fake_gateway import FakeGateway
-from tests.frontend.waiting import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("backend")
 

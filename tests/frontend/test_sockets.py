@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -11,6 +11,7 @@ import zmq
 
 from rootlace.completion import call_in_loop, call_together
 from rootlace.sockets import BURST, MessageReader
+from tests.waiting import until
 
 Pair = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
 
@@ -24,12 +25,6 @@ async def pair() -> AsyncIterator[Pair]:
         yield ends
         for end in ends:
             end.close(linger=0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 async def test_all_messages_come_in_order_also_those_before_it_began(pair: Pair) -> None:

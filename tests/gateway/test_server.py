@@ -41,6 +41,7 @@ from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import make_gateway
 from tests.gateway.fake_engine import FakeEngine
+from tests.waiting import soon, until
 
 
 class Peer:
@@ -68,7 +69,7 @@ class Peer:
                 if found(event):
                     return event
             seen = len(self.events)
-            frame = await asyncio.wait_for(self.socket.recv(), 20)
+            frame = await soon(self.socket.recv())
             self.events += decode_events(frame)
 
     async def terminal(self, op: int) -> Event:
@@ -94,13 +95,6 @@ class World:
         peer = self.peer(**options)
         assert isinstance(await peer.hello(), Welcome)
         return peer
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError("never became true")
 
 
 @asynccontextmanager
@@ -137,7 +131,7 @@ async def test_a_program(stories: Tokenizer, tmp_path: Any) -> None:
         assert "".join(e.text for e in chunks) == generated.outputs[0].text
         await peer.send(Goodbye(4))
         assert await peer.terminal(4) == Done(4)
-        await w.until(lambda: w.gateway.session_count == 0)
+        await until(lambda: w.gateway.session_count == 0)
         await peer.send(Ping(5))
         assert (await peer.terminal(0)) == welcome  # it is a stranger now
         refused = await peer.until(lambda e: isinstance(e, Failed))
@@ -254,22 +248,41 @@ async def test_a_client_that_disappears_is_freed(stories: Tokenizer) -> None:
         w.engine.paused = True
         peer = await w.ready()
         await peer.send(Open(1, 1, program="p"), Append(2, 1, (Text("x"),)), Generate(3, 1))
-        await w.until(lambda: bool(w.engine.running))
+        await until(lambda: bool(w.engine.running))
         peer.socket.close()
-        await w.until(lambda: not w.engine.running)
+        await until(lambda: not w.engine.running)
         assert w.gateway.session_count == 0 and w.gateway.branch_count == 0 and w.engine.released
 
 
-async def test_a_silent_client_is_freed(stories: Tokenizer) -> None:
+class Clock:
+    """In the place of `time`: stands still until it is put on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+async def test_a_silent_client_is_freed(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(server_module, "time", clock)
     async with world(stories, client_timeout=0.5) as w:
         silent, talking = await w.ready(), await w.ready()
         await silent.send(Open(1, 1))
+        await silent.terminal(1)
         for n in range(1, 13):
+            clock.now += 0.1
             await talking.send(Ping(n))
             await talking.terminal(n)
-            await asyncio.sleep(0.1)
-        await w.until(lambda: w.gateway.session_count == 1)
+            if n < 5:
+                assert w.gateway.session_count == 2
+        await until(lambda: w.gateway.session_count == 1)
         assert w.gateway.branch_count == 0
+        await talking.send(Ping(13))
+        await talking.terminal(13)
 
 
 async def test_those_who_wait_hear_something(stories: Tokenizer) -> None:
@@ -278,7 +291,7 @@ async def test_those_who_wait_hear_something(stories: Tokenizer) -> None:
         peer = await w.ready()
         await peer.send(Open(1, 1), Append(2, 1, (Text("x"),)), Generate(3, 1))
         await peer.terminal(2)
-        assert decode_events(await asyncio.wait_for(peer.socket.recv(), 20)) == []
+        assert decode_events(await soon(peer.socket.recv())) == []
 
 
 async def test_a_client_that_does_not_read(
@@ -300,10 +313,10 @@ async def test_a_client_that_does_not_read(
             assert await other.terminal(op) == Done(op)
             # One after the other: what many say at once may be more than is kept for it.
             submitted = op // 2 + 1
-            await w.until(lambda: len(w.engine.submitted) == submitted and not w.engine.running)  # noqa: B023
+            await until(lambda: len(w.engine.submitted) == submitted and not w.engine.running)  # noqa: B023
             op += 2
         assert isinstance(await slow.terminal(op - 1), Generated)
-        await w.until(lambda: not connection.backlog)
+        await until(lambda: not connection.backlog)
         while w.gateway.session_count == 2:
             await slow.send(Open(op, op), Generate(op + 1, op, params=params, stream=True))
             await other.send(Ping(op))

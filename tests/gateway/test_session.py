@@ -39,6 +39,7 @@ from rootlace.runtime.gateway.pieces import Piece
 from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import Client, load
 from tests.gateway.fake_engine import FakeEngine, score
+from tests.waiting import until
 
 MakeClient = Callable[..., Client]
 
@@ -676,10 +677,7 @@ async def test_long_texts_are_tokenized_in_order(client: MakeClient) -> None:
     long = "once upon a time " * 500
     c.send(Open(1, 1), Append(2, 1, text(long)), Generate(3, 1), Append(4, 1, text("x")))
     c.send(Open(5, 2, parent=1), Close(6, 1), Generate(7, 2))
-    for _ in range(200):
-        await asyncio.sleep(0.01)
-        if c.terminal(7):
-            break
+    await until(lambda: c.terminal(7) is not None)
     assert [e.op for e in c.events if e.op in (2, 3, 4, 6)] == [2, 3, 4, 6]
     assert prompt_of(c, 0) == c.gateway.tokenizer.encode(long)
 

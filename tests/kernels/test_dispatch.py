@@ -36,7 +36,7 @@ def test_a_cpu_gets_the_reference_and_never_triton() -> None:
         "kernels_for(torch.device('cpu')); print('rootlace.kernels.triton' in sys.modules)"
     )
     output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     assert output.stdout.strip() == "False"
 

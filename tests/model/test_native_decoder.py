@@ -51,9 +51,10 @@ def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return loaded
 
 
-def load_runner(folder: Path, **options: Any) -> ModelRunner:
+def load_runner(folder: Path, block_size: int = SIZE, **options: Any) -> ModelRunner:
     executor = ExecutorConfig(model=str(folder), **options)
-    runner = ModelRunner.load(executor, CacheConfig(SIZE, 2048 // SIZE), 512, 16)
+    cache = CacheConfig(block_size, 2048 // block_size)
+    runner = ModelRunner.load(executor, cache, 512, 16)
     with torch.inference_mode():
         runner.kv_cache.fill_(float("nan"))
     return runner
@@ -64,7 +65,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def rows_of(runner: ModelRunner, prompts: Sequence[list[int]], seed: int = 0) -> list[Row]:
-    blocks = Blocks(runner.num_blocks, SIZE, seed)
+    blocks = Blocks(runner.num_blocks, runner.block_size, seed)
     return [Row(blocks, list(prompt)) for prompt in prompts]
 
 
@@ -110,15 +111,16 @@ def test_threads(load: Load) -> None:
         assert [cold(load(threads=threads), prompt) for prompt in PROMPTS] == expected
 
 
-def test_shared_blocks_copies_and_duplicates(load: Load) -> None:
+@pytest.mark.parametrize("size", [SIZE, 16])
+def test_shared_blocks_copies_and_duplicates(load: Load, size: int) -> None:
     """Forks of one prefix: whole blocks shared, a partial one copied, or written in this step."""
-    runner = load()
-    prefix = tokens(8 * SIZE + 3, seed=7)
+    runner, alone = load(block_size=size), load(block_size=size)
+    prefix = tokens(8 * size + 3, seed=7)
     tails = [tokens(count, seed=20 + count) for count in (1, 2, 6, 11)]
-    expected = [cold(runner, prefix + tail) for tail in tails]
+    expected = [cold(alone, prefix + tail) for tail in tails]
 
-    blocks = Blocks(runner.num_blocks, SIZE, seed=1)
-    whole, rest = divmod(len(prefix), SIZE)
+    blocks = Blocks(runner.num_blocks, size, seed=1)
+    whole, rest = divmod(len(prefix), size)
 
     def fork(owner: Row, tail: list[int]) -> Row:
         row = Row(blocks, prefix + tail, computed=len(prefix), table=owner.table[:whole])
@@ -140,7 +142,7 @@ def test_shared_blocks_copies_and_duplicates(load: Load) -> None:
     duplicates = [
         (position, row.slot(position))
         for row in forks
-        for position in range(whole * SIZE, len(prefix))
+        for position in range(whole * size, len(prefix))
     ]
     work = [Work(row, params=ALL) for row in (first, *forks)]
     result = runner.run(make_plan(work, duplicates=duplicates))
@@ -153,7 +155,7 @@ def test_shared_blocks_copies_and_duplicates(load: Load) -> None:
             row.token_ids += tokens(1, seed=step)
         result = runner.run(make_plan([Work(row, params=ALL) for row in lines]))
         for row, scores in zip(lines, result.scores, strict=True):
-            assert bits(scores) == cold(runner, row.token_ids)
+            assert bits(scores) == cold(alone, row.token_ids)
 
 
 def test_runs_that_are_read_once(load: Load, tmp_path: Path) -> None:

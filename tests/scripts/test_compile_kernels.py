@@ -28,7 +28,7 @@ def compile_kernels(*arguments: str, interpret: bool = False) -> subprocess.Comp
         env=environment,
         text=True,
         capture_output=True,
-        timeout=110,
+        timeout=240,
     )
 
 

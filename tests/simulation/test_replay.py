@@ -146,6 +146,15 @@ def test_memory_too_small(tmp_path: Path) -> None:
     assert (outcome.first[:6] > outcome.waited[:6]).all()
 
 
+def test_an_output_too_long_is_refused(tmp_path: Path) -> None:
+    """It would end where the cache does. The last token needs no room."""
+    path = write_azure(tmp_path / "t.csv", [(0, 100, 541), (0, 100, 542), (0, 9, 2**31 - 1)])
+    workload = Workload(read_trace(path), Load(granularity=1))
+    outcome = _replay(workload, "lpm", 640, COST)
+    assert outcome.admitted.tolist() == [0]
+    assert outcome.steps == 541 and np.isfinite(outcome.last[0])
+
+
 def test_the_clock_waits_for_arrivals(tmp_path: Path) -> None:
     path = write_azure(tmp_path / "t.csv", [(0, 8, 1), (500, 8, 1)])
     workload = Workload(read_trace(path), Load(granularity=1))

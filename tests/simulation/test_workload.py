@@ -92,7 +92,16 @@ def test_prompts_of_azure_share_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "load",
-    [Load(granularity=0), Load(rate=0), Load(repeat=0), Load(requests=0), Load(granularity=100)],
+    [
+        Load(granularity=0),
+        Load(rate=0),
+        Load(rate=float("nan")),
+        Load(rate=float("inf")),
+        Load(repeat=0),
+        Load(requests=0),
+        Load(requests=2**31),
+        Load(granularity=100),
+    ],
 )
 def test_a_load_that_does_not_fit(trace: Trace, load: Load) -> None:
     with pytest.raises(ValueError):

@@ -87,15 +87,15 @@ void rl_workspace_free(RlWorkspace* workspace);
 // All layers. `team` (here and below) is a rootlace::Team*.
 void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
 
-// hidden[rows, hidden] -> logits[rows, vocab].
-void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows, float* logits);
+// hidden[rows, hidden] -> logits[rows, vocab], and, unless `tokens` is null, what `rl_best` finds in
+// them. Where there are `masks` (as in rl_best), logits that they exclude may be left as they are.
+void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
+               const int64_t* masks, float* logits, int32_t* tokens);
 
 // The largest of each of `rows` rows of `vocab`, the smallest id among equals; -1 where it is not
-// finite or a number of the row is NaN.
-void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens);
-
-// As rl_argmax, of the tokens that each row's mask allows: masks[row] is the address of
-// ceil(vocab / 32) words (bit i of word w is token 32 w + i), or 0 where all are.
+// finite or a number of the row is NaN. Where there are `masks`, of the tokens that each row's
+// allows: masks[row] is the address of ceil(vocab / 32) words (bit i of word w is token 32 w + i),
+// or 0 where all are.
 void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
              int32_t* tokens);
 

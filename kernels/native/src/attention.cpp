@@ -1,9 +1,11 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "attention_pack.h"
 #include "attention_softmax.h"
+#include "kv_layout.h"
 #include "tile.h"
 
 namespace rootlace {
@@ -19,27 +21,31 @@ constexpr int most_vecs(int rows) { return tile_vecs(rows); }
 #endif
 constexpr int MOST_VECS = 4;
 
-// What is fetched into the cache meanwhile: `lines` from each address on.
-struct Fetch {
-  const char* at[KEY_BLOCK];
-  int lines;
-};
+constexpr int PANELS = KEY_BLOCK / LANES;  // of a key block
+// What is fetched while a key block is computed: that so many key heads, block by block, later.
+constexpr int AHEAD = 2;
 
-constexpr int FETCHES = 16;  // in so many portions, evenly spread
+// Where the panels of a key block are, of one key head. Behind the last panel with keys stands that
+// one again.
+template <class T>
+struct Panels {
+  const T* keys[PANELS];
+  const T* values[PANELS];
+};
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
 
 #if defined(__AVX512BF16__)
-// As `detail::step`. GCC would load the panel again for each row.
-template <int ROWS, int VECS>
-[[gnu::always_inline]] inline void add_step(const bf16* a, size_t lda, const bf16* b,
+// As `detail::step_at`. GCC would load the panel again for each row.
+template <int ROWS, int VECS, class Panel>
+[[gnu::always_inline]] inline void add_step(const bf16* a, size_t lda, Panel at,
                                             detail::Sums<ROWS, VECS>& sums) {
   __m512bh panel[VECS];
 #pragma GCC unroll 16
   for (int j = 0; j < VECS; j++) {
-    panel[j] = detail::load_as<__m512bh>(b + j * NATIVE * 2);
+    panel[j] = detail::load_as<__m512bh>(at(j));
     asm("" : "+v"(panel[j]));
   }
 #pragma GCC unroll 16
@@ -52,34 +58,15 @@ template <int ROWS, int VECS>
 }
 #endif
 
-template <int ROWS, int COLUMNS, class T>
-[[gnu::always_inline]] inline void add_step(const T* a, size_t lda, const T* b,
+template <int ROWS, int COLUMNS, class T, class Panel>
+[[gnu::always_inline]] inline void add_step(const T* a, size_t lda, Panel at,
                                             detail::Sums<ROWS, COLUMNS>& sums) {
-  detail::step(a, lda, b, sums);
+  detail::step_at(a, lda, at, sums);
 }
 
-// c[ROWS, VECS * 16] = c * keep[row] + a b, with `keep` null: a b. As `tile`, depth even. `fetch`
-// may be null.
-template <int ROWS, int VECS, class T>
-void product(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c, size_t ldc,
-             const float* keep, const Fetch* fetch) {
-  constexpr int COLUMNS = VECS * LANES / NATIVE;
-  detail::Sums<ROWS, COLUMNS> sums;
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++)
-      sums.at[i][j] = keep ? detail::load_as<Native>(c + i * ldc + j * NATIVE) * keep[i] : Native{};
-  const int steps = depth / STEP<T>, stretches = fetch ? FETCHES : 1;
-  int k = 0;
-  for (int stretch = 0; stretch < stretches; stretch++) {
-    if (fetch)
-      for (int i = 0; i < fetch->lines; i++)
-        for (int j = 0; j < KEY_BLOCK / FETCHES; j++)
-          __builtin_prefetch(fetch->at[stretch * (KEY_BLOCK / FETCHES) + j] + i * 64);
-    const int stop = fetch ? steps * (stretch + 1) / FETCHES : steps;
-    for (; k < stop; k++, a += STEP<T>, b += ldb) add_step(a, lda, b, sums);
-  }
+template <int ROWS, int COLUMNS>
+[[gnu::always_inline]] inline void put(const detail::Sums<ROWS, COLUMNS>& sums, float* c,
+                                       size_t ldc) {
   asm("" : "+r"(c), "+r"(ldc));  // else compilers keep the addresses of all rows in registers
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++)
@@ -88,36 +75,113 @@ void product(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c
       std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
 }
 
-template <class T>
-using Product = void (*)(const T*, size_t, const T*, size_t, int, float*, size_t, const float*,
-                         const Fetch*);
+// Where the registers of a step of VECS panels of keys lie.
+template <class T, int VECS>
+struct KeyStep {
+  const T* const* panels;
+  int64_t from;
+  [[gnu::always_inline]] const T* operator()(int column) const {
+    constexpr int EACH = LANES / NATIVE;
+    return panels[column / EACH] + from + column % EACH * NATIVE * STEP<T>;
+  }
+};
 
+// scores[ROWS, VECS * 16] of queries [ROWS, dim] and as many panels of keys. Meanwhile the panels
+// at `next` are fetched, if there are any.
 template <int ROWS, int VECS, class T>
-constexpr Product<T> product_of() {
-  if constexpr (VECS <= most_vecs(ROWS)) return product<ROWS, VECS, T>;
+void score(const T* queries, int dim, const T* const* panels, float* scores, size_t ldc,
+           const T* const* next) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] = Native{};
+  const T* keys[VECS];
+#pragma GCC unroll 4
+  for (int j = 0; j < VECS; j++) keys[j] = panels[j];
+  const int64_t end = (int64_t)dim * LANES;
+  const T* a = queries;
+  for (int64_t k = 0; k < end; k += LANES * STEP<T>, a += STEP<T>) {
+    if (next)
+      for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k);
+    add_step(a, dim, KeyStep<T, VECS>{keys, k}, sums);
+  }
+  put(sums, scores, ldc);
+}
+
+// values[ROWS, VECS * 16] = values * keep[row] + weights [ROWS, KEY_BLOCK] of `count` keys x as
+// many columns of theirs, from `column` of `columns` on. `tail`: the last word of these, if there
+// is half a word.
+template <int ROWS, int VECS, class T>
+void weigh(const T* weights, int count, const T* const* panels, int column, int columns,
+           const T* tail, float* values, const float* keep, const T* const* next) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      sums.at[i][j] =
+          detail::load_as<Native>(values + (size_t)i * columns + j * NATIVE) * keep[i];
+  const int64_t row = (int64_t)columns * STEP<T>;
+  const int lines = columns / LANES;
+  int left = count / STEP<T>;
+  for (int panel = 0; left > 0; panel++) {
+    const T* b = panels[panel] + column * STEP<T>;
+    const T* fetched = next ? next[panel] : nullptr;
+    const int steps = std::min(left, LANES / STEP<T>);
+    left -= steps;
+    for (int k = 0; k < steps; k++, b += row, weights += STEP<T>) {
+      if (fetched) {
+        for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
+        fetched += row;
+      }
+      add_step(weights, KEY_BLOCK, detail::Row<T>{b}, sums);
+    }
+  }
+  if (tail) add_step(weights, KEY_BLOCK, detail::Row<T>{tail + column * STEP<T>}, sums);
+  put(sums, values, columns);
+}
+
+template <class T>
+using Score = void (*)(const T*, int, const T* const*, float*, size_t, const T* const*);
+template <class T>
+using Weigh = void (*)(const T*, int, const T* const*, int, int, const T*, float*, const float*,
+                       const T* const*);
+
+template <class T, int ROWS, int VECS>
+constexpr Score<T> score_of() {
+  if constexpr (VECS <= most_vecs(ROWS)) return score<ROWS, VECS, T>;
+  return nullptr;
+}
+template <class T, int ROWS, int VECS>
+constexpr Weigh<T> weigh_of() {
+  if constexpr (VECS <= most_vecs(ROWS)) return weigh<ROWS, VECS, T>;
   return nullptr;
 }
 
-template <class T, int ROWS>
-constexpr Product<T> PRODUCTS_OF[MOST_VECS] = {product_of<ROWS, 1, T>(), product_of<ROWS, 2, T>(),
-                                               product_of<ROWS, 3, T>(), product_of<ROWS, 4, T>()};
-
+// By rows - 1, vectors - 1.
 template <class T>
-constexpr const Product<T>* PRODUCTS[MOST_ROWS] = {PRODUCTS_OF<T, 1>, PRODUCTS_OF<T, 2>,
-                                                   PRODUCTS_OF<T, 3>, PRODUCTS_OF<T, 4>,
-                                                   PRODUCTS_OF<T, 5>, PRODUCTS_OF<T, 6>};
-
-// The same with any number of vectors, rows of b and c being as long as they are.
+struct Products {
+  Score<T> score[MOST_ROWS][MOST_VECS];
+  Weigh<T> weigh[MOST_ROWS][MOST_VECS];
+};
+template <class T, int... ROWS>
+constexpr Products<T> products(std::integer_sequence<int, ROWS...>) {
+  return {{{score_of<T, ROWS + 1, 1>(), score_of<T, ROWS + 1, 2>(), score_of<T, ROWS + 1, 3>(),
+            score_of<T, ROWS + 1, 4>()}...},
+          {{weigh_of<T, ROWS + 1, 1>(), weigh_of<T, ROWS + 1, 2>(), weigh_of<T, ROWS + 1, 3>(),
+            weigh_of<T, ROWS + 1, 4>()}...}};
+}
 template <class T>
-void multiply(const T* a, size_t lda, int rows, const T* b, size_t columns, int vecs, int depth,
-              float* c, const float* keep, const Fetch* fetch) {
+constexpr Products<T> PRODUCTS = products<T>(std::make_integer_sequence<int, MOST_ROWS>());
+
+// `visit(from, to)` for vectors 0 .. vecs - 1 in groups that a product of so many rows takes.
+template <class Visit>
+inline void each_group(int rows, int vecs, Visit&& visit) {
   const int groups = ceil_div(vecs, most_vecs(rows));
-  for (int g = 0; g < groups; g++) {
-    const int from = cut(vecs, g, groups), to = cut(vecs, g + 1, groups);
-    PRODUCTS<T>[rows - 1][to - from - 1](a, lda, b + from * LANES * STEP<T>, columns * STEP<T>,
-                                         depth, c + from * LANES, columns, keep,
-                                         g == 0 ? fetch : nullptr);
-  }
+  for (int g = 0; g < groups; g++) visit(cut(vecs, g, groups), cut(vecs, g + 1, groups));
 }
 
 // Hands out parts of one piece of memory, each 64-byte aligned; without memory it only counts.
@@ -154,6 +218,7 @@ class Work {
         task_(task),
         group_(plan.shape.heads / plan.shape.kv_heads),
         dim_(plan.shape.head_dim),
+        layout_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size},
         columns_(ceil_div(plan.shape.head_dim, LANES) * LANES),
         per_head_((task.last - task.first) * group_),
         queries_(per_head_ * (task.kv_end - task.kv_begin)) {
@@ -166,6 +231,7 @@ class Work {
   void run() {
     look_at_positions();
     copy_queries();
+    std::fill_n(tail_, columns_ * STEP<T>, T{});
     int block = task_.low;
     bool merged = false;
     if (task_.finish) merged = merge_records();
@@ -200,8 +266,11 @@ class Work {
       state->sums = arena.take<float>((size_t)queries_ * LANES);
       state->values = arena.take<float>((size_t)queries_ * columns_);
     }
-    keys_ = arena.take<T>((size_t)dim_ * KEY_BLOCK);
-    values_ = arena.take<T>((size_t)columns_ * KEY_BLOCK);
+    if (!layout_.panels()) {
+      keys_ = arena.take<T>((size_t)dim_ * KEY_BLOCK);
+      values_ = arena.take<T>((size_t)columns_ * KEY_BLOCK);
+    }
+    tail_ = arena.take<T>((size_t)columns_ * STEP<T>);
     scores_ = arena.take<float>(MOST_ROWS * KEY_BLOCK);
     weights_ = arena.take<T>(MOST_ROWS * KEY_BLOCK);
   }
@@ -233,68 +302,89 @@ class Work {
     std::fill_n(state.values, (size_t)queries_ * columns_, 0.0f);
   }
 
-  // Where the keys of a block are, as offsets into the caches, of head 0. Behind the last key that
-  // is read stands that key again.
-  void find_keys(int block, int64_t* offsets) const {
+  // The slot of a position.
+  int64_t slot(int position) const {
     const int size = plan_.shape.block_size;
-    const int64_t stride = (int64_t)plan_.shape.kv_heads * dim_;
     const int32_t* table = plan_.rows.block_tables + (size_t)task_.row * plan_.rows.width;
-    int key = block * KEY_BLOCK, end = std::min(key + KEY_BLOCK, keys_end_), count = 0;
-    int place = key / size, inside = key % size;
-    while (key < end) {
-      int64_t at = ((int64_t)table[place++] * size + inside) * stride;
-      for (int stop = std::min(key + size - inside, end); key < stop; key++, at += stride)
-        offsets[count++] = at;
-      inside = 0;
-    }
-    for (; count < KEY_BLOCK; count++) offsets[count] = offsets[count - 1];
+    return (int64_t)table[position / size] * size + position % size;
   }
 
-  // Key blocks of one segment. While one is computed for a key head, what comes next is fetched.
+  // Where the panels of a key block lie in the cache, of head 0. Behind the last one that is read
+  // stands that one again.
+  void find_panels(int block, int64_t* at) const {
+    for (int i = 0; i < PANELS; i++) {
+      const int key = block * KEY_BLOCK + i * LANES;
+      at[i] = key < keys_end_ ? layout_.panel(slot(key), 0) : at[i - 1];
+    }
+  }
+
+  Panels<T> panels_of(const int64_t* at, int head) const {
+    Panels<T> panels;
+    for (int i = 0; i < PANELS; i++) {
+      const int64_t own = at[i] + (int64_t)head * plan_.shape.block_size * dim_;
+      panels.keys[i] = call_.k_cache + own;
+      panels.values[i] = call_.v_cache + own;
+    }
+    return panels;
+  }
+
+  // Panels made of plain rows. Behind the last key that is read stands that key again.
+  Panels<T> pack_panels(int block, int head) {
+    const int first = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - first);
+    int64_t offsets[KEY_BLOCK];
+    for (int i = 0; i < KEY_BLOCK; i++)
+      offsets[i] = i < count ? (slot(first + i) * plan_.shape.kv_heads + head) * dim_
+                             : offsets[i - 1];
+    pack_keys(call_.k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, keys_);
+    pack_values(call_.v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
+    Panels<T> panels;
+    for (int i = 0; i < PANELS; i++) {
+      panels.keys[i] = keys_ + i * LANES * dim_;
+      panels.values[i] = values_ + i * LANES * columns_;
+    }
+    return panels;
+  }
+
+  // Key blocks of one segment. While one is computed for a key head, what comes later is fetched.
   void attend_all(int begin, int end) {
     end = std::min(end, ceil_div(keys_end_, KEY_BLOCK));  // the first of a row's tokens see less
     if (begin >= end) return;
     const int parts = ceil_div(per_head_, MOST_ROWS);
-    int64_t offsets[2][KEY_BLOCK] = {};
-    Fetch keys, values;
-    find_keys(begin, offsets[begin & 1]);
+    const int last_head = task_.kv_end - 1;
+    int64_t at[2][PANELS];
+    if (layout_.panels()) find_panels(begin, at[begin & 1]);
     for (int block = begin; block < end; block++) {
-      const int64_t* here = offsets[block & 1];
-      int64_t* then = offsets[(block + 1) & 1];
-      const bool more = (block + 1) * KEY_BLOCK < keys_end_;
-      if (more) find_keys(block + 1, then);
-      const int start = block * KEY_BLOCK, count = std::min(KEY_BLOCK, keys_end_ - start);
+      const int start = block * KEY_BLOCK;
       const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
-      for (int head = task_.kv_begin; head < task_.kv_end; head++) {
-        const size_t own = (size_t)head * dim_;
-        pack_keys(call_.k_cache + own, here, ceil_div(count, LANES) * LANES, dim_, keys_);
-        pack_values(call_.v_cache + own, here, ceil_div(count, 2) * 2, dim_, columns_, values_);
-        const bool last = head + 1 == task_.kv_end;
-        locate(last ? then : here, last ? task_.kv_begin : head + 1, keys, values);
-        for (int i = 0; i < parts; i++) {
-          const bool fetches = i + 1 == parts && (more || !last);
-          attend(start, whole, (head - task_.kv_begin) * per_head_, cut(per_head_, i, parts),
-                 cut(per_head_, i + 1, parts), fetches ? &keys : nullptr,
-                 fetches ? &values : nullptr);
+      const bool more = layout_.panels() && (block + 1) * KEY_BLOCK < keys_end_;
+      if (more) find_panels(block + 1, at[(block + 1) & 1]);
+      for (int head = task_.kv_begin; head <= last_head; head++) {
+        Panels<T> now, later;
+        const int ahead = head + AHEAD;
+        bool fetches = layout_.panels();
+        if (!fetches) {
+          now = pack_panels(block, head);
+        } else {
+          now = panels_of(at[block & 1], head);
+          if (ahead <= last_head)
+            later = panels_of(at[block & 1], ahead);
+          else if (more)
+            later = panels_of(at[(block + 1) & 1],
+                              std::min(task_.kv_begin + ahead - last_head - 1, last_head));
+          else
+            fetches = false;
         }
+        for (int i = 0; i < parts; i++)
+          attend(start, whole, (head - task_.kv_begin) * per_head_, cut(per_head_, i, parts),
+                 cut(per_head_, i + 1, parts), now, fetches && i + 1 == parts ? &later : nullptr);
       }
     }
   }
 
-  void locate(const int64_t* offsets, int head, Fetch& keys, Fetch& values) const {
-    const T* k = call_.k_cache + (size_t)head * dim_;
-    const T* v = call_.v_cache + (size_t)head * dim_;
-    keys.lines = values.lines = ceil_div(dim_ * (int)sizeof(T), 64);
-    for (int i = 0; i < KEY_BLOCK; i++) {
-      keys.at[i] = reinterpret_cast<const char*>(k + offsets[i]);
-      values.at[i] = reinterpret_cast<const char*>(v + offsets[i]);
-    }
-  }
-
-  // Queries offset + begin : offset + end, at most MOST_ROWS, and the packed keys from `start` on.
+  // Queries offset + begin : offset + end, at most MOST_ROWS, and the keys from `start` on.
   // `whole`: all of the task's queries see all of them.
-  void attend(int start, bool whole, int offset, int begin, int end, const Fetch* next_keys,
-              const Fetch* next_values) {
+  void attend(int start, bool whole, int offset, int begin, int end, const Panels<T>& panels,
+              const Panels<T>* next) {
     const int rows = end - begin, first = offset + begin;
     const int* position = positions_ + begin;
     int count = KEY_BLOCK;
@@ -305,16 +395,31 @@ class Work {
       if (count <= 0 || start + KEY_BLOCK <= least - window() + 1) return;
     }
     const int vecs = ceil_div(count, LANES);
-    multiply(queries_at_ + (size_t)first * dim_, dim_, rows, keys_, KEY_BLOCK, vecs, dim_, scores_,
-             nullptr, next_keys);
+    const T* queries = queries_at_ + (size_t)first * dim_;
+    each_group(rows, vecs, [&](int from, int to) {
+      PRODUCTS<T>.score[rows - 1][to - from - 1](queries, dim_, panels.keys + from,
+                                                 scores_ + from * LANES, KEY_BLOCK,
+                                                 next && from == 0 ? next->keys : nullptr);
+    });
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
       keep[i] = soften(scores_ + i * KEY_BLOCK, vecs,
                        whole ? 0 : position[i] - window() + 1 - start,
                        whole ? KEY_BLOCK : position[i] + 1 - start, scale(), now_.base[first + i],
                        now_.sums + (first + i) * LANES, weights_ + i * KEY_BLOCK);
-    multiply(weights_, KEY_BLOCK, rows, values_, columns_, columns_ / LANES, ceil_div(count, 2) * 2,
-             now_.values + (size_t)first * columns_, keep, next_values);
+    const T* tail = nullptr;
+    if (count % STEP<T>) {
+      // What stands behind the last key is nobody's, and may not be a number.
+      const T* word = panels.values[count / LANES] + count % LANES / STEP<T> * STEP<T> * columns_;
+      for (int i = 0; i < columns_; i++) tail_[i * STEP<T>] = word[i * STEP<T>];
+      tail = tail_;
+    }
+    float* values = now_.values + (size_t)first * columns_;
+    each_group(rows, columns_ / LANES, [&](int from, int to) {
+      PRODUCTS<T>.weigh[rows - 1][to - from - 1](weights_, count, panels.values, from * LANES,
+                                                 columns_, tail, values + from * LANES, keep,
+                                                 next && from == 0 ? next->values : nullptr);
+    });
   }
 
   float scale() const { return call_.scale * 1.44269504088896341f; }  // exponents of 2
@@ -396,7 +501,9 @@ class Work {
   AttentionPlan& plan_;
   const AttentionCall<T>& call_;
   const AttentionTask& task_;
-  const int group_, dim_, columns_;
+  const int group_, dim_;
+  const KvLayout<T> layout_;
+  const int columns_;
   const int per_head_, queries_;
   int lowest_, highest_;  // positions
   int first_visible_;     // key block
@@ -404,7 +511,8 @@ class Work {
   T* queries_at_;         // [queries, dim]
   int* positions_;        // [per_head]
   State now_, total_;     // of the segment at hand; of those before it
-  T *keys_, *values_;     // packed
+  T *keys_, *values_;     // packed, where they are not so in the cache
+  T* tail_;               // [columns, STEP], the second halves zero
   float* scores_;         // [MOST_ROWS, KEY_BLOCK]
   T* weights_;            // [MOST_ROWS, KEY_BLOCK]
 };

@@ -13,8 +13,8 @@
 namespace rootlace {
 
 // q: the heads of token t are `heads` x `head_dim` numbers from q + t * q_stride on; out likewise.
-// k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer, this step's tokens
-// included. `window`: a token sees itself and window - 1 tokens before it; 0: all. `scale` > 0.
+// k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer in KvLayout, this step's
+// tokens included. `window`: a token sees itself and window - 1 tokens before it; 0: all. `scale` > 0.
 // lse: [tokens, heads], natural log-sum-exp of the scores, or null.
 template <class T>
 struct AttentionCall {

@@ -85,18 +85,18 @@ inline void transpose16(const int32_t* const* rows, int column, int width, int32
 #undef ROOTLACE_SHUFFLE
 #endif
 
-// The first `count` (a multiple of 16) of KEY_BLOCK keys, at base + offsets[], transposed: float32
-// [dim][KEY_BLOCK]; bfloat16, in pairs of dimensions: [dim / 2][KEY_BLOCK][2].
+// Keys of plain rows at base + offsets[], `count` of them (a multiple of LANES), into panels: see
+// KvLayout.
 template <class T>
 inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim, T* out) {
   const int words = dim * (int)sizeof(T) / 4;
   int32_t* to = reinterpret_cast<int32_t*>(out);
-  for (int k = 0; k < count; k += 16) {
-    const int32_t* rows[16];
-    for (int i = 0; i < 16; i++) rows[i] = reinterpret_cast<const int32_t*>(base + offsets[k + i]);
+  for (int k = 0; k < count; k += LANES, to += words * LANES) {
+    const int32_t* rows[LANES];
+    for (int i = 0; i < LANES; i++)
+      rows[i] = reinterpret_cast<const int32_t*>(base + offsets[k + i]);
     for (int w = 0; w < words; w += 16)
-      transpose16(rows, w, words - w < 16 ? words - w : 16, to + (size_t)w * KEY_BLOCK + k,
-                  KEY_BLOCK);
+      transpose16(rows, w, words - w < 16 ? words - w : 16, to + w * LANES, LANES);
   }
 }
 

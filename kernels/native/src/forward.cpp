@@ -12,6 +12,7 @@
 #include "api.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "kv_layout.h"
 #include "linear.h"
 #include "runs.h"
 #include "team.h"
@@ -133,6 +134,8 @@ class Forward {
     return {model_.heads, model_.kv_heads, model_.head_dim, model_.block_size};
   }
 
+  KvLayout<T> layout() const { return {model_.kv_heads, model_.head_dim, model_.block_size}; }
+
   // Whether the last layer attends for the wanted tokens alone.
   bool few_wanted() const { return step_.wanted_tokens && 4 * step_.wanted <= step_.tokens; }
 
@@ -186,9 +189,9 @@ class Forward {
       const int32_t* copied = step_.copied + 3 * (task % step_.copies);
       int part = task / step_.copies;
       T* cache = part % 2 ? values(part / 2) : keys(part / 2);
-      int64_t block = static_cast<int64_t>(model_.block_size) * kv_size_;
-      std::memcpy(cache + copied[1] * block, cache + copied[0] * block,
-                  static_cast<size_t>(copied[2]) * kv_size_ * sizeof(T));
+      const KvLayout<T> layout = this->layout();
+      layout.copy(cache + copied[0] * layout.block(), cache + copied[1] * layout.block(), copied[2],
+                  part % 2 == 0);
     });
   }
 
@@ -246,6 +249,7 @@ class Forward {
     T* k_cache = keys(index);
     T* v_cache = values(index);
     const int dim = model_.head_dim;
+    const KvLayout<T> layout = this->layout();
     const auto* q_norm = static_cast<const T*>(layer.q_norm);
     const auto* k_norm = static_cast<const T*>(layer.k_norm);
     each_row(crew, step_.writes, [&](int i) {
@@ -256,11 +260,13 @@ class Forward {
       const float* sin = model_.sin + rotation;
       for (int head = 0; i < step_.tokens && head < model_.heads; head++)
         norm_and_rotate(qkv + head * dim, q_norm, model_.eps, cos, sin, dim, qkv + head * dim);
-      int64_t slot = step_.slots[i] * kv_size_;
-      for (int head = 0; head < model_.kv_heads; head++)
-        norm_and_rotate(qkv + q_size_ + head * dim, k_norm, model_.eps, cos, sin, dim,
-                        k_cache + slot + head * dim);
-      std::memcpy(v_cache + slot, qkv + q_size_ + kv_size_, kv_size_ * sizeof(T));
+      const T *k = qkv + q_size_, *v = k + kv_size_;
+      for (int head = 0; head < model_.kv_heads; head++, k += dim, v += dim) {
+        alignas(64) T key[MAX_HEAD_DIM];
+        norm_and_rotate(k, k_norm, model_.eps, cos, sin, dim, key);
+        layout.put_key(k_cache, step_.slots[i], head, key);
+        layout.put_value(v_cache, step_.slots[i], head, v);
+      }
     });
   }
 
@@ -331,26 +337,5 @@ void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const 
     Forward<bf16>(*workspace, *model, *step).run(*static_cast<Team*>(team));
   else
     Forward<float>(*workspace, *model, *step).run(*static_cast<Team*>(team));
-}
-
-void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows, float* logits) {
-  using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
-    if (model->dtype == RL_BFLOAT16)
-      linear(crew, static_cast<const bf16*>(hidden), model->hidden, rows, model->head,
-             Epilogue::FLOAT32, logits, model->vocab);
-    else
-      linear(crew, static_cast<const float*>(hidden), model->hidden, rows, model->head,
-             Epilogue::FLOAT32, logits, model->vocab);
-  });
-}
-
-void rl_argmax(void* team, const float* logits, int32_t rows, int32_t vocab, int32_t* tokens) {
-  using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
-    crew.each(rows, [&](int row) {
-      tokens[row] = argmax(logits + static_cast<int64_t>(row) * vocab, vocab);
-    });
-  });
 }
 }

@@ -13,8 +13,8 @@ constexpr int PANEL_VECS = 3;
 constexpr int PANEL = PANEL_VECS * LANES;
 
 // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
-// less than two full tiles of rows need them, in the first: these would wait for the second.
-constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 12 << 10;
+// only a few tiles of rows need them, in the first: these would wait for the second.
+constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
 // Rows of x that are multiplied by a panel together: what a task's sums are kept for.
 constexpr int MOST_ROWS = 96;
 // Rows of x that are taken through all weights before the next: they stay in the second level; in
@@ -184,6 +184,55 @@ struct Plan {
   }
 };
 
+// Rows of x that have a use for some columns, side by side.
+template <class T>
+struct Gathered {
+  const int64_t* masks;  // addresses; 0: all columns
+  T* memory;             // [MOST_ROWS, inputs]
+  int count = 0, copied = 0;
+  int chosen[MOST_ROWS] = {}, held[MOST_ROWS] = {};  // the rows that are to be, and are, there
+
+  // Those of `rows` rows from `row` on that may choose one of `width` columns; returns how many.
+  // Those chosen last come first and in the same order: most stay where they are.
+  int choose(int row, int rows, int column, int width) {
+    bool seen[MOST_ROWS] = {};
+    int last = count;
+    count = 0;
+    for (int i = 0; i < last; i++) {
+      int known = chosen[i] - row;
+      if (known < 0 || known >= rows) continue;
+      seen[known] = true;
+      if (any(chosen[i], column, width)) chosen[count++] = chosen[i];
+    }
+    for (int i = 0; i < rows; i++)
+      if (!seen[i] && any(row + i, column, width)) chosen[count++] = row + i;
+    return count;
+  }
+
+  void copy(const T* x, size_t ldx, int inputs) {
+    for (int i = 0; i < count; i++) {
+      if (i < copied && held[i] == chosen[i]) continue;
+      held[i] = chosen[i];
+      std::memcpy(memory + static_cast<size_t>(i) * inputs, x + chosen[i] * ldx,
+                  inputs * sizeof(T));
+    }
+    copied = std::max(copied, count);
+  }
+
+ private:
+  bool any(int row, int column, int width) const {
+    if (!masks[row]) return true;
+    const auto* words = reinterpret_cast<const uint32_t*>(static_cast<intptr_t>(masks[row]));
+    int end = column + width;
+    for (int at = column; at < end;) {
+      int stop = std::min(end, (at / 32 + 1) * 32);
+      if (words[at / 32] >> at % 32 << (32 - (stop - at))) return true;
+      at = stop;
+    }
+    return false;
+  }
+};
+
 template <class T>
 struct Product {
   const T* x;
@@ -200,7 +249,30 @@ struct Product {
       i += unit.count;
       for (int part = 0; part < plan.packing.parts; part++)
         multiply(plan.packing, unit, part, sums[part]);
-      for (int row = 0; row < unit.rows; row++) finish(plan.packing, unit, row, sums);
+      for (int row = 0; row < unit.rows; row++) finish(plan.packing, unit, row, unit.row + row, sums);
+    }
+  }
+
+  // The same of the rows of each unit whose masks have a bit in its columns.
+  void run_among(const Plan<T>& plan, int begin, int end, Gathered<T> gathered) const {
+    alignas(64) float sums[2][MOST_ROWS * PANEL];
+    Product few{gathered.memory, static_cast<size_t>(weights.inputs), weights, epilogue, out, ldo};
+    for (int i = begin; i < end;) {
+      auto unit = plan.unit(i, end);
+      i += unit.count;
+      int column = unit.panel * PANEL + unit.vec * LANES;
+      int width = std::min(unit.vecs * LANES, plan.packing.columns - column);
+      int row = unit.row, rows = unit.rows;
+      unit.rows = gathered.choose(row, rows, column, width);
+      if (!unit.rows) continue;
+      bool all = unit.rows == rows;
+      if (!all) {
+        gathered.copy(x, ldx, weights.inputs);
+        unit.row = 0;
+      }
+      (all ? *this : few).multiply(plan.packing, unit, 0, sums[0]);
+      for (int at = 0; at < unit.rows; at++)
+        finish(plan.packing, unit, at, all ? row + at : gathered.chosen[at], sums);
     }
   }
 
@@ -210,7 +282,7 @@ struct Product {
     const T* panel = static_cast<const T*>(weights.packed) +
                      (unit.panel * packing.parts + part) * packing.panel_size() +
                      unit.vec * LANES * STEP<T>;
-    bool few = unit.rows < 2 * TILE_ROWS - 1;
+    bool few = unit.rows <= 4 * TILE_ROWS;
     int stretches =
         ceil_div(packing.panel_size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
     if (one_pass(unit)) stretches = 1;
@@ -257,12 +329,13 @@ struct Product {
     }
   }
 
-  void finish(const Packing<T>& packing, const typename Plan<T>::Unit& unit, int row,
+  // What was summed up as `row`, to row `to` of the result.
+  void finish(const Packing<T>& packing, const typename Plan<T>::Unit& unit, int row, int to,
               float (*sums)[MOST_ROWS * PANEL]) const {
     for (int vec = 0; vec < unit.vecs; vec++) {
       int column = unit.panel * PANEL + (unit.vec + vec) * LANES;
       int count = std::min(LANES, packing.columns - column);
-      size_t at = (unit.row + row) * ldo + column;
+      size_t at = to * ldo + column;
       Vec y = load(sums[0] + row * PANEL + vec * LANES) + bias(column, count);
       switch (epilogue) {
         case Epilogue::STORE:
@@ -321,6 +394,25 @@ void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weight
   });
 }
 
+template <class T>
+void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
+                  const int64_t* masks, float* out, size_t ldo) {
+  if (rows <= 0) return;
+  Packing<T> packing(weights.outputs, weights.inputs, false);
+  Plan<T> plan(packing, rows, crew.size());
+  Product<T> product{x, ldx, weights, Epilogue::FLOAT32, out, ldo};
+  crew.each(plan.tasks(), [&](int index) {
+    int begin, end;
+    plan.task(index, begin, end);
+    size_t bytes = static_cast<size_t>(std::min(rows, MOST_ROWS)) * weights.inputs * sizeof(T);
+    product.run_among(plan, begin, end, {masks, static_cast<T*>(crew.scratch(bytes))});
+  });
+}
+
+template void linear_among<float>(Crew&, const float*, size_t, int, const RlLinear&, const int64_t*,
+                                  float*, size_t);
+template void linear_among<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, const int64_t*,
+                                 float*, size_t);
 template void linear<float>(Crew&, const float*, size_t, int, const RlLinear&, Epilogue, void*,
                             size_t);
 template void linear<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, Epilogue, void*,

@@ -27,6 +27,14 @@ template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo);
 
+// The same, into float32, as far as somebody has a use for it: of the columns that masks[row] (an
+// address of packed bits; 0: all) excludes, those far from all others are not computed, and their
+// place in `out` is left as it is. What is computed has the bits that `linear` gives it. Uses
+// scratch of the crew.
+template <class T>
+void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
+                  const int64_t* masks, float* out, size_t ldo);
+
 }  // namespace rootlace
 
 extern "C" {

@@ -1,4 +1,5 @@
-// The best tokens of rows, among those that a packed mask allows.
+#include "pick.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -75,16 +76,22 @@ int32_t argmax_among(const float* x, int size, const int32_t* mask) {
 }
 
 }  // namespace
+
+void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* masks,
+          int32_t* tokens) {
+  crew.each(rows, [&](int row) {
+    const float* x = logits + static_cast<int64_t>(row) * vocab;
+    const auto* mask =
+        masks ? reinterpret_cast<const int32_t*>(static_cast<intptr_t>(masks[row])) : nullptr;
+    tokens[row] = mask ? argmax_among(x, vocab, mask) : argmax(x, vocab);
+  });
+}
+
 }  // namespace rootlace
 
 extern "C" void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab,
                         const int64_t* masks, int32_t* tokens) {
   using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
-    crew.each(rows, [&](int row) {
-      const float* x = logits + static_cast<int64_t>(row) * vocab;
-      const auto* mask = reinterpret_cast<const int32_t*>(static_cast<intptr_t>(masks[row]));
-      tokens[row] = mask ? argmax_among(x, vocab, mask) : argmax(x, vocab);
-    });
-  });
+  static_cast<Team*>(team)->run(
+      [&](Crew& crew) { best(crew, logits, rows, vocab, masks, tokens); });
 }

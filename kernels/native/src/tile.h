@@ -56,13 +56,22 @@ inline V load_as(const void* p) {
   return v;
 }
 
-// One step: sums += a word of each row x a row of the panel.
-template <int ROWS, int COLUMNS>
-[[gnu::always_inline]] inline void step(const float* a, size_t lda, const float* b,
-                                        Sums<ROWS, COLUMNS>& sums) {
+// Where the registers of a panel's row lie that are right behind one another.
+template <class T>
+struct Row {
+  const T* at;
+  [[gnu::always_inline]] const T* operator()(int column) const {
+    return at + column * NATIVE * STEP<T>;
+  }
+};
+
+// One step: sums += a word of each row x a row of the panel, whose registers are at panel(column).
+template <int ROWS, int COLUMNS, class Panel>
+[[gnu::always_inline]] inline void step_at(const float* a, size_t lda, Panel at,
+                                           Sums<ROWS, COLUMNS>& sums) {
   Native panel[COLUMNS];
 #pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<Native>(b + j * NATIVE);
+  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<Native>(at(j));
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 16
@@ -70,13 +79,12 @@ template <int ROWS, int COLUMNS>
 }
 
 // The same with pairs of bfloat16, of which `word(row)` gives those of A.
-template <int ROWS, int COLUMNS, class Word>
-[[gnu::always_inline]] inline void step_pairs(const bf16* b, Sums<ROWS, COLUMNS>& sums,
-                                              Word&& word) {
+template <int ROWS, int COLUMNS, class Panel, class Word>
+[[gnu::always_inline]] inline void step_pairs(Panel at, Sums<ROWS, COLUMNS>& sums, Word&& word) {
 #if defined(__AVX512BF16__)
   __m512bh panel[COLUMNS];
 #pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<__m512bh>(b + j * NATIVE * 2);
+  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<__m512bh>(at(j));
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++) {
     __m512bh pair = (__m512bh)_mm512_set1_epi32(word(i));
@@ -90,8 +98,7 @@ template <int ROWS, int COLUMNS, class Word>
   const int32_t upper = static_cast<int32_t>(0xffff0000u);
   Native panel[COLUMNS];
 #pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++)
-    panel[j] = (Native)(load_as<NativeInts>(b + j * NATIVE * 2) & upper);
+  for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) & upper);
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++) {
     float high = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16)});
@@ -99,8 +106,7 @@ template <int ROWS, int COLUMNS, class Word>
     for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += high * panel[j];
   }
 #pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++)
-    panel[j] = (Native)(load_as<NativeInts>(b + j * NATIVE * 2) << 16);
+  for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) << 16);
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; i++) {
     float low = to_float(bf16{static_cast<uint16_t>(word(i))});
@@ -110,17 +116,23 @@ template <int ROWS, int COLUMNS, class Word>
 #endif
 }
 
-template <int ROWS, int COLUMNS>
-[[gnu::always_inline]] inline void step(const bf16* a, size_t lda, const bf16* b,
+template <int ROWS, int COLUMNS, class Panel>
+[[gnu::always_inline]] inline void step_at(const bf16* a, size_t lda, Panel at,
+                                           Sums<ROWS, COLUMNS>& sums) {
+  step_pairs(at, sums, [&](int i) { return load_as<int32_t>(a + i * lda); });
+}
+
+template <int ROWS, int COLUMNS, class T>
+[[gnu::always_inline]] inline void step(const T* a, size_t lda, const T* b,
                                         Sums<ROWS, COLUMNS>& sums) {
-  step_pairs(b, sums, [&](int i) { return load_as<int32_t>(a + i * lda); });
+  step_at(a, lda, Row<T>{b}, sums);
 }
 
 // The last input of an odd number of them: what follows it in memory is not A's.
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
                                         Sums<ROWS, COLUMNS>& sums) {
-  step_pairs(b, sums, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
+  step_pairs(Row<bf16>{b}, sums, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
 }
 
 template <int ROWS, int COLUMNS>

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -19,6 +18,7 @@ from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.http.conftest import Serve, Served
 from tests.tiny_model import make_tiny_model
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -189,19 +189,13 @@ async def test_a_disconnect_aborts_the_engine_requests(real: Served, stream: boo
     async with aiohttp.ClientSession(real.url) as client:
         body = {"prompt": ["a", "b"], "n": 2, "stream": stream}
         task = asyncio.create_task(client.post("/v1/completions", json=body))
-        await _until(lambda: len(engine.running) == 4)
+        await until(lambda: len(engine.running) == 4)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    await _until(lambda: not engine.running)
+    await until(lambda: not engine.running)
     assert len(engine.aborted) == 4
     assert real.gateway.branch_count == 0  # type: ignore[attr-defined]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_tokenize(real: Served, reference: FastTokenizer) -> None:

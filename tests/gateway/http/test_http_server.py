@@ -13,6 +13,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.http.app import make_runner
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
+from tests.waiting import soon, until
 
 
 async def test_health_follows_the_engine(served: Served) -> None:
@@ -96,9 +97,7 @@ async def test_a_disconnect_cancels(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    async with asyncio.timeout(10):
-        while not served.gateway.sessions[0].closed:
-            await asyncio.sleep(0.01)
+    await until(lambda: served.gateway.sessions[0].closed)
 
 
 async def _post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> None:
@@ -167,8 +166,7 @@ async def test_stopping_ends_streams(serve: Serve) -> None:
         client.post("/generate", json={"text": "a", "stream": True}) as reply,
     ):
         await reply.content.readuntil(b"\n\n")
-        async with asyncio.timeout(20):
-            await runner.cleanup()
+        await soon(runner.cleanup())
     assert gateway.sessions[0].closed
 
 

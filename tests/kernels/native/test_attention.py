@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels import kernels_for
-from rootlace.kernels.native.attention import attend
+from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.kernels.reference.shared_prefix import chosen_runs, whole_blocks
@@ -28,6 +28,7 @@ from tests.kernels.cases import (
     make_attention,
     relative_error,
 )
+from tests.native import TARGETS, skip_where_it_cannot_run
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -68,12 +69,13 @@ class Machine:
         q = tensors.q
         out = torch.full(q.shape, float("nan"), dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("nan"))
+        keys, values = laid_out(tensors.k_cache, tensors.v_cache)
         attend(
             self.library,
             self.teams[threads],
             q,
-            tensors.k_cache,
-            tensors.v_cache,
+            keys,
+            values,
             tensors.batch,
             runs=runs,
             window=tensors.case.window,
@@ -84,20 +86,20 @@ class Machine:
         return out, lse
 
 
-@pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
+@pytest.fixture(scope="module", params=TARGETS)
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     target: str = request.param
+    skip_where_it_cannot_run(target)
     compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     path = tmp_path_factory.mktemp("attention") / "attention.so"
     sources = [str(SOURCES / name) for name in ("attention.cpp", "attention_plan.cpp", "team.cpp")]
     command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        pytest.skip(f"{target}: {done.stderr[:300]}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[:2000]
     library = ctypes.CDLL(str(path))
     for name in ("rl_team_new", "rl_team_free", "rl_attention"):
         function = getattr(library, name)
@@ -173,15 +175,16 @@ def test_a_token_has_the_same_bits_in_any_company(
 ) -> None:
     """Alone, in a batch, in chunks of any size, token by token."""
     rows = ((1, 70), (150, 150), (33, 1100), (1, 2100), (3, 64))
-    tensors = make_attention(AttentionCase(rows, 16, (6, 2), 24, dtype, window=window), CPU)
-    out, lse = machine.attend(tensors, 2)
-    starts = tensors.batch.row_start
-    for row in range(len(rows)):
-        own = slice(int(starts[row]), int(starts[row + 1]))
-        for size in (1, 7, 64, 1000):
-            parts = [machine.attend(piece) for piece in pieces(tensors, row, size)]
-            found = tuple(torch.cat(part) for part in zip(*parts, strict=True))
-            assert_same((found[0], found[1]), (out[own], lse[own]))
+    for dim in (16, 24):
+        tensors = make_attention(AttentionCase(rows, 16, (6, 2), dim, dtype, window=window), CPU)
+        out, lse = machine.attend(tensors, 2)
+        starts = tensors.batch.row_start
+        for row in range(len(rows)):
+            own = slice(int(starts[row]), int(starts[row + 1]))
+            for size in (1, 7, 64, 1000):
+                parts = [machine.attend(piece) for piece in pieces(tensors, row, size)]
+                found = tuple(torch.cat(part) for part in zip(*parts, strict=True))
+                assert_same((found[0], found[1]), (out[own], lse[own]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -194,12 +197,24 @@ def test_sharing_changes_no_bit(machine: Machine, dtype: torch.dtype, window: in
         *((1, 2500), (2, 2400), (1, 2200), (1, 400), (1, 391), (1, 380)),
     )
     shared = ((0, 9, 640), (0, 6, 1180), (0, 3, 1396), (6, 9, 2112), (6, 8, 2300), (9, 12, 376))
-    for heads, dim, block_size in (((6, 2), 16, 4), ((4, 4), 8, 1), ((4, 1), 20, 2)):
-        case = AttentionCase(rows, block_size, heads, dim, dtype, window=window, shared=shared)
+    for heads, dim, block_size in (
+        ((6, 2), 16, 4),
+        ((4, 4), 8, 1),
+        ((4, 1), 20, 2),
+        ((6, 2), 32, 16),
+    ):
+        whole = tuple(
+            (begin, end, count // block_size * block_size) for begin, end, count in shared
+        )
+        case = AttentionCase(rows, block_size, heads, dim, dtype, window=window, shared=whole)
         tensors = make_attention(case, CPU)
         plain = machine.attend(tensors)
         assert_right(tensors, plain)
-        for runs in (all_runs(tensors), all_runs(tensors, 300), all_runs(tensors)[:1]):
+        for runs in (
+            all_runs(tensors),
+            all_runs(tensors, 1200 // block_size),
+            all_runs(tensors)[:1],
+        ):
             assert runs
             for threads in THREADS:
                 assert_same(machine.attend(tensors, threads, runs), plain)
@@ -229,7 +244,8 @@ def test_queries_may_lie_apart(machine: Machine, dtype: torch.dtype) -> None:
 def test_layers_are_computed_one_after_another(machine: Machine, dtype: torch.dtype) -> None:
     tensors = make_attention(AttentionCase(MIX, 16, (4, 2), 16, dtype), CPU)
     junk = torch.randn((2, *tensors.k_cache.shape)).to(dtype)
-    stacked = torch.stack([junk[0], junk[1], tensors.k_cache, tensors.v_cache]).unflatten(0, (2, 2))
+    laid = laid_out(tensors.k_cache, tensors.v_cache)
+    stacked = torch.stack([junk[0], junk[1], *laid]).unflatten(0, (2, 2))
     out = attend(
         machine.library, machine.teams[2], tensors.q, stacked[:, 0], stacked[:, 1], tensors.batch
     )

@@ -178,7 +178,7 @@ with library_file(Path({str(cache)!r}), sources=Path({str(sources)!r})) as path:
         subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(3)
     ]
     for process in running:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 0, said.decode()
     assert [path.suffix for path in cache.iterdir()] == [".so"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import platform
 import subprocess
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
+from tests.native import TARGETS, skip_where_it_cannot_run
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -33,7 +33,7 @@ def compiled(folder: Path, target: str) -> ctypes.CDLL:
     path = folder / f"{target}.so"
     sources = [str(SOURCES / name) for name in ("linear.cpp", "team.cpp")]
     command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[:2000]
     library = ctypes.CDLL(str(path))
     for name in ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear"):
@@ -55,17 +55,10 @@ class Machine:
         return PackedLinear(self.library, self.teams[threads], weight, bias, gated=gated)
 
 
-@pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
+@pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    if "x86" in request.param and platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("for another architecture")
-    if request.param == "-march=x86-64-v3" and not has_avx2():
-        pytest.skip("this processor has no AVX2")
+    skip_where_it_cannot_run(request.param)
     return Machine(compiled(tmp_path_factory.mktemp("native"), request.param))
-
-
-def has_avx2() -> bool:
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

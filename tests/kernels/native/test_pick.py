@@ -13,22 +13,22 @@ from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.runtime.model.sampler import greedy_tokens
+from tests.native import TARGETS, skip_where_it_cannot_run
 
 
-@pytest.fixture(scope="module", params=["-march=native", "-march=x86-64-v3", "-march=x86-64"])
+@pytest.fixture(scope="module", params=TARGETS)
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
     target = request.param
-    if target == "-march=x86-64-v3" and "AVX" not in torch.backends.cpu.get_cpu_capability():
-        pytest.skip("this processor has no AVX2")
+    skip_where_it_cannot_run(target)
     compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     path = tmp_path_factory.mktemp("pick") / "pick.so"
     sources = [str(SOURCES / name) for name in ("pick.cpp", "team.cpp")]
     command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     found = ctypes.CDLL(str(path))
     for name in ("rl_team_new", "rl_team_free", "rl_best"):

@@ -18,6 +18,7 @@ import pytest
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from tests.native import native_library
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -100,7 +101,8 @@ def test_teams_come_and_go(library: ctypes.CDLL) -> None:
     before = psutil.Process().num_threads()
     for _ in range(20):
         check(library, Team(library, 4), 2, 4, 10)
-    assert psutil.Process().num_threads() <= before
+    # One that was joined is listed a moment longer.
+    eventually(lambda: psutil.Process().num_threads() <= before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -122,7 +124,7 @@ if not child:
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], timeout=240, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -141,7 +143,7 @@ threading.Thread(target=compute, args=arguments, daemon=True).start()
 while not arguments[1].any():
     time.sleep(0.001)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], timeout=240, capture_output=True)
     assert done.returncode == 0, (done.returncode, done.stderr.decode())
 
 

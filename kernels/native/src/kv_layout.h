@@ -1,0 +1,91 @@
+// How keys and values lie in a block of the cache.
+//
+// A block is [block_size, kv_heads, head_dim] as Python sees it. Where it holds whole panels of
+// LANES keys, and heads whole vectors, it is laid out as attention's products read it, so that
+// these need nothing but the cache; head by head, with STEP numbers to a 32-bit word:
+//     keys:   [kv_heads][block_size / LANES][head_dim / STEP][LANES][STEP]
+//     values: [kv_heads][block_size / STEP][head_dim][STEP]
+// A block's size, and where a panel of either begins, are the same as of plain rows' heads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tile.h"
+#include "vec.h"
+
+namespace rootlace {
+
+template <class T>
+struct KvLayout {
+  int kv_heads, head_dim, block_size;
+
+  bool panels() const { return block_size % LANES == 0 && head_dim % LANES == 0; }
+  int64_t block() const { return (int64_t)block_size * kv_heads * head_dim; }  // elements
+
+  // Where the panel of `slot`, a multiple of LANES, begins.
+  int64_t panel(int64_t slot, int head) const {
+    return slot / block_size * block() +
+           ((int64_t)head * block_size + slot % block_size) * head_dim;
+  }
+
+  void put_key(T* cache, int64_t slot, int head, const T* key) const {
+    if (!panels()) return put_row(cache, slot, head, key);
+    int64_t first = slot / LANES * LANES;
+    T* to = cache + panel(first, head) + (slot - first) * STEP<T>;
+    for (int d = 0; d < head_dim; d += STEP<T>, to += LANES * STEP<T>)
+      std::memcpy(to, key + d, 4);
+  }
+
+  // Another thread may write the other half of the same words.
+  void put_value(T* cache, int64_t slot, int head, const T* value) const {
+    if (!panels()) return put_row(cache, slot, head, value);
+    int64_t first = slot / LANES * LANES;
+    int inside = static_cast<int>(slot - first), half = inside % STEP<T>;
+    interleave(value, half, cache + panel(first, head) + (inside - half) * head_dim);
+  }
+
+  // The first `slots` slots of a block.
+  void copy(const T* from, T* to, int slots, bool keys) const {
+    if (!panels()) {
+      std::memcpy(to, from, sizeof(T) * slots * kv_heads * head_dim);
+      return;
+    }
+    const int whole = keys ? slots / LANES * LANES : slots / STEP<T> * STEP<T>;
+    for (int head = 0; head < kv_heads; head++) {
+      int64_t at = (int64_t)head * block_size * head_dim, rest = at + (int64_t)whole * head_dim;
+      std::memcpy(to + at, from + at, sizeof(T) * whole * head_dim);
+      if (whole == slots) continue;
+      const int stride = keys ? LANES * STEP<T> : STEP<T>;
+      const size_t bytes = keys ? (slots - whole) * 4 : sizeof(T);
+      for (int i = 0; i < (keys ? head_dim / STEP<T> : head_dim); i++)
+        std::memcpy(to + rest + i * stride, from + rest + i * stride, bytes);
+    }
+  }
+
+ private:
+  void put_row(T* cache, int64_t slot, int head, const T* row) const {
+    std::memcpy(cache + (slot * kv_heads + head) * head_dim, row, head_dim * sizeof(T));
+  }
+
+  void interleave(const T* value, int half, T* to) const {
+    int d = 0;
+#if defined(__AVX512BW__)
+    if constexpr (STEP<T> == 2) {
+      const __mmask32 mask = half ? 0xaaaaaaaa : 0x55555555;
+      for (; d < head_dim; d += LANES) {
+        __m256i narrow;
+        std::memcpy(&narrow, value + d, sizeof narrow);
+        __m512i wide = _mm512_cvtepu16_epi32(narrow);
+        if (half) wide = _mm512_slli_epi32(wide, 16);
+        _mm512_mask_storeu_epi16(to + 2 * d, mask, wide);
+      }
+      return;
+    }
+#endif
+    for (; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
+  }
+};
+
+}  // namespace rootlace

@@ -1,0 +1,34 @@
+// From hidden states to logits, and to the best tokens.
+#include "api.h"
+#include "linear.h"
+#include "pick.h"
+#include "team.h"
+#include "vec.h"
+
+namespace rootlace {
+namespace {
+
+template <class T>
+void project(Crew& crew, const RlModel& model, const void* hidden, int rows, const int64_t* masks,
+             float* logits) {
+  const T* x = static_cast<const T*>(hidden);
+  if (masks)
+    linear_among(crew, x, model.hidden, rows, model.head, masks, logits, model.vocab);
+  else
+    linear(crew, x, model.hidden, rows, model.head, Epilogue::FLOAT32, logits, model.vocab);
+}
+
+}  // namespace
+}  // namespace rootlace
+
+extern "C" void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
+                          const int64_t* masks, float* logits, int32_t* tokens) {
+  using namespace rootlace;
+  static_cast<Team*>(team)->run([&](Crew& crew) {
+    if (model->dtype == RL_BFLOAT16)
+      project<bf16>(crew, *model, hidden, rows, masks, logits);
+    else
+      project<float>(crew, *model, hidden, rows, masks, logits);
+    if (tokens) best(crew, logits, rows, model->vocab, masks, tokens);
+  });
+}

@@ -1,0 +1,168 @@
+"""Logits in C++ that are computed only where somebody may choose, for every kind of processor."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.library import FUNCTIONS, Model
+from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
+from rootlace.runtime.model.sampler import greedy_tokens
+from tests.native import TARGETS, skip_where_it_cannot_run
+
+PANEL = 48
+NAMES = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear", "rl_logits")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    target = request.param
+    skip_where_it_cannot_run(target)
+    return compiled(tmp_path_factory.mktemp("logits"), target)
+
+
+def compiled(folder: Path, target: str) -> ctypes.CDLL:
+    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    path = folder / "logits.so"
+    sources = [str(SOURCES / f"{name}.cpp") for name in ("linear", "logits", "pick", "team")]
+    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[:2000]
+    found = ctypes.CDLL(str(path))
+    for name in NAMES:
+        function = getattr(found, name)
+        function.restype, function.argtypes = FUNCTIONS[name]
+    return found
+
+
+class Head:
+    def __init__(
+        self, library: ctypes.CDLL, vocab: int, hidden: int, dtype: torch.dtype, threads: int
+    ) -> None:
+        self.library, self.vocab = library, vocab
+        self.team = Team(library, threads)
+        generator = torch.Generator().manual_seed(vocab)
+        weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
+        self.packed = PackedLinear(library, self.team, weight)
+        self.model = Model(dtype=DTYPES[dtype], hidden=hidden, vocab=vocab)
+        self.model.head = self.packed.structure
+
+    def all(self, x: Tensor) -> np.ndarray:
+        out = torch.full((len(x), self.vocab), torch.nan)
+        self.packed.multiply(Epilogue.FLOAT32, x, out)
+        return out.numpy()
+
+    def among(self, x: Tensor, masks: list[np.ndarray | None]) -> tuple[np.ndarray, np.ndarray]:
+        """Logits, NaN where nothing was written, and the best tokens."""
+        logits = np.full((len(x), self.vocab), np.nan, np.float32)
+        tokens = np.full(len(x), -7, np.int32)
+        where = [0 if mask is None else mask.ctypes.data for mask in masks]
+        addresses = np.array(where, np.int64)
+        self.library.rl_logits(
+            self.team.handle,
+            ctypes.addressof(self.model),
+            x.data_ptr(),
+            len(x),
+            addresses.ctypes.data,
+            logits.ctypes.data,
+            tokens.ctypes.data,
+        )
+        return logits, tokens
+
+
+def random_masks(random: np.random.Generator, rows: int, vocab: int) -> list[np.ndarray | None]:
+    """Of all kinds: empty, one token, a run, a sprinkle, nearly all, all, and none."""
+    masks: list[np.ndarray | None] = []
+    for _ in range(rows):
+        bits = np.zeros(-(-vocab // 32) * 32, bool)
+        kind = random.integers(8)
+        if kind == 1:
+            bits[random.integers(vocab)] = True
+        elif kind == 2:
+            start = random.integers(vocab)
+            bits[start : min(start + random.integers(1, 90), vocab)] = True
+        elif kind == 3:
+            bits[random.integers(0, vocab, 5)] = True
+        elif kind == 4:
+            bits[:vocab] = random.random(vocab) < 0.97
+        elif kind >= 5:
+            bits[:vocab] = kind != 5 or random.random(vocab) < 0.5
+        masks.append(None if kind == 7 else np.packbits(bits, bitorder="little").view(np.int32))
+    return masks
+
+
+def allowed(mask: np.ndarray | None, vocab: int) -> np.ndarray:
+    if mask is None:
+        return np.ones(vocab, bool)
+    return np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab].astype(bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("vocab, hidden", [(1, 4), (47, 33), (96, 64), (100, 16), (1500, 96)])
+def test_what_may_be_chosen_has_the_bits_of_the_whole_product(
+    library: ctypes.CDLL, vocab: int, hidden: int, threads: int, dtype: torch.dtype
+) -> None:
+    random = np.random.default_rng(vocab)
+    head = Head(library, vocab, hidden, dtype, threads)
+    for rows in (1, 2, 7, 8, 9, 20, 130):
+        generator = torch.Generator().manual_seed(rows)
+        x = torch.randn(rows, hidden, generator=generator).to(dtype)
+        masks = random_masks(random, rows, vocab)
+        whole = head.all(x)
+        logits, tokens = head.among(x, masks)
+        for row, mask in enumerate(masks):
+            may = allowed(mask, vocab)
+            assert (logits[row][may].view(np.int32) == whole[row][may].view(np.int32)).all()
+            # The others are right or were left alone.
+            others = logits[row][~may]
+            assert (np.isnan(others) | (others == whole[row][~may])).all()
+        assert tokens.tolist() == greedy_tokens(torch.from_numpy(whole), masks).tolist()
+        row = rows // 2
+        alone, token = head.among(x[row : row + 1].clone(), masks[row : row + 1])
+        may = allowed(masks[row], vocab)
+        assert (alone[0][may] == logits[row][may]).all() and token[0] == tokens[row]
+
+
+def test_panels_in_which_nobody_may_choose_are_left_out(library: ctypes.CDLL) -> None:
+    vocab, rows = 20 * PANEL, 3
+    head = Head(library, vocab, 32, torch.float32, 2)
+    masks = []
+    for row in range(rows):
+        bits = np.zeros(vocab, bool)
+        bits[5 * row * PANEL + 7] = True
+        masks.append(np.packbits(bits, bitorder="little").view(np.int32))
+    logits, tokens = head.among(torch.randn(rows, 32), list(masks))
+    written = ~np.isnan(logits)
+    for row in range(rows):
+        panels = np.flatnonzero(written[row].reshape(-1, PANEL).any(1))
+        assert panels.tolist() == [5 * row]
+    assert tokens.tolist() == [7, 5 * PANEL + 7, 10 * PANEL + 7]
+
+
+def test_no_masks_and_no_tokens(library: ctypes.CDLL) -> None:
+    head = Head(library, 100, 16, torch.bfloat16, 2)
+    x = torch.randn(4, 16).to(torch.bfloat16)
+    logits = np.full((4, 100), np.nan, np.float32)
+    library.rl_logits(
+        head.team.handle,
+        ctypes.addressof(head.model),
+        x.data_ptr(),
+        4,
+        None,
+        logits.ctypes.data,
+        None,
+    )
+    assert np.array_equal(logits, head.all(x))

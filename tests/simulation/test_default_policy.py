@@ -1,0 +1,27 @@
+"""What the default policy was chosen for, on a load made to starve (docs/simulation.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.synthetic_traces import write_trace
+from rootlace.runtime.config import SchedulerConfig
+from rootlace.runtime.simulation.cost import DEFAULT_COST, read_cost
+from rootlace.runtime.simulation.policies import parse_policy
+from rootlace.runtime.simulation.study import run_study
+from rootlace.runtime.simulation.trace import read_trace
+from rootlace.runtime.simulation.workload import Load, Workload
+
+
+def test_longest_prefix_first_starves_without_aging_and_not_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "hot-and-cold.jsonl"
+    write_trace("hot-and-cold", 4000, 0, path)
+    workload = Workload(read_trace(path), Load(rate=2.0, granularity=32))
+    names = [SchedulerConfig().policy, "lpm-no-aging", "fcfs"]
+    policies = [parse_policy(name) for name in names]
+    reports = run_study(workload, policies, [125_000], read_cost(DEFAULT_COST)).reports
+    default, starves, fcfs = reports
+    assert starves.waiting[2] > 2 * fcfs.waiting[2]
+    assert starves.longest_overtaking > 5 * default.longest_overtaking
+    assert default.waiting[2] <= 1.2 * fcfs.waiting[2]
+    assert default.hit_rate >= 0.96 * max(report.hit_rate for report in reports)
