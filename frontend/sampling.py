@@ -6,6 +6,7 @@ rest of the package handles, so that a program's defaults and one `gen`'s option
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -38,6 +39,9 @@ OPTIONS = PARAMS | CONSTRAINTS | ALIASES.keys() | NO_EFFECT
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
 EVERYDAY = frozenset({"type", "choices"})
+
+# Constraints of texts no longer than this are built once.
+_REMEMBERED_LENGTH = 1 << 14
 
 # A number ends where the model writes white space: the pattern admits it and the stop strings cut
 # it off again. Without it, a model that does not feel like stopping would write digits for ever.
@@ -163,8 +167,27 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
     name = next((name for name in SOURCES if name in options), None)
     if name is None:
         return None
-    kind, source = _READERS[name](options[name])
-    return Constraint(kind, source, **_manners(options))  # type: ignore[arg-type]
+    value = options[name]
+    manners = [options.get(manner) for manner in MANNERS]
+    if isinstance(value, str) and len(value) <= _REMEMBERED_LENGTH:
+        try:
+            return _remembered(name, value, *manners)
+        except TypeError:
+            pass  # a manner that cannot be hashed: what is wrong with it is said below
+    return _built(name, value, *manners)
+
+
+def _built(name: str, value: Any, *manners: Any) -> Constraint:
+    """`manners` in the order of `MANNERS`, None where there is none."""
+    kind, source = _READERS[name](value)
+    given = {name: value for name, value in zip(MANNERS, manners, strict=True) if value is not None}
+    return Constraint(kind, source, **_manners(given))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=128, typed=True)
+def _remembered(name: str, value: str, *manners: Any) -> Constraint:
+    """The same: programs ask for the same text again and again."""
+    return _built(name, value, *manners)
 
 
 def _manners(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class GatewayConfig:
     max_connections: int = 1024
     max_branches: int = 65536
     max_message_bytes: int = 64 * 2**20
-    stream_interval: Annotated[float, Meta(ge=0)] = 0.005
+    stream_interval: Annotated[float, Meta(ge=0)] = 0.02
     """Seconds between two pieces of a stream, where tokens come faster (0: each by itself). The
     first piece never waits."""
     client_timeout: float = 30.0

@@ -97,7 +97,7 @@ def serve(
     stream_interval: Annotated[
         float,
         typer.Option(min=0, help="Seconds between pieces of a stream, where tokens come faster."),
-    ] = 0.005,
+    ] = 0.02,
     dtype: Annotated[Dtype, typer.Option(help="Weights and KV cache; auto is as stored.")] = (
         Dtype.auto
     ),

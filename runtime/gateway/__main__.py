@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -59,6 +60,9 @@ async def _run(config: GatewayProcessConfig) -> None:
     ready = asyncio.Event()
 
     def on_ready(listening: Listening) -> None:
+        # What is here now stays: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
         ready.set()
         _say(msgspec.json.encode(listening))
 

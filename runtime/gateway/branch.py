@@ -6,9 +6,9 @@ import asyncio
 import logging
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -72,7 +72,8 @@ class Work:
 
 
 class Branch:
-    """Runs its work in order, one at a time, in a task that lives only while there is some."""
+    """Runs its work in order, one at a time: at once as far as it need not wait for anything, then
+    in a task that lives only while there is some."""
 
     def __init__(
         self, branch_id: int, program: str, namespace: str, emit: Callable[[Event], None]
@@ -84,13 +85,21 @@ class Branch:
         self.error: RootlaceError | None = None
         self._emit = emit
         self._queue: deque[Work] = deque()
+        self._working = False
         self._task: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[object] | None = None
 
     def post(self, work: Work) -> None:
         self._queue.append(work)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain())
+        if self._working:
+            return
+        self._working = True
+        drain = self._drain()
+        try:
+            waiting = drain.send(None)
+        except StopIteration:
+            return  # as most do: to open, to append, to close
+        self._task = asyncio.get_running_loop().create_task(_go_on(drain, waiting))
 
     def interrupt(self, error: RootlaceError) -> None:
         """Break the branch now: what runs and all that is queued fails."""
@@ -122,6 +131,7 @@ class Branch:
                 work.done()
             if event is not None:
                 self._emit(event)
+        self._working = False
         self._task = None
 
     async def _outcome(self, work: Work) -> Event | None:
@@ -143,3 +153,29 @@ class Branch:
     def _break(self, error: RootlaceError) -> None:
         if self.error is None:
             self.error = error
+
+
+async def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> None:
+    """Await a coroutine that has begun, and waits for `waiting`."""
+    await _Begun(coroutine, waiting)
+
+
+class _Begun:
+    """What is left of a coroutine, as something to await."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waiting: Any) -> None:
+        self._coroutine = coroutine
+        self._waiting = waiting
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        coroutine, waiting = self._coroutine, self._waiting
+        try:
+            while True:
+                try:
+                    said = yield waiting
+                except BaseException as error:  # the task is cancelled
+                    waiting = coroutine.throw(error)
+                else:
+                    waiting = coroutine.send(said)
+        except StopIteration:
+            return

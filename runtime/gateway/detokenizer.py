@@ -85,7 +85,9 @@ class Detokenizer:
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
         else:
-            self._decode(b"".join([table[i] for i in context[-_CONTEXT_TOKENS:]]))
+            last = list(context[-_CONTEXT_TOKENS:])
+            if _may_end_inside(table, last):
+                self._decode(b"".join([table[i] for i in last]))
 
     @property
     def clean(self) -> bool:
@@ -156,6 +158,14 @@ class _Window:
         before = self._fast.decode(self._ids[: self._said], skip_special_tokens=self._skip)
         whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
         return whole[len(before) :]
+
+
+def _may_end_inside(table: TokenBytes, token_ids: list[int]) -> bool:
+    """Whether these may end in the beginning of a character: not behind an ASCII one."""
+    for token_id in reversed(token_ids):
+        if data := table[token_id]:
+            return data[-1] >= 0x80
+    return False
 
 
 @functools.cache

@@ -6,6 +6,8 @@ import asyncio
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rootlace.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
 from rootlace.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
 from rootlace.runtime.engine.messages import Submit, Update
@@ -128,15 +130,18 @@ def _add_piece(state: BranchState, piece: Piece) -> None:
 
 async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:
     vocabulary = gateway.model_info.vocab_size
-    least, most = min(ids, default=0), max(ids, default=0)
-    if least < 0 or most >= vocabulary:
+    try:
+        added = array("i", ids)
+    except OverflowError:
+        added = None
+    # Negative ids are large ones without a sign.
+    if added is None or (added and np.frombuffer(added, np.uint32).max() >= vocabulary):
         bad = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
         raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
     state = branch.state
     if state.begin is None:
         state.begin = False
     await settle(gateway, branch, everything=bool(state.pending))
-    added = array("i", ids)
     state.ids.extend(added)
     state.gained.append(added)
 

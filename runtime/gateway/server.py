@@ -44,6 +44,7 @@ MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
 
+_ops = msgspec.msgpack.Decoder(list[Op])
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _op = msgspec.msgpack.Decoder(Op)
 _anything = msgspec.msgpack.Decoder()
@@ -180,11 +181,20 @@ class ProgramServer:
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
         """Hand operations to the session. One that is malformed fails alone."""
+        session = connection.session
+        try:
+            session.handle(_ops.decode(frame))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._operate_each(session, frame)
+        if session.closed:
+            self._forget(connection)
+
+    def _operate_each(self, session: Session, frame: bytes) -> None:
+        """One by one, for something in the frame is malformed."""
         try:
             raws = _raw_ops.decode(frame)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ProtocolError(f"not a list of operations: {error}") from error
-        session = connection.session
         for raw in raws:
             try:
                 op = _op.decode(raw)
@@ -193,8 +203,6 @@ class ProgramServer:
                 session.reject(number, branch, _as_typed(error, number))
             else:
                 session.handle([op])
-        if session.closed:
-            self._forget(connection)
 
     # ------------------------------------------------------------ sending
 

@@ -368,3 +368,16 @@ def test_a_trace_shows_the_type() -> None:
 def test_a_wrong_manner_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name}: "):
         rl.gen("x", regex="a", **{name: value})
+
+
+def test_what_is_remembered_of_a_text_is_not_mistaken_for_another() -> None:
+    asked = {"regex": "[0-9]+", "strict": True}
+    first = sampling.constraint(asked)
+    assert first == sampling.constraint(dict(asked)) == Constraint("regex", "[0-9]+", strict=True)
+    assert sampling.constraint({"regex": "[0-9]+"}) == Constraint("regex", "[0-9]+")
+    ebnf = sampling.constraint({"ebnf": "[0-9]+"})
+    assert ebnf is not None and ebnf.kind == "ebnf"
+    for wrong in ({"strict": 1}, {"strict": []}, {"whitespace": "tabs"}):
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+                sampling.constraint({"regex": "[0-9]+", **wrong})

@@ -52,6 +52,17 @@ def prompt_of(client: Client, index: int = -1) -> list[int]:
     return unpack_ids(client.engine.submitted[index].token_ids).tolist()
 
 
+async def test_what_need_not_wait_is_done_at_once(client: MakeClient) -> None:
+    c = client()
+    c.send(Open(1, 1), Append(2, 1, text("Once")), Open(3, 2, parent=1), Generate(4, 2))
+    assert len(c.engine.submitted) == 1, "the fork and its request wait for nobody"
+    c.send(Append(5, 2, text("more")), Cancel(6, 2), Close(7, 2))
+    assert isinstance(await c.result(4), Failed)
+    assert isinstance(await c.result(5), Failed)
+    assert isinstance(await c.result(7), Done)
+    assert isinstance(await c.result(2), Done)
+
+
 async def test_open_append_generate_streams(client: MakeClient) -> None:
     c = client()
     words = c.gateway.tokenizer.encode(" there was a little girl", add_special_tokens=False)[1:]
@@ -449,6 +460,7 @@ async def test_context_length(client: MakeClient, stories: Tokenizer) -> None:
     [
         (Append(2, 1, (Tokens((99999,)),)), "99999 is not a token id"),
         (Append(2, 1, (Tokens((-1,)),)), "-1 is not a token id"),
+        (Append(2, 1, (Tokens((5, 2**40)),)), "1099511627776 is not a token id"),
         (Append(2, 1, (Quote(77),)), "quoted branch 77 is not open"),
         (Append(2, 1, (Text("\ud800"),)), "not valid Unicode"),
         (Generate(2, 1, params=SamplingParams(stop_token_ids=(5000,))), "stop_token_ids: 5000"),
