@@ -216,7 +216,7 @@ def test_mixed_steps_feed_and_are_fed(llama: Path) -> None:
     same(results[1], results[0])
     for one, other in zip(results[1], results[0], strict=True):
         for a, b in zip(one.prompt_scores, other.prompt_scores, strict=True):
-            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=1e-5, atol=5e-5)
             assert a.top_ids.tolist() == b.top_ids.tolist()
 
 
