@@ -10,8 +10,9 @@ requests, token ids and one request each, and once as programs of the DSL.
 
 Printed per model and workload: wall time and mean time to the first token of each engine, how many
 times longer the best peer takes, programs over raw requests, and the floor, the least time that
-the machine could take (benchmarks/peers_parts/floors.py has the formula). Medians over repetitions,
-each with a seed of its own. Engines that are slow do a part of a workload (`--peer-scale`), which
+the machine could take (benchmarks/peers_parts/floors.py has the formula; `all flops` is the bound
+that counts attention and the products of decode steps, too). Medians over repetitions, each with a
+seed of its own. Engines that are slow do a part of a workload (`--peer-scale`), which
 the table marks.
 """
 
@@ -36,6 +37,10 @@ from benchmarks.peers_parts.options import checkpoint, parse_arguments
 from benchmarks.peers_parts.report import PROGRAMS, RAW, Results, met_line
 from benchmarks.peers_parts.turns import measure_model
 from benchmarks.peers_parts.workloads import DESCRIPTIONS, WORKLOADS
+
+
+TABLE_WIDTH = 110
+"""Columns of text: all engines, ratios and floors."""
 
 
 def floors_of(
@@ -118,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         of_size = [row for row in rows if row.model == size]
         floors[size] = floors_of(of_size, model, arguments, ceilings)
     results = Results(rows, floors)
+    # A narrow terminal breaks the lines; a table without its last columns would be worse.
+    console.width = max(console.width, TABLE_WIDTH)
     for size in arguments.sizes:
         console.print(results.wall_table(size))
         console.print(results.ttft_table(size))

@@ -171,11 +171,11 @@ class Results:
     # ------------------------------------------------------------ tables
 
     def wall_table(self, model: str) -> Table:
-        """A line per workload: seconds of each engine, what follows from them, and the floor."""
-        columns = (RAW, *self.peers, "ratio", "programs", "floor", "over it")
+        """A line per workload: seconds of each engine, what follows from them, and the floors."""
+        columns = (RAW, *self.peers, "ratio", "programs", "floor", "over it", "all flops", "over")
         table = _table(f"Model {model}: wall time in seconds", columns)
         ratios, programs = self.ratios()[model], self.programs_over_raw()[model]
-        over = self.over_floor()[model]
+        over, over_flops = self.over_floor()[model], self.over_floor("arithmetic_s")[model]
         for workload in self.workloads:
             floor = self.floors.get(model, {}).get(workload)
             table.add_row(
@@ -185,6 +185,8 @@ class Results:
                 _times(programs.get(workload)),
                 f"{floor['floor_s']:.3f}" if floor else "",
                 _times(over.get(workload)),
+                f"{floor['arithmetic_s']:.3f}" if floor else "",
+                _times(over_flops.get(workload)),
             )
         return table
 
