@@ -13,6 +13,9 @@ GPU_PYTHON ?= $(or $(PYTHON),python3)
 GPU_PYTHON_VERSION ?= 3.12
 RESULTS ?= benchmarks/results
 
+# Tests run in so many processes, each file's in one. No test knows of it.
+WORKERS ?= 2
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
@@ -52,8 +55,8 @@ demo: $(READY)
 # compiler the tests of them are skipped.
 test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
-	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest tests/gpu --on-cpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/gpu --on-cpu
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

@@ -6,6 +6,10 @@ import os
 import random
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many threads as workers, not as many per worker. Read where torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 import torch
