@@ -50,7 +50,8 @@ def on_cpu(
 ) -> CpuModel:
     """Load the weights and allocate the KV pool.
 
-    Raises `InvalidRequest` where native kernels are asked for and cannot be had.
+    Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
+    asked for does not fit into memory.
     """
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     library = _library(config, kv_dtype, executor.kernels, progress)
@@ -59,7 +60,13 @@ def on_cpu(
         blocks = kv_pool.choose_num_blocks(
             config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype
         )
-        return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)
+        try:
+            return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(
+                f"main memory has no room for a KV cache of {blocks} blocks of "
+                f"{cache.block_size} tokens: {error}"
+            ) from error
 
     if library is not None:
         # What torch is left with is too little for threads of its own, which would spin beside

@@ -72,7 +72,8 @@ def allocate(
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
     are never written cost no memory. There pages are huge where the system gives such: blocks lie
-    all over the cache, and attention would else look up a page for each.
+    all over the cache, and attention would else look up a page for each. There raises OSError if
+    the system has no room for it.
     """
     shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
     if device.type == "cpu":

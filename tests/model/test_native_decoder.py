@@ -27,7 +27,7 @@ from rootlace.runtime.model.runner import ModelRunner
 from rootlace.runtime.scheduler.plan import StepResult, TokenScores
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
-from tests.native import native_library
+from tests.native import native_library, skip_without
 
 VOCAB = SHAPE["vocab_size"]
 SIZE = 4
@@ -247,6 +247,15 @@ def test_what_is_asked_for(folder: Path) -> None:
     assert load_runner(folder, kv_dtype="fp8_e4m3").kernels == "reference"
     with pytest.raises(InvalidRequest, match="float8"):
         load_runner(folder, kernels="native", kv_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("blocks", [1 << 40, 1 << 60])
+def test_a_pool_that_memory_has_no_room_for(folder: Path, kernels: str, blocks: int) -> None:
+    skip_without(kernels)
+    executor = ExecutorConfig(model=str(folder), kernels=kernels)
+    with pytest.raises(InvalidRequest, match=rf"no room for a KV cache of {blocks} blocks"):
+        ModelRunner.load(executor, CacheConfig(16, blocks), 64, 4)
 
 
 def test_progress(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

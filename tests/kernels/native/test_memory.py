@@ -1,0 +1,87 @@
+"""Memory in huge pages: where it begins, how long it lives, what happens where there is none."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rootlace.kernels.native.memory import HUGE_PAGE, mapped
+
+MIB = 1 << 20
+STATM = Path("/proc/self/statm")
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, HUGE_PAGE, HUGE_PAGE + 1])
+def test_is_zero_and_aligned(size: int) -> None:
+    memory = mapped(size)
+    assert memory.dtype == torch.uint8 and memory.shape == (size,)
+    assert size == 0 or memory.data_ptr() % HUGE_PAGE == 0
+    assert not memory.any()
+    memory.fill_(255)  # all of it may be written
+    assert int(memory.sum(dtype=torch.int64)) == 255 * size
+
+
+def test_takes_tensors_of_any_kind() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
+        tensor = mapped(24 * dtype.itemsize).view(dtype).view(2, 3, 4)
+        assert tensor.is_contiguous() and tensor.dtype == dtype
+
+
+def _pages() -> int:
+    """Of the address space of this process."""
+    return int(STATM.read_text().split()[0])
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="asks Linux how much memory is mapped")
+def test_lives_as_long_as_a_view_of_it() -> None:
+    size = 512 * MIB  # never touched
+    pages = size // mmap.PAGESIZE
+    gc.collect()
+    before = _pages()
+    memory = mapped(size)
+    memory[5] = 7
+    view = memory[:64].view(torch.int32)
+    del memory
+    gc.collect()
+    assert _pages() - before >= pages and view[1] == 7 << 8
+    del view
+    gc.collect()
+    assert _pages() - before < pages
+
+
+def test_no_room_is_an_error() -> None:
+    with pytest.raises(OSError, match="memory"):
+        mapped(1 << 60)
+
+
+def test_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("rootlace.kernels.native.memory.mmap.mmap", Refusing)
+    assert mapped(100).shape == (100,)
+    monkeypatch.undo()
+    monkeypatch.delattr("rootlace.kernels.native.memory.mmap.MADV_HUGEPAGE", raising=False)
+    assert mapped(100).shape == (100,)
+
+
+def test_is_given_back_when_the_program_ends() -> None:
+    """In whatever order modules, tensors and memory go: nothing is said and nothing crashes."""
+    program = (
+        "import torch\n"
+        "from rootlace.kernels.native.memory import mapped\n"
+        f"kept = [mapped({3 * MIB}).view(torch.float32) for _ in range(3)]\n"
+        "kept.append(kept)\n"
+        "kept[0].fill_(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
