@@ -43,7 +43,7 @@ class HybridGrammar:
 
     Every mask that llguidance makes at a state is compared with what the automaton says of it: all
     that is declared must be in it, and nothing that could not begin at a mark. Should the two not
-    agree, the automaton is given up, and all go on in llguidance.
+    agree, the automaton is given up, and all go on in llguidance from their next token on.
     """
 
     backend = "llguidance"
@@ -87,7 +87,7 @@ class HybridGrammar:
         """The state after a token that is allowed at `state`."""
         if token_id in self.vocabulary.eos_token_ids:
             found = _ENDED
-        elif state < 0:
+        elif state < 0 or not self.trusted:
             return _BEYOND
         else:
             data = self.vocabulary.token_bytes[token_id]
@@ -104,9 +104,12 @@ class HybridGrammar:
     def keep(self, state: int, row: MaskRow, words: np.ndarray) -> None:
         """Take llguidance's mask of a state in, for all."""
         if self.trusted and not self._agrees(state, words):
-            self.trusted = False
             log.warning("a schema's automaton and llguidance do not agree; it is not used")
-        self.table.store(row.row, words)
+            self.trusted = False
+            self.steps.clear()
+            self.places.forget()
+        if self.trusted:
+            self.table.store(row.row, words)
 
     def _agrees(self, state: int, words: np.ndarray) -> bool:
         try:
@@ -229,8 +232,9 @@ class HybridMatcher:
         return not self._error
 
     def mask_row(self) -> MaskRow | None:
-        place = self._place
-        row = self._grammar.table.row(place.state) if place.state >= 0 else None
+        place, grammar = self._place, self._grammar
+        # Of a state that is not trusted even two requests of one step may need different masks.
+        row = grammar.table.row(place.state) if place.state >= 0 and grammar.trusted else None
         if row is not None and row.address:
             place.mask = self.ready = row
         return row
@@ -259,7 +263,7 @@ class HybridMatcher:
     def _go(self, token_id: int, after: int) -> None:
         places, place = self._grammar.places, self._place
         following = places.of(after)
-        if place.state >= 0 and after >= 0 and self._goes_on(after):
+        if place.state >= 0 and after >= 0 and self._goes_on(after) and self._grammar.trusted:
             places.lead(place, token_id, following)
         self._tokens.append(token_id)
         self._before.append(place)

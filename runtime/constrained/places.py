@@ -42,8 +42,17 @@ class Places:
     def lead(self, place: Place, token_id: int, after: Place) -> None:
         """Remember a step."""
         if self._steps >= MAX_STEPS:
-            self._steps = 0
-            for one in list(self._places.values()):
-                one.onward = {}
+            self._forget_steps()
         self._steps += token_id not in place.onward
         place.onward[token_id] = after
+
+    def forget(self) -> None:
+        """Forget masks and steps."""
+        self._forget_steps()
+        for place in list(self._places.values()):
+            place.mask = None
+
+    def _forget_steps(self) -> None:
+        self._steps = 0
+        for place in list(self._places.values()):
+            place.onward = {}

@@ -248,22 +248,62 @@ def test_a_second_request_does_not_ask_llguidance(
         assert (matcher._own is None) == bool(attempt)
 
 
-def test_an_automaton_of_something_else_is_given_up(
-    compilers: tuple[GrammarCompiler, GrammarCompiler],
-) -> None:
+@pytest.fixture
+def wrong(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> HybridGrammar:
+    """With the automaton of another schema."""
     compiler, alone = compilers
-    vocabulary = compiler.vocabulary
-    wrong = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}})
-    assert wrong is not None
-    schema = json.dumps(SCHEMAS["required"])
-    inner = alone.compile(json_schema=schema)
-    assert isinstance(inner, LLGuidanceGrammar)
-    grammar = HybridGrammar(
-        vocabulary, inner, LazyDfa(wrong, 1000), inner.canonicalizer, max_table_bytes=1 << 20
+    regex = declared_part({"type": "object", "properties": {"age": {"type": "boolean"}}})
+    inner = alone.compile(json_schema=json.dumps(SCHEMAS["required"]))
+    assert isinstance(inner, LLGuidanceGrammar) and regex is not None
+    return HybridGrammar(
+        compiler.vocabulary,
+        inner,
+        LazyDfa(regex, 1000),
+        inner.canonicalizer,
+        max_table_bytes=1 << 20,
     )
-    Walker(vocabulary, 3).walk(grammar.matcher(), inner.matcher(), 20)
-    assert not grammar.trusted
-    assert not isinstance(grammar.matcher(), HybridMatcher)
+
+
+def test_an_automaton_of_something_else_is_given_up(wrong: HybridGrammar) -> None:
+    Walker(wrong.vocabulary, 3).walk(wrong.matcher(), wrong.inner.matcher(), 20)
+    assert not wrong.trusted
+    assert not isinstance(wrong.matcher(), HybridMatcher)
+
+
+def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
+    wrong: HybridGrammar,
+) -> None:
+    vocabulary = wrong.vocabulary
+    start, behind, inside = (vocabulary.byte_tokens[byte] for byte in b'{"a')
+    first, second = wrong.matcher(), wrong.matcher()
+    assert first.allowed_mask()[start] and first.advance(start)
+    assert first.mask_row() is not None, "an unfilled row"
+    assert second.mask_row() is not None
+
+    breaker = wrong.matcher()
+    for byte in b'{"age":':
+        assert breaker.advance(vocabulary.byte_tokens[byte])
+    wanted = wrong.inner.matcher()
+    assert all(wanted.advance(vocabulary.byte_tokens[byte]) for byte in b'{"age":')
+    row = breaker.mask_row()
+    assert row is not None and wrong.trusted
+    np.testing.assert_array_equal(breaker.allowed_mask(), wanted.allowed_mask())
+    assert not wrong.trusted
+    assert not wrong.table.filled(row.row), "the mask of one text is not that of all"
+    assert breaker.mask_row() is None
+
+    for matcher, text in ((first, (behind, inside)), (second, (start, behind, inside))):
+        assert isinstance(matcher, HybridMatcher)
+        assert matcher.mask_row() is None, "two requests of a step never share one"
+        alone = wrong.inner.matcher()
+        if matcher is first:
+            assert alone.advance(start)
+        for token in text:
+            assert not matcher.went_on(token, False)
+            np.testing.assert_array_equal(matcher.allowed_mask(), alone.allowed_mask())
+            assert matcher.advance(token) and alone.advance(token)
+            assert not matcher.declared
+        Walker(vocabulary, 5).walk(matcher, alone, 20)
 
 
 def test_no_row_is_needed(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> None:
