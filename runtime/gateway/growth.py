@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.core import Gateway
 
 
+# Short texts behind each other become one piece of up to so many characters: a program that appends
+# word by word would else make each append dearer than the one before.
+_JOINED_CHARACTERS = 4096
+
+
 async def append(
     gateway: Gateway, branch: Branch, op: Append, quotes: list[asyncio.Future[Any]]
 ) -> Event:
@@ -123,9 +128,14 @@ def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
 def _add_piece(state: BranchState, piece: Piece) -> None:
     if state.begin is None and not (piece.special and not piece.text):
         state.begin = not piece.special
-    if piece.text:
+    if not piece.text:
+        return
+    state.gained.append(piece)
+    *before, last = state.pending or (Piece("", piece.special),)
+    if last.special == piece.special and len(last.text) + len(piece.text) <= _JOINED_CHARACTERS:
+        state.pending = (*before, Piece(last.text + piece.text, piece.special))
+    else:
         state.pending += (piece,)
-        state.gained.append(piece)
 
 
 async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:

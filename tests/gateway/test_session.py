@@ -109,6 +109,19 @@ async def test_generated_ids_are_kept(client: MakeClient) -> None:
     assert prompt_of(c) == tokenizer.encode("Say") + ids + after
 
 
+async def test_many_short_appends_are_one_text(client: MakeClient) -> None:
+    c = client()
+    words = [f" w{i}" for i in range(2000)]
+    c.send(Open(1, 1), *(Append(2 + i, 1, text(word)) for i, word in enumerate(words)))
+    await c.result(2001)
+    branch = c.session._branches[1]
+    assert 1 < len(branch.state.pending) < 10
+    assert "".join(piece.text for piece in branch.state.pending) == "".join(words)
+    c.send(Append(3000, 1, (Text("<s>", special=True), Text("<s>"), Text("</s>", special=True))))
+    await c.result(3000)
+    assert branch.state.pending[-3:] == (Piece("<s>", True), Piece("<s>"), Piece("</s>", True))
+
+
 def ids_of_words(client: Client, words: str) -> list[int]:
     return client.gateway.tokenizer.encode_pieces((Piece(words),), previous=5)
 
