@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -43,6 +43,10 @@ SEND_HWM = 1000
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
+# A frame may have work for a second; after so much of it others have their turn. Not where more
+# operations than this wait: memory is to be bounded, too.
+TURN_SECONDS = 0.005
+MAX_WAITING_OPS = 1 << 14
 
 _ops = msgspec.msgpack.Decoder(list[Op])
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -50,14 +54,25 @@ _op = msgspec.msgpack.Decoder(Op)
 _anything = msgspec.msgpack.Decoder()
 
 
+class _Malformed(NamedTuple):
+    """An operation that could not be decoded: its number and branch, as far as they can be read."""
+
+    op: int
+    branch: int | None
+    error: RootlaceError
+
+
 class Connection:
-    """A peer that said hello: its session and what could not be sent to it yet."""
+    """A peer that said hello: its session, what it asked for and is still to be begun, and what
+    could not be sent to it yet."""
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.session: Session
         self.heard = now
         self.spoke = now
+        self.asked: deque[Op | _Malformed] = deque()
+        self.scheduled = False
         self.backlog: deque[bytes] = deque()
         self.backlog_bytes = 0
 
@@ -180,29 +195,34 @@ class ProgramServer:
         self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, self._gateway.model_info)])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
-        """Hand operations to the session. One that is malformed fails alone."""
-        session = connection.session
+        """Take operations in. One that is malformed fails alone."""
         try:
-            session.handle(_ops.decode(frame))
+            connection.asked.extend(_ops.decode(frame))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._operate_each(session, frame)
-        if session.closed:
-            self._forget(connection)
+            connection.asked.extend(_decode_each(frame))
+        if not connection.scheduled or len(connection.asked) > MAX_WAITING_OPS:
+            self._work(connection)
 
-    def _operate_each(self, session: Session, frame: bytes) -> None:
-        """One by one, for something in the frame is malformed."""
-        try:
-            raws = _raw_ops.decode(frame)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ProtocolError(f"not a list of operations: {error}") from error
-        for raw in raws:
+    def _work(self, connection: Connection) -> None:
+        """Hand operations to the session, for a turn."""
+        asked, session = connection.asked, connection.session
+        connection.scheduled = False
+        end = time.monotonic() + TURN_SECONDS
+        while asked:
+            op = asked.popleft()
             try:
-                op = _op.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                number, branch = _identify(raw)
-                session.reject(number, branch, _as_typed(error, number))
-            else:
-                session.handle([op])
+                if isinstance(op, _Malformed):
+                    session.reject(*op)
+                else:
+                    session.handle([op])
+            except Exception:
+                log.exception("an operation could not be handled")
+            if session.closed:
+                self._forget(connection)
+            elif asked and len(asked) <= MAX_WAITING_OPS and time.monotonic() >= end:
+                connection.scheduled = True
+                asyncio.get_running_loop().call_soon(self._work, connection)
+                return
 
     # ------------------------------------------------------------ sending
 
@@ -284,7 +304,24 @@ class ProgramServer:
         self._connections.pop(connection.identity, None)
         self._behind.discard(connection)
         connection.backlog.clear()
+        connection.asked.clear()
         connection.session.close()
+
+
+def _decode_each(frame: bytes) -> list[Op | _Malformed]:
+    """One by one, for something in the frame is malformed. Raises ProtocolError for no list."""
+    try:
+        raws = _raw_ops.decode(frame)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a list of operations: {error}") from error
+    found: list[Op | _Malformed] = []
+    for raw in raws:
+        try:
+            found.append(_op.decode(raw))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            number, branch = _identify(raw)
+            found.append(_Malformed(number, branch, _as_typed(error, number)))
+    return found
 
 
 def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:

@@ -235,6 +235,61 @@ def _has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+async def test_a_frame_of_many_operations_leaves_others_their_turn(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "TURN_SECONDS", 0.0)
+    async with world(stories) as here:
+        peer = await here.ready()
+        seen: set[int] = set()
+
+        async def watch() -> None:
+            while True:
+                seen.add(here.gateway.branch_count)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        opens: list[Any] = [Open(op, op) for op in range(1, 201)]
+        # What is sent next waits its turn, and something malformed keeps its place.
+        await peer.socket.send(msgspec.msgpack.encode([*opens, {"type": "open", "op": 201}]))
+        await peer.send(Append(202, 7, (Text("behind"),)), Ping(203))
+        await peer.terminal(203)
+        watching.cancel()
+        assert len(seen) > 150
+        assert [event.op for event in peer.events[1:]] == list(range(1, 204))
+        assert isinstance(peer.events[201], Failed)
+
+        seen.clear()
+        monkeypatch.setattr(server_module, "MAX_WAITING_OPS", 10)
+        watching = asyncio.create_task(watch())
+        await peer.send(*(Open(300 + op, 300 + op) for op in range(200)))
+        await peer.terminal(499)
+        watching.cancel()
+        assert len(seen) < 20, "not more than ten waited"
+
+
+async def test_what_a_client_asked_for_ends_with_it(
+    stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "TURN_SECONDS", 0.0)
+    async with world(stories) as here:
+        peer = await here.ready()
+        await peer.send(Open(1, 1), Goodbye(2), *(Open(op, op) for op in range(3, 100)))
+        await peer.terminal(2)
+        await until(lambda: not here.gateway.session_count)
+        assert here.gateway.branch_count == 0
+        assert [event.op for event in peer.events[1:]] == [1, 2]
+
+        other = await here.ready()
+        await other.send(*(Open(op, op) for op in range(1, 1000)))
+        await until(lambda: here.gateway.branch_count > 5)
+        assert here.gateway.branch_count < 999
+        (connection,) = here.server._connections.values()
+        here.server._drop(connection, "a test")
+        await asyncio.sleep(0.01)
+        assert here.gateway.branch_count == 0 and not connection.asked
+
+
 async def test_an_ipv6_address(stories: Tokenizer) -> None:
     async with world(stories, program_address="tcp://[::1]:0") as w:
         assert w.address.startswith("tcp://[::1]:")
