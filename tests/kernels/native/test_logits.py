@@ -166,3 +166,21 @@ def test_no_masks_and_no_tokens(library: ctypes.CDLL) -> None:
         None,
     )
     assert np.array_equal(logits, head.all(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_is_not_numbers_has_no_token_and_spoils_no_other(
+    library: ctypes.CDLL, dtype: torch.dtype
+) -> None:
+    vocab, hidden, rows = 700, 48, 20
+    random = np.random.default_rng(1)
+    head = Head(library, vocab, hidden, dtype, 2)
+    x = torch.randn(rows, hidden).to(dtype)
+    masks = random_masks(random, rows, vocab)
+    _, expected = head.among(x, masks)
+    for bad in range(rows):
+        spoilt = x.clone()
+        spoilt[bad, bad] = torch.nan
+        _, tokens = head.among(spoilt, masks)
+        assert tokens[bad] == -1
+        assert np.delete(tokens, bad).tolist() == np.delete(expected, bad).tolist()

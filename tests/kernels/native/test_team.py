@@ -97,6 +97,18 @@ def test_callers_take_turns(library: ctypes.CDLL) -> None:
     assert not faults
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_only_wait_are_left_out_and_come_back(
+    library: ctypes.CDLL, threads: int
+) -> None:
+    """Regions of one task at a time for longer than `WINDOW` of team.cpp, among others."""
+    team = Team(library, threads)
+    for _ in range(4):
+        check(library, team, 100, 1, 8_000_000)
+        for _ in range(20):
+            check(library, team, 5, 9, 1000)
+
+
 def test_teams_come_and_go(library: ctypes.CDLL) -> None:
     before = psutil.Process().num_threads()
     for _ in range(20):
