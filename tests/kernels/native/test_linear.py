@@ -144,7 +144,7 @@ def test_gated_products_are_those_of_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("epilogue", list(Epilogue))
-@pytest.mark.parametrize("outputs, inputs", [(50, 33), (336, 96), (64, 4100)])
+@pytest.mark.parametrize("outputs, inputs", [(50, 33), (336, 96), (50, 701), (64, 4100)])
 def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
     machine: Machine, outputs: int, inputs: int, epilogue: Epilogue, dtype: torch.dtype
 ) -> None:

@@ -111,7 +111,9 @@ def allowed(mask: np.ndarray | None, vocab: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("vocab, hidden", [(1, 4), (47, 33), (96, 64), (100, 16), (1500, 96)])
+@pytest.mark.parametrize(
+    "vocab, hidden", [(1, 4), (47, 33), (96, 64), (100, 16), (150, 701), (1500, 96)]
+)
 def test_what_may_be_chosen_has_the_bits_of_the_whole_product(
     library: ctypes.CDLL, vocab: int, hidden: int, threads: int, dtype: torch.dtype
 ) -> None:
