@@ -30,6 +30,8 @@ MAX_INTEGER = 2**53
 the ends of 64 bits it ends the process."""
 EXCLUDED = "!excluded"
 """Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
+UNMET = "!unmet"
+"""Our own keyword of a negated keyword that no mask holds: the keyword and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,9 @@ class Cases:
                 for option in lost:
                     partial.notes.update(option.notes)
                 partial.notes.add(_lost(lost, conjunction))
+            if place := _contradiction(partial.leaves):
+                pointer = pointer or place
+                continue
             if partial.choices:
                 options, rest = partial.choices[0], partial.choices[1:]
                 started += len(options) - 1
@@ -385,7 +390,7 @@ class Cases:
             type_, least = _LOST[key]
             says = value is True if key == "uniqueItems" else value is not True and value != {}
             if says:
-                yield made({"type": type_, **least}, lost=True)
+                yield made({"type": type_, **least, UNMET: (key, value)}, lost=True)
         elif key == "$ref":
             yield _Option((Atom(self._checked.target(located), True),))
         elif key in ("$dynamicRef", "$recursiveRef"):
@@ -479,6 +484,30 @@ _LOST: dict[str, tuple[str, dict[str, int]]] = {
     "unevaluatedProperties": ("object", {"minProperties": 1}),
     "unevaluatedItems": ("array", {"minItems": 1}),
 }
+
+
+_ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
+"""Keywords that mean the same whatever stands beside them."""
+
+
+def _contradiction(leaves: list[tuple[Located, dict[str, Any]]]) -> str:
+    """Where a keyword is to hold and not to hold; "" if that is not plain to see."""
+    for located, leaf in leaves:
+        keyword, value = leaf.get(UNMET, ("", None))
+        if keyword not in _ALONE:
+            continue
+        for other, wanted in leaves:
+            same = located.resolver is other.resolver or not isinstance(value, dict)
+            if same and keyword in wanted and _implies(keyword, wanted[keyword], value):
+                return located.pointer
+    return ""
+
+
+def _implies(keyword: str, given: Any, value: Any) -> bool:
+    """Whether all that satisfies the keyword with one value does with another."""
+    if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
+        return given % value == 0
+    return bool(given == value)
 
 
 def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:

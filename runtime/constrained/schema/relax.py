@@ -66,7 +66,8 @@ class _Relaxation:
     def result(self) -> Relaxed:
         shapes, _ = self._shapes_of(self._root)
         if not shapes:
-            raise invalid(self._reasons.get(self._root) or "#", "nothing satisfies the schema")
+            place = _written(self._reasons.get(self._root) or "#", self._root[0].located.schema)
+            raise invalid(place, "nothing satisfies the schema")
         reference = self._part(self._root)
         definitions: dict[str, Any] = {}
         while self._queue:
@@ -200,6 +201,29 @@ def _reduced(conjunction: Conjunction) -> Conjunction:
             and not (atom.located.schema == {} and not atom.negated)
         )
     )
+
+
+def _written(pointer: str, schema: Any) -> str:
+    """A pointer without what we put there ourselves ("not/type!/type"): to the keyword that the
+    user wrote, as far as it leads through `schema`."""
+    first, *parts = pointer.split("/")
+    found, node = [first], schema
+    for part in parts:
+        inner = _member(node, part)
+        if inner is None and "!" in part and _member(node, part.partition("!")[0]) is not None:
+            return "/".join([*found, part.partition("!")[0]])
+        if inner is None:  # another document's
+            return pointer
+        found.append(part)
+        (node,) = inner
+    return pointer
+
+
+def _member(node: Any, part: str) -> tuple[Any] | None:
+    if isinstance(node, list):
+        return (node[int(part)],) if part.isdecimal() and int(part) < len(node) else None
+    name = part.replace("~1", "/").replace("~0", "~")
+    return (node[name],) if isinstance(node, dict) and name in node else None
 
 
 def _place(conjunction: Conjunction, keyword: str) -> str:

@@ -22,7 +22,7 @@ from rootlace.runtime.constrained.schema.conjunction import (
 from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
-from rootlace.runtime.constrained.schema.keys import FALSE, Keys, listed_keys
+from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys, listed_keys
 from rootlace.runtime.constrained.schema.number_shapes import is_number, numbers
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 
@@ -31,6 +31,8 @@ LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "ur
 it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
 """Of so many optional properties the cases are told apart, where their number is bounded."""
+
+_LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 
 Shape = dict[str, Any]
 Leaf = tuple[Located, dict[str, Any]]
@@ -92,16 +94,19 @@ class Shapes:
         if name == "number":
             return numbers(case, [v for _, v in excluded if is_number(v)], notes)
         kind: Any = {"string": str, "array": list, "object": dict}[name]
-        own = set()
+        own: set[Residual] = set()
+        leaves = case.leaves
         for located, value in excluded:
-            if isinstance(value, kind):
-                own.add(Residual(located.pointer.replace("/const!", "/const"), "not"))
+            if isinstance(value, kind) and not value:
+                leaves += ((located, {_LEAST[name]: 1}),)
+            elif isinstance(value, kind):
+                own.add(Residual(located.pointer.removesuffix("!"), "not"))
         if name == "string":
-            found = self._strings(case.leaves, own)
+            found = self._strings(leaves, own)
         elif name == "array":
-            found = self._arrays(case.leaves, own)
+            found = self._arrays(leaves, own)
         else:
-            found = self._objects(case.leaves, own)
+            found = self._objects(leaves, own)
         if found:
             notes |= own
         return found
@@ -270,6 +275,19 @@ class Shapes:
             found += self._split(spec.without(gone), leaves, notes)
         return found
 
+    def no_names(self, leaves: tuple[Leaf, ...]) -> bool:
+        """Whether no key satisfies all `propertyNames`."""
+        names = [
+            self.child(located, "/propertyNames", leaf["propertyNames"])
+            for located, leaf in leaves
+            if "propertyNames" in leaf
+        ]
+        if not names:
+            return False
+        first = names[0].located
+        text = Located({"type": "string"}, first.resolver, NEWEST, f"{first.pointer}!text")
+        return self.empty((Atom(text), *names))
+
     def _none(self, leaves: tuple[Leaf, ...], *keywords: str) -> list[Any]:
         for keyword in keywords:
             for located, leaf in leaves:
@@ -353,6 +371,9 @@ class _Object:
                 notes.add(Residual(f"{keys.pointer}/propertyNames", "propertyNames"))
             else:
                 found, additional = {wanted: additional}, FALSE
+        if shapes.no_names(leaves):
+            properties = dict.fromkeys(properties, FALSE)
+            found, additional = {}, FALSE
         for pattern in list(found):
             if not shapes.takes(pattern):
                 # Keys that match may be had from `additionalProperties` only if that is weaker.
@@ -365,7 +386,10 @@ class _Object:
         for name in required:
             if shapes.empty(properties[name]):
                 applied = properties[name]
-                shapes.reason = applied[0].located.pointer if applied else ""
+                if NEVER in applied:
+                    shapes._none(leaves, "propertyNames")
+                else:
+                    shapes.reason = applied[0].located.pointer if applied else ""
                 return None
         more = not shapes.empty(additional) or any(not shapes.empty(c) for c in found.values())
         return _Object(

@@ -132,6 +132,44 @@ def test_strict_names_what_no_mask_holds(schema: Any, pointer: str, keyword: str
         ({"type": "array", "prefixItems": [True, False], "minItems": 2}, "#/minItems"),
         ({"anyOf": [{"type": "null", "const": 1}, False]}, "#/anyOf/0"),
         ({"not": {}}, "#/not"),
+        ({"type": "string", "not": {"type": "string"}}, "#/not/type"),
+        ({"type": "object", "required": ["a"], "not": {"required": ["a"]}}, "#/not/required"),
+        ({"type": "string", "pattern": "^a+$", "not": {"pattern": "^a+$"}}, "#/not/pattern"),
+        ({"pattern": "^a", "not": {"pattern": "^a"}}, "#/not/pattern"),  # numbers match all
+        ({"type": "integer", "multipleOf": 4, "not": {"multipleOf": 2}}, "#/not/multipleOf"),
+        ({"type": "string", "maxLength": 0, "not": {"const": ""}}, "#/not/const"),
+        ({"type": "array", "maxItems": 0, "not": {"enum": [[], 1]}}, "#/not/enum"),
+        ({"type": "object", "maxProperties": 0, "not": {"const": {}}}, "#/maxProperties"),
+        ({"properties": {"a!b": False}, "type": "object", "required": ["a!b"]}, "#/properties/a!b"),
+        ({"type": "object", "propertyNames": False, "required": ["b"]}, "#/propertyNames"),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^a"}, "required": ["b"]},
+            "#/propertyNames",
+        ),
+        (
+            {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 1}, "required": [""]},
+            "#/propertyNames",
+        ),
+        *(
+            ({"type": "object", "propertyNames": names, "minProperties": 1}, "#/minProperties")
+            for names in (
+                {"not": {}},
+                {"minLength": 5, "maxLength": 3},
+                {"pattern": "^.$", "minLength": 2},
+                {"allOf": [{"const": "a"}, {"const": "b"}]},
+                {"type": ["null", "string"], "not": {"type": "string"}},
+            )
+        ),
+        (
+            {
+                "allOf": [
+                    {"type": "object", "propertyNames": {"pattern": "^a$"}},
+                    {"propertyNames": {"$ref": "#/$defs/long"}, "minProperties": 1},
+                ],
+                "$defs": {"long": {"minLength": 2}},
+            },
+            "#/allOf/1/minProperties",
+        ),
         ({"$ref": "#/$defs/no", "$defs": {"no": False}}, "#/$defs/no"),
     ],
     ids=str,
@@ -140,6 +178,30 @@ def test_what_nothing_satisfies_is_refused(schema: Any, pointer: str) -> None:
     with pytest.raises(InvalidConstraint, match="nothing satisfies") as caught:
         prepare_value(schema)
     assert str(caught.value).startswith(f"json_schema: {pointer}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 1}},
+        {"type": "object", "propertyNames": {"not": {}}, "properties": {"a": {"type": "null"}}},
+        {"type": ["string", "array", "object"], "not": {"enum": ["", [], {}]}},
+        {"type": "object", "properties": {"a": True}, "not": {"const": {}}},
+        {"type": "integer", "multipleOf": 2, "not": {"multipleOf": 4}},
+        {"type": "string", "pattern": "^a", "not": {"pattern": "^ab"}},
+        {"anyOf": [{"pattern": "^a"}, {"const": ""}], "not": {"pattern": "^a"}},
+        {"type": "array", "uniqueItems": True, "not": {"uniqueItems": True, "minItems": 1}},
+    ],
+    ids=str,
+)
+def test_what_looks_like_a_contradiction(compiler: GrammarCompiler, schema: Any) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    grammar = compiler.compile(json_schema=schema)
+    values = ["", "a", "ab", "ac", 1, 2, 4, 6, [], [1], {}, {"a": None}, {"b": 1}, {"a": 1, "b": 2}]
+    for value in values:
+        taken = accepts(grammar, compiler.vocabulary, _dumped(value))
+        assert taken == validator.is_valid(value), value
+    assert any(map(validator.is_valid, values))
 
 
 @pytest.mark.parametrize("draft", ["04", "06", "07"])
