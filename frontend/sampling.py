@@ -287,7 +287,10 @@ def _json(value: Any, name: str) -> str:
     """`value` as JSON text; a string has to be that already."""
     try:
         if isinstance(value, str):
-            msgspec.json.decode(value, type=msgspec.Raw)  # looked through, not built
+            try:
+                msgspec.json.decode(value, type=msgspec.Raw)  # looked through, not built
+            except ValueError:
+                json.loads(value)  # says where it is wrong, and takes lone surrogates
             return value
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:

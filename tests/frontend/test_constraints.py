@@ -335,6 +335,7 @@ def test_everyday_words_are_the_programs(gateway: FakeGateway, backend: rl.Runti
         ({"type": "int"}, InvalidConstraint, "the string 'int'"),
         ({"dtype": "number"}, InvalidConstraint, "dtype must be"),
         ({"json_schema": "{"}, InvalidConstraint, "json_schema is not JSON"),
+        ({"json_schema": '{"a": 1,\n}'}, InvalidConstraint, "not JSON: .*line 2 column 1"),
         ({"json_schema": {"a": object()}}, InvalidConstraint, "json_schema is not JSON"),
         ({"regex": 3}, InvalidConstraint, "regex must be a string"),
         ({"structural_tag": 3}, InvalidConstraint, "structural_tag must be"),
@@ -381,3 +382,24 @@ def test_what_is_remembered_of_a_text_is_not_mistaken_for_another() -> None:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=next(iter(wrong))):
                 sampling.constraint({"regex": "[0-9]+", **wrong})
+
+
+def test_what_is_remembered_is_bounded_and_mutable_schemas_are_read_anew() -> None:
+    schema = {"type": "object"}
+    before = sampling.constraint({"json_schema": schema})
+    schema["type"] = "array"
+    after = sampling.constraint({"json_schema": schema})
+    assert before is not None and after is not None
+    assert (before.source, after.source) == ('{"type": "object"}', '{"type": "array"}')
+    for number in range(300):
+        sampling.constraint({"regex": f"a{{{number}}}"})
+    assert sampling._remembered.cache_info().currsize <= 128
+    size = sampling._remembered.cache_info().currsize
+    sampling.constraint({"regex": "a" * 2**15})
+    assert sampling._remembered.cache_info().currsize == size
+
+
+def test_a_schema_with_half_a_character_is_the_servers_to_judge() -> None:
+    text = r'{"const": "\ud800"}'
+    found = sampling.constraint({"json_schema": text})
+    assert found is not None and found.source == text
