@@ -40,7 +40,8 @@ struct RlModel {
   const float* sin;
   const RlLayer* layers;
   RlLinear head;
-  void* cache;              // [layers, 2, num_blocks, block_size, kv_heads, head_dim]
+  // [layers, 2, num_blocks, block_size, kv_heads, head_dim]; inside a block see kv_layout.h.
+  void* cache;
   int64_t num_blocks;
   int32_t block_size;
 };

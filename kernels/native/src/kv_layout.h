@@ -38,15 +38,17 @@ struct KvLayout {
       std::memcpy(to, key + d, 4);
   }
 
-  // Another thread may write the other half of the same words.
+  // Number by number: another thread may write the other halves of the same words, and masked
+  // stores are slower.
   void put_value(T* cache, int64_t slot, int head, const T* value) const {
     if (!panels()) return put_row(cache, slot, head, value);
     int64_t first = slot / LANES * LANES;
     int inside = static_cast<int>(slot - first), half = inside % STEP<T>;
-    interleave(value, half, cache + panel(first, head) + (inside - half) * head_dim);
+    T* to = cache + panel(first, head) + (inside - half) * head_dim;
+    for (int d = 0; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
   }
 
-  // The first `slots` slots of a block.
+  // The first `slots` slots of a block, and of the words that they share with others their half.
   void copy(const T* from, T* to, int slots, bool keys) const {
     if (!panels()) {
       std::memcpy(to, from, sizeof(T) * slots * kv_heads * head_dim);
@@ -67,10 +69,6 @@ struct KvLayout {
  private:
   void put_row(T* cache, int64_t slot, int head, const T* row) const {
     std::memcpy(cache + (slot * kv_heads + head) * head_dim, row, head_dim * sizeof(T));
-  }
-
-  void interleave(const T* value, int half, T* to) const {
-    for (int d = 0; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
   }
 };
 
