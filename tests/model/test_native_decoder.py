@@ -111,6 +111,14 @@ def test_threads(load: Load) -> None:
         assert [cold(load(threads=threads), prompt) for prompt in PROMPTS] == expected
 
 
+def test_block_sizes(load: Load) -> None:
+    """What lies in panels has the bits of what lies in plain rows."""
+    expected = [cold(load(), prompt) for prompt in PROMPTS]
+    for size in (1, 16, 24, 48):
+        runner = load(block_size=size)
+        assert [cold(runner, prompt) for prompt in PROMPTS] == expected
+
+
 @pytest.mark.parametrize("size", [SIZE, 16])
 def test_shared_blocks_copies_and_duplicates(load: Load, size: int) -> None:
     """Forks of one prefix: whole blocks shared, a partial one copied, or written in this step."""
@@ -201,12 +209,13 @@ def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
     assert [cold(load(), prompt) for prompt in PROMPTS] == expected
 
 
-def test_greedy_tokens_are_the_reference_s(load: Load) -> None:
+@pytest.mark.parametrize("size", [SIZE, 16])
+def test_greedy_tokens_are_the_reference_s(load: Load, size: int) -> None:
     if load().dtype != torch.float32:
         pytest.skip("bfloat16 rounds differently there")
     found: list[list[int]] = []
     for kernels in ("native", "reference"):
-        runner = load(kernels=kernels)
+        runner = load(kernels=kernels, block_size=size)
         rows = rows_of(runner, PROMPTS)
         for _ in range(12):
             result: StepResult = runner.run(make_plan([Work(row, params=ALL) for row in rows]))
