@@ -43,10 +43,10 @@ SEND_HWM = 1000
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
-# A frame may have work for a second; after so much of it others have their turn. Not where more
-# operations than this wait: memory is to be bounded, too.
+# A frame may have work for a second; after so much of it others have their turn. Not where frames
+# of more bytes than this wait: memory is to be bounded, too.
 TURN_SECONDS = 0.005
-MAX_WAITING_OPS = 1 << 14
+MAX_ASKED_BYTES = 16 * 2**20
 
 _ops = msgspec.msgpack.Decoder(list[Op])
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -72,6 +72,7 @@ class Connection:
         self.heard = now
         self.spoke = now
         self.asked: deque[Op | _Malformed] = deque()
+        self.asked_bytes = 0
         self.scheduled = False
         self.backlog: deque[bytes] = deque()
         self.backlog_bytes = 0
@@ -200,12 +201,14 @@ class ProgramServer:
             connection.asked.extend(_ops.decode(frame))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             connection.asked.extend(_decode_each(frame))
-        if not connection.scheduled or len(connection.asked) > MAX_WAITING_OPS:
+        connection.asked_bytes += len(frame)
+        if not connection.scheduled or connection.asked_bytes > MAX_ASKED_BYTES:
             self._work(connection)
 
     def _work(self, connection: Connection) -> None:
         """Hand operations to the session, for a turn."""
         asked, session = connection.asked, connection.session
+        patient = connection.asked_bytes <= MAX_ASKED_BYTES
         connection.scheduled = False
         end = time.monotonic() + TURN_SECONDS
         while asked:
@@ -219,10 +222,11 @@ class ProgramServer:
                 log.exception("an operation could not be handled")
             if session.closed:
                 self._forget(connection)
-            elif asked and len(asked) <= MAX_WAITING_OPS and time.monotonic() >= end:
+            elif asked and patient and time.monotonic() >= end:
                 connection.scheduled = True
                 asyncio.get_running_loop().call_soon(self._work, connection)
                 return
+        connection.asked_bytes = 0
 
     # ------------------------------------------------------------ sending
 
