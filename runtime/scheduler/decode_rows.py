@@ -86,7 +86,7 @@ class DecodeRows:
                 ]
                 tables[rows, columns] = blocks
                 slots[rows] = np.array(blocks, np.int64) * size
-            self._inside = size - 1 - int(inside.max())
+            self._inside = size - 1 - int(inside.max(initial=0))  # maybe no rows
         token_ids = np.array([sequence.last for sequence in last.sequences], np.int32)
         return DecodeLayout(
             last.sequences,

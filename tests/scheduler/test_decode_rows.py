@@ -8,6 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from rootlace.runtime.scheduler.decode_rows import DecodeRows
+from rootlace.runtime.scheduler.order import DepthFirst
 from rootlace.runtime.scheduler.plan import StepPlan
 from tests.scheduler.world import World
 
@@ -120,3 +122,11 @@ def test_as_long_as_rows_stay_what_they_share_is_the_same_object() -> None:
     common = [plan.common_blocks for plan in plans[2:] if plan is not None]
     assert all(one is common[0] for one in common)
     assert common[0] is not None and common[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_steps_in_which_nobody_decodes(block_size: int) -> None:
+    rows, order = DecodeRows(block_size), DepthFirst([], [])
+    for _ in range(3 * block_size):
+        layout = rows.lay([], order, version=1)
+        assert not layout.sequences and not len(layout.positions)
