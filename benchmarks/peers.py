@@ -38,7 +38,6 @@ from benchmarks.peers_parts.report import PROGRAMS, RAW, Results, met_line
 from benchmarks.peers_parts.turns import measure_model
 from benchmarks.peers_parts.workloads import DESCRIPTIONS, WORKLOADS
 
-
 TABLE_WIDTH = 110
 """Columns of text: all engines, ratios and floors."""
 
