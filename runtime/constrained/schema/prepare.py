@@ -8,7 +8,7 @@ from typing import Any
 
 from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
-from rootlace.runtime.constrained.schema.relax import relax
+from rootlace.runtime.constrained.schema.relax import relax, written
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
@@ -55,7 +55,9 @@ def prepare_value(
     relaxed = relax(checked, rules.satisfies)
     if strict and relaxed.residuals:
         first = relaxed.residuals[0]
-        raise invalid(first.pointer, f"no mask can hold {first.keyword!r} here (strict)")
+        place = written(first.pointer, schema)
+        keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
+        raise invalid(place, f"no mask can hold {keyword!r} here (strict)")
     if not relaxed.residuals:
         return PreparedSchema(schema, relaxed.schema, (), None)
     _check_patterns(checked, of_keys=False)

@@ -66,7 +66,7 @@ class _Relaxation:
     def result(self) -> Relaxed:
         shapes, _ = self._shapes_of(self._root)
         if not shapes:
-            place = _written(self._reasons.get(self._root) or "#", self._root[0].located.schema)
+            place = written(self._reasons.get(self._root) or "#", self._root[0].located.schema)
             raise invalid(place, "nothing satisfies the schema")
         reference = self._part(self._root)
         definitions: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def _reduced(conjunction: Conjunction) -> Conjunction:
     )
 
 
-def _written(pointer: str, schema: Any) -> str:
+def written(pointer: str, schema: Any) -> str:
     """A pointer without what we put there ourselves ("not/type!/type"): to the keyword that the
     user wrote, as far as it leads through `schema`."""
     first, *parts = pointer.split("/")

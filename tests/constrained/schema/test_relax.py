@@ -104,6 +104,18 @@ def test_strict_names_what_no_mask_holds(schema: Any, pointer: str, keyword: str
         prepare_value(schema, strict=True)
 
 
+@pytest.mark.parametrize("negated", [{"const": {}}, {"maxProperties": 20}], ids=str)
+def test_strict_names_the_users_own_keyword(negated: Any) -> None:
+    """Too many cases for the mask to tell apart."""
+    properties = {f"p{number}": True for number in range(30)}
+    keyword = next(iter(negated))
+    with pytest.raises(InvalidConstraint) as caught:
+        prepare_value({"type": "object", "properties": properties, "not": negated}, strict=True)
+    assert str(caught.value).startswith(
+        f"json_schema: #/not/{keyword}: no mask can hold '{keyword}'"
+    )
+
+
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
