@@ -14,7 +14,8 @@ HUGE_PAGE = 2 << 20
 def mapped(size: int) -> Tensor:
     """`size` bytes (uint8), zero, aligned to `HUGE_PAGE`. What is never touched costs no memory.
 
-    They live as long as the tensor does. Raises OSError if the system has no room for them.
+    They live as long as the tensor does, and are all of its storage. Raises OSError if the system
+    has no room for them.
     """
     # Private and anonymous: shared memory gets huge pages on few systems.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -24,4 +25,6 @@ def mapped(size: int) -> Tensor:
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % HUGE_PAGE
-    return whole[begin : begin + size]
+    if not size:  # which a buffer may not be
+        return whole[begin:begin]
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)

@@ -89,7 +89,8 @@ def test_the_pool_takes_what_trial_steps_leave(
     assert 0.3 * memory.free < pool.shape[2] * size < memory.free - memory.used
     assert steps.graphs.enabled == graphs
     # The pool has one block more, which padding writes to.
-    assert pool.untyped_storage().nbytes() == (pool.shape[2] + 1) * size
+    stored = pool.untyped_storage().nbytes()  # what `assert` would spell out byte by byte
+    assert stored == (pool.shape[2] + 1) * size
 
 
 def test_what_is_set_up_runs(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:

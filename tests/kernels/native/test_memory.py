@@ -22,6 +22,8 @@ def test_is_zero_and_aligned(size: int) -> None:
     memory = mapped(size)
     assert memory.dtype == torch.uint8 and memory.shape == (size,)
     assert size == 0 or memory.data_ptr() % HUGE_PAGE == 0
+    stored = memory.untyped_storage().nbytes()
+    assert size == 0 or stored == size
     assert not memory.any()
     memory.fill_(255)  # all of it may be written
     assert int(memory.sum(dtype=torch.int64)) == 255 * size
