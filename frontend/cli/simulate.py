@@ -77,8 +77,8 @@ def simulate(
     Prints hit rates beside what any cache could find, times, overtaking and evictions for each
     cache size and policy. docs/simulation.md says what is real and what is not.
     """
-    _check_packages(plot)
     _check_outputs(json_file, plot)
+    _check_packages(plot)
     from rootlace.runtime.simulation.cost import DEFAULT_COST, BadCost, read_cost
     from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
     from rootlace.runtime.simulation.study import default_sizes
