@@ -218,7 +218,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=200.0, help="per engine (default 200)")
     parser.add_argument("--requests", type=int, default=64, help="of the served load (default 64)")
     parser.add_argument(
-        "--repetitions", type=int, default=12, help="rounds of the three modes (default 12)"
+        "--repetitions", type=int, default=40, help="rounds of the three modes (default 40)"
     )
     parser.add_argument(
         "--also", type=Path, nargs="*", default=[], help="models to serve `records` with, too"
