@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def plot_constrained(
         masks,
         {label: [k["regex"][column] for k in known.values()] for label, column in columns.items()},
         [name.replace(" (", "\n(") for name in known],
-        "%.1f",
+        lambda value: f"{value:.1f}" if value < 1000 else f"{value / 1000:.0f}k",
     )
     masks.set_yscale("log")
     masks.set_ylabel("mask of a state, microseconds")
@@ -74,7 +75,12 @@ def plot_constrained(
     pyplot.close(figure)
 
 
-def _bars(axes: Any, series: dict[str, list[float]], groups: list[str], form: str) -> None:
+def _bars(
+    axes: Any,
+    series: dict[str, list[float]],
+    groups: list[str],
+    form: str | Callable[[float], str],
+) -> None:
     """Bars of each series beside each other in each group, with their values."""
     width = 0.84 / len(series)
     for place, (label, heights) in enumerate(series.items()):
