@@ -152,8 +152,10 @@ class Subject:
             if self.kernels == "native":
                 self.parts.add(name, nanos / 1e9)
         self.parts.add("host", ran - sum(self.parts.seconds.values()))
+        layers = self.parts.seconds["linear"]
         with self.parts.measuring("logits"):
             logits = self._forward.logits(hidden)
+        self.parts.seconds["linear"] = layers  # the head's product is of the logits
         with self.parts.measuring("sampling"):
             sample(logits, plan.samples, REFERENCE, self._masks, self._forward.pick)
         return time.perf_counter() - start
