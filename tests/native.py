@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rootlace.kernels.native import library
-from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.build import FLAGS, SOURCES, NativeUnavailable, find_compiler
 
 
 @functools.cache
@@ -35,16 +37,36 @@ TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64")
 """Kinds of processor that kernels are compiled for."""
 
 
-def skip_where_it_cannot_run(target: str) -> None:
-    """Skips the test if what is compiled for `target` does not run on this processor."""
+def skip_without(kernels: str) -> None:
+    """Skips the test if it is for native kernels and there are none."""
+    if kernels == "native":
+        native_library()
+
+
+def compiled(
+    folder: Path, target: str, sources: Sequence[str], functions: Sequence[str]
+) -> ctypes.CDLL:
+    """A library for one of `TARGETS` of those files and those functions alone; skips the test if
+    it cannot be made, or does not run on this processor."""
+    _skip_where_it_cannot_run(target)
+    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    path = folder / "kernels.so"
+    files = [str(SOURCES / f"{name}.cpp") for name in sources]
+    command = [compiler.path, *FLAGS, target, "-shared", *files, "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[:2000]
+    found = ctypes.CDLL(str(path))
+    for name in functions:
+        function = getattr(found, name)
+        function.restype, function.argtypes = library.FUNCTIONS[name]
+    return found
+
+
+def _skip_where_it_cannot_run(target: str) -> None:
     if "x86" in target and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("for another architecture")
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if target == "-march=x86-64-v3" and not {"avx2", "bmi2", "fma"} <= set(flags.split()):
         pytest.skip("this processor has no AVX2, or does not say so")
-
-
-def skip_without(kernels: str) -> None:
-    """Skips the test if it is for native kernels and there are none."""
-    if kernels == "native":
-        native_library()

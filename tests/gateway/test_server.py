@@ -225,16 +225,6 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
         assert isinstance(await good.terminal(3), Generated)
 
 
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
 async def test_a_frame_of_many_operations_leaves_others_their_turn(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +280,16 @@ async def test_what_a_client_asked_for_ends_with_it(
         assert here.gateway.branch_count == 0 and not connection.asked
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
 async def test_an_ipv6_address(stories: Tokenizer) -> None:
     async with world(stories, program_address="tcp://[::1]:0") as w:
         assert w.address.startswith("tcp://[::1]:")

@@ -7,7 +7,6 @@ NaN before each call.
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from rootlace.kernels import kernels_for
 from rootlace.kernels.native.attention import attend, laid_out
-from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
-from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.kernels.reference.shared_prefix import chosen_runs, whole_blocks
 from tests.kernels.cases import (
     AttentionCase,
@@ -28,7 +25,7 @@ from tests.kernels.cases import (
     make_attention,
     relative_error,
 )
-from tests.native import TARGETS, skip_where_it_cannot_run
+from tests.native import TARGETS, compiled
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -90,20 +87,10 @@ class Machine:
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
-    target: str = request.param
-    skip_where_it_cannot_run(target)
-    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    path = tmp_path_factory.mktemp("attention") / "attention.so"
-    sources = [str(SOURCES / name) for name in ("attention.cpp", "attention_plan.cpp", "team.cpp")]
-    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[:2000]
-    library = ctypes.CDLL(str(path))
-    for name in ("rl_team_new", "rl_team_free", "rl_attention"):
-        function = getattr(library, name)
-        function.restype, function.argtypes = FUNCTIONS[name]
+    sources = ("attention", "attention_plan", "team")
+    functions = ("rl_team_new", "rl_team_free", "rl_attention")
+    folder = tmp_path_factory.mktemp("attention")
+    library = compiled(folder, request.param, sources, functions)
     machine = Machine(library)
     yield machine
     for team in machine.teams.values():

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
-from tests.native import TARGETS, skip_where_it_cannot_run
+from tests.native import TARGETS, compiled
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -23,23 +19,6 @@ THREADS = (1, 2, 3, 64)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 64, 97, 130, 200)
 # Outputs: panels are 48 wide; inputs: odd, short, more than one stretch.
 SHAPES = ((1, 1), (5, 3), (16, 7), (47, 64), (48, 8), (49, 33), (130, 65), (300, 128), (33, 4100))
-
-
-def compiled(folder: Path, target: str) -> ctypes.CDLL:
-    """linear.cpp and team.cpp for another kind of processor."""
-    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    path = folder / f"{target}.so"
-    sources = [str(SOURCES / name) for name in ("linear.cpp", "team.cpp")]
-    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[:2000]
-    library = ctypes.CDLL(str(path))
-    for name in ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear"):
-        function = getattr(library, name)
-        function.restype, function.argtypes = FUNCTIONS[name]
-    return library
 
 
 class Machine:
@@ -57,8 +36,9 @@ class Machine:
 
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    skip_where_it_cannot_run(request.param)
-    return Machine(compiled(tmp_path_factory.mktemp("native"), request.param))
+    functions = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear")
+    folder = tmp_path_factory.mktemp("linear")
+    return Machine(compiled(folder, request.param, ("linear", "team"), functions))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import FUNCTIONS, Model
+from rootlace.kernels.native.library import Model
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
 from rootlace.runtime.model.sampler import greedy_tokens
-from tests.native import TARGETS, skip_where_it_cannot_run
+from tests.native import TARGETS, compiled
 
 PANEL = 48
 NAMES = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear", "rl_logits")
@@ -26,25 +23,8 @@ NAMES = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
-    target = request.param
-    skip_where_it_cannot_run(target)
-    return compiled(tmp_path_factory.mktemp("logits"), target)
-
-
-def compiled(folder: Path, target: str) -> ctypes.CDLL:
-    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    path = folder / "logits.so"
-    sources = [str(SOURCES / f"{name}.cpp") for name in ("linear", "logits", "pick", "team")]
-    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[:2000]
-    found = ctypes.CDLL(str(path))
-    for name in NAMES:
-        function = getattr(found, name)
-        function.restype, function.argtypes = FUNCTIONS[name]
-    return found
+    sources = ("linear", "logits", "pick", "team")
+    return compiled(tmp_path_factory.mktemp("logits"), request.param, sources, NAMES)
 
 
 class Head:

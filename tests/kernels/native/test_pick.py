@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.build import FLAGS, SOURCES, find_compiler
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import FUNCTIONS
 from rootlace.runtime.model.sampler import greedy_tokens
-from tests.native import TARGETS, skip_where_it_cannot_run
+from tests.native import TARGETS, compiled
 
 
 @pytest.fixture(scope="module", params=TARGETS)
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
-    target = request.param
-    skip_where_it_cannot_run(target)
-    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    path = tmp_path_factory.mktemp("pick") / "pick.so"
-    sources = [str(SOURCES / name) for name in ("pick.cpp", "team.cpp")]
-    command = [compiler.path, *FLAGS, target, "-shared", *sources, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    found = ctypes.CDLL(str(path))
-    for name in ("rl_team_new", "rl_team_free", "rl_best"):
-        function = getattr(found, name)
-        function.restype, function.argtypes = FUNCTIONS[name]
-    return found
+    functions = ("rl_team_new", "rl_team_free", "rl_best")
+    return compiled(tmp_path_factory.mktemp("pick"), request.param, ("pick", "team"), functions)
 
 
 def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None]) -> list[int]:
