@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -155,27 +156,21 @@ class Branch:
             self.error = error
 
 
-async def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> None:
-    """Await a coroutine that has begun, and waits for `waiting`."""
-    await _Begun(coroutine, waiting)
+async def _go_on(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
+    """What is left of a coroutine that waits for `waiting`, as one that a task can have. (Tasks
+    that begin at once by themselves came with Python 3.12.)"""
+    await _rest(begun, waiting)
 
 
-class _Begun:
-    """What is left of a coroutine, as something to await."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waiting: Any) -> None:
-        self._coroutine = coroutine
-        self._waiting = waiting
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        coroutine, waiting = self._coroutine, self._waiting
-        try:
-            while True:
-                try:
-                    said = yield waiting
-                except BaseException as error:  # the task is cancelled
-                    waiting = coroutine.throw(error)
-                else:
-                    waiting = coroutine.send(said)
-        except StopIteration:
-            return
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
+    try:
+        while True:
+            try:
+                said = yield waiting
+            except BaseException as error:  # the task is cancelled
+                waiting = begun.throw(error)
+            else:
+                waiting = begun.send(said)
+    except StopIteration:
+        return
