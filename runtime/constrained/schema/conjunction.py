@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
+from rootlace.runtime.constrained.schema.contradiction import UNMET, contradiction
 from rootlace.runtime.constrained.schema.dialect import NEWEST, Dialect, keywords
 from rootlace.runtime.constrained.schema.residual import Residual
 
@@ -30,8 +31,6 @@ MAX_INTEGER = 2**53
 the ends of 64 bits it ends the process."""
 EXCLUDED = "!excluded"
 """Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
-UNMET = "!unmet"
-"""Our own keyword of a negated keyword that no mask holds: the keyword and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Cases:
                 for option in lost:
                     partial.notes.update(option.notes)
                 partial.notes.add(_lost(lost, conjunction))
-            if place := _contradiction(partial.leaves):
+            if place := contradiction(partial.leaves):
                 pointer = pointer or place
                 continue
             if partial.choices:
@@ -484,30 +483,6 @@ _LOST: dict[str, tuple[str, dict[str, int]]] = {
     "unevaluatedProperties": ("object", {"minProperties": 1}),
     "unevaluatedItems": ("array", {"minItems": 1}),
 }
-
-
-_ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
-"""Keywords that mean the same whatever stands beside them."""
-
-
-def _contradiction(leaves: list[tuple[Located, dict[str, Any]]]) -> str:
-    """Where a keyword is to hold and not to hold; "" if that is not plain to see."""
-    for located, leaf in leaves:
-        keyword, value = leaf.get(UNMET, ("", None))
-        if keyword not in _ALONE:
-            continue
-        for other, wanted in leaves:
-            same = located.resolver is other.resolver or not isinstance(value, dict)
-            if same and keyword in wanted and _implies(keyword, wanted[keyword], value):
-                return located.pointer
-    return ""
-
-
-def _implies(keyword: str, given: Any, value: Any) -> bool:
-    """Whether all that satisfies the keyword with one value does with another."""
-    if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
-        return given % value == 0
-    return bool(given == value)
 
 
 def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:

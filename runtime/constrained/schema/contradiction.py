@@ -1,0 +1,33 @@
+"""Keywords of a case that are to hold and not to hold: cases that nothing satisfies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rootlace.runtime.constrained.schema.check import Located
+
+UNMET = "!unmet"
+"""Our own keyword of a negated keyword that no mask holds: the keyword and its value."""
+_ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
+"""Keywords that mean the same whatever stands beside them."""
+
+
+def contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
+    """Where a keyword is to hold and not to hold; "" if that is not plain to see."""
+    for located, leaf in leaves:
+        keyword, value = leaf.get(UNMET, ("", None))
+        if keyword not in _ALONE:
+            continue
+        for other, wanted in leaves:
+            same = located.resolver is other.resolver or not isinstance(value, dict)
+            if same and keyword in wanted and _implies(keyword, wanted[keyword], value):
+                return located.pointer
+    return ""
+
+
+def _implies(keyword: str, given: Any, value: Any) -> bool:
+    """Whether all that satisfies the keyword with one value does with another."""
+    if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
+        return given % value == 0
+    return bool(given == value)
