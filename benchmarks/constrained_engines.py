@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rootlace.protocol import Constraint
+from rootlace.wire.protocol import Constraint
 
 Kind = str
 """`regex` or `json_schema`."""
@@ -59,7 +59,7 @@ class Rootlace:
     def __init__(self, tokenizer: Any, backend: str) -> None:
         from rootlace.runtime.config import ConstraintConfig
         from rootlace.runtime.constrained import GrammarCompiler
-        from rootlace.runtime.constrained.vocabulary import Vocabulary
+        from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
         self.vocab_size = vocabulary.size
@@ -172,7 +172,7 @@ class OutlinesCore:
         import outlines_core
         import outlines_core.json_schema
 
-        from rootlace.runtime.constrained.vocabulary import Vocabulary
+        from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
         self._outlines = outlines_core
         ours = Vocabulary.from_tokenizer(tokenizer)

@@ -26,21 +26,21 @@ from benchmarks.common import ForeignLoad, environment, write_json
 from benchmarks.random_models import SHAPES, make_model
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model import decoder as decoder_module
-from rootlace.runtime.model import kv_pool
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.cpu_setup import on_cpu
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.forward import Forward, ReferenceForward
-from rootlace.runtime.model.loader import checkpoint_dtype, load_weights
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.native_decoder import PARTS, NativeDecoder
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.sampler import sample
-from rootlace.runtime.model.step_input import StepInputBuilder
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
+from rootlace.runtime.model.decoder import torch_decoder as decoder_module
+from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
+from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.sampler import sample
+from rootlace.wire.protocol import SamplingParams
 
 Kernels = Literal["native", "reference"]
 

@@ -33,13 +33,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.common import ROOT, environment, write_json
 from benchmarks.peers_parts.workloads import FIRST_PLAIN_TOKEN
-from rootlace.errors import InvalidRequest
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.cpu_setup import CpuModel, on_cpu
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.scheduler.plan import PromptScoreRow, StepPlan
+from rootlace.runtime.contracts.plan import PromptScoreRow, StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
+from rootlace.wire.errors import InvalidRequest
 
 DEMO = ROOT / "runtime" / "assets" / "demo"
 PEER = "transformers bf16"

@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.common import ForeignLoad, cpu_name, environment, write_json
 from benchmarks.loads import Source
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.simulation.cost import StepCost, read_cost
+from rootlace.wire.protocol import SamplingParams
 
 NAMES = ("step", "prefill", "decode", "context", "pair")
 
@@ -89,7 +89,7 @@ def measure(
     model: Path, repeats: int, threads: int | None
 ) -> tuple[list[list[float]], list[float]]:
     """Features and seconds of every distinct step."""
-    from rootlace.runtime.model.runner import ModelRunner
+    from rootlace.runtime.model.executor.runner import ModelRunner
 
     config = SchedulerConfig()
     tokens = max(count * (prompt + output) for count, prompt, output in SHAPES)
@@ -117,7 +117,7 @@ def measure(
 def _run(
     runner: Any, config: SchedulerConfig, cache: CacheConfig, shape: tuple[int, int, int]
 ) -> tuple[list[list[float]], list[float]]:
-    from rootlace.runtime.scheduler.request import Request
+    from rootlace.runtime.contracts.request import Request
     from rootlace.runtime.scheduler.scheduler import Scheduler
 
     count, prompt, output = shape

@@ -36,9 +36,9 @@ from rich.progress import track
 
 from benchmarks.common import environment, percentile, write_json
 from benchmarks.constrained_engines import load_tokenizer
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.wire.errors import InvalidConstraint
 
 MAX_TOKENS = 600
 PATIENCE = 60

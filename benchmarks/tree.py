@@ -21,12 +21,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.cache import BlockPool, RadixTree
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
-from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.contracts.plan import StepPlan, StepResult
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import SamplingParams
 
 PROMPT = 4096
 BLOCK_SIZES = (1, 16)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loads import Source
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from rootlace.wire.protocol import SamplingParams
 
 REQUESTS = {"a": 64, "b": 16}
 PROMPT_TOKENS, OUTPUT_TOKENS, BATCH = 256, 64, 16
@@ -69,7 +69,7 @@ def measure_tree_cost(size: str, model: Path, arguments: argparse.Namespace) -> 
     import torch
 
     # Late, as in the engine: importing torch takes seconds.
-    from rootlace.runtime.model.runner import ModelRunner
+    from rootlace.runtime.model.executor.runner import ModelRunner
 
     block_size = arguments.block_size or CacheConfig().block_size
     tokens = POOL_REQUESTS * (PROMPT_TOKENS + OUTPUT_TOKENS)
@@ -120,7 +120,7 @@ class _Measured:
 def _run(
     runner: Any, cache: CacheConfig, config: SchedulerConfig, count: int, seed: str
 ) -> _Measured:
-    from rootlace.runtime.scheduler.request import Request
+    from rootlace.runtime.contracts.request import Request
     from rootlace.runtime.scheduler.scheduler import Scheduler
 
     scheduler = Scheduler(config, cache, runner.context_length, vocab_size=runner.vocab_size)

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rootlace.choices import (
+from rootlace.language.choices import (
     ChoicesMethod,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from rootlace.errors import RootlaceError
-from rootlace.expressions import (
+from rootlace.language.expressions import (
     assistant,
     assistant_begin,
     assistant_end,
@@ -43,29 +42,30 @@ from rootlace.expressions import (
     user_begin,
     user_end,
 )
-from rootlace.failures import ProgramError
-from rootlace.program import Function, function
-from rootlace.state import AsyncProgramState, ProgramState
+from rootlace.language.failures import ProgramError
+from rootlace.program.function import Function, function
+from rootlace.program.state import AsyncProgramState, ProgramState
+from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.backends.default import flush_cache, get_server_info, set_default_backend
-    from rootlace.backends.endpoint import RuntimeEndpoint
-    from rootlace.backends.engine import Engine
-    from rootlace.backends.runtime import Runtime
-    from rootlace.fork import Forks
-    from rootlace.trace import Trace
+    from rootlace.client.default import flush_cache, get_server_info, set_default_backend
+    from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.client.runtime import Runtime
+    from rootlace.program.engine import Engine
+    from rootlace.program.fork import Forks
+    from rootlace.trace.graph import Trace
 
     __version__: str
 
 _LAZY = {
-    "Engine": "rootlace.backends.engine",
-    "Forks": "rootlace.fork",
-    "Runtime": "rootlace.backends.runtime",
-    "RuntimeEndpoint": "rootlace.backends.endpoint",
-    "Trace": "rootlace.trace",
-    "flush_cache": "rootlace.backends.default",
-    "get_server_info": "rootlace.backends.default",
-    "set_default_backend": "rootlace.backends.default",
+    "Engine": "rootlace.program.engine",
+    "Forks": "rootlace.program.fork",
+    "Runtime": "rootlace.client.runtime",
+    "RuntimeEndpoint": "rootlace.client.endpoint",
+    "Trace": "rootlace.trace.graph",
+    "flush_cache": "rootlace.client.default",
+    "get_server_info": "rootlace.client.default",
+    "set_default_backend": "rootlace.client.default",
 }
 
 __all__ = [

@@ -206,10 +206,10 @@ class PickRows:
 class PickTokens(Protocol):
     """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
 
-    The rule is `runtime/model/sampler.py`'s: what the mask forbids is -inf; greedy at temperature 0
-    (smallest id among equals), else top-k, top-p, min-p, then the inverse of the cumulative
-    distribution in order of ids at the uniform number of (seed, position). Masses are float64, and
-    every row alone decides about itself: its token is the same whoever is beside it.
+    The rule is that of `runtime/model/sampling/sampler.py`: what the mask forbids is -inf; greedy
+    at temperature 0 (smallest id among equals), else top-k, top-p, min-p, then the inverse of the
+    cumulative distribution in order of ids at the uniform number of (seed, position). Masses are
+    float64, and every row alone decides about itself: its token is the same whoever is beside it.
     `out` int32 [R]: where the tokens are written, and what is returned.
     """
 

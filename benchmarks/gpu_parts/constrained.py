@@ -7,7 +7,7 @@ import statistics
 from benchmarks.gpu_parts.engine import InProcessEngine, grammar_compiler
 from benchmarks.gpu_parts.models import random_model
 from benchmarks.gpu_parts.setting import Report, Setting
-from rootlace.protocol import Constraint, SamplingParams
+from rootlace.wire.protocol import Constraint, SamplingParams
 
 BLOCK_SIZE = 16
 WARM_UPS, ROUNDS = 2, 5

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan
+from rootlace.wire.protocol import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, seed=0, ignore_eos=True)
 

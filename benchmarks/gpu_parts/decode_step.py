@@ -12,7 +12,7 @@ from benchmarks.gpu_parts.decode_plans import DecodePlans
 from benchmarks.gpu_parts.models import RandomModel, random_model
 from benchmarks.gpu_parts.setting import Report, Setting, release
 from benchmarks.gpu_parts.timing import synchronize
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
 
 BLOCK_SIZE = 16
 CONTEXT = 1024

@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.messages import FromEngine, Stop, Submit, ToEngine, Update, pack_ids
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
-from rootlace.runtime.engine.messages import FromEngine, Stop, Submit, ToEngine, Update, pack_ids
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import Constraint, SamplingParams
 
 EOS = 1
 IDLE_LIMIT = 600.0

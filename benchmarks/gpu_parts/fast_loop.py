@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from benchmarks.gpu_parts.models import RandomModel
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.weights import LayerWeights
+from rootlace.runtime.model.checkpoint.weights import LayerWeights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 
 WARM_UPS = 3
 

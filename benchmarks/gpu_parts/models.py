@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.model.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.executor.runner import ModelRunner
 
 CONTEXT = 32768
 _COMMON = {

@@ -14,7 +14,7 @@ from benchmarks.gpu_parts.fast_loop import FastLoop
 from benchmarks.gpu_parts.models import RandomModel, random_model
 from benchmarks.gpu_parts.setting import Report, Setting, release
 from benchmarks.gpu_parts.timing import synchronize
-from rootlace.protocol import SamplingParams
+from rootlace.wire.protocol import SamplingParams
 
 BLOCK_SIZE = 16
 ROUNDS = 3

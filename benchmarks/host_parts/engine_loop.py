@@ -19,11 +19,9 @@ from typing import Any, NoReturn
 import numpy as np
 import zmq
 
-from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.contracts.messages import (
     FromEngine,
     Stop,
     Submit,
@@ -32,9 +30,11 @@ from rootlace.runtime.engine.messages import (
     encode,
     pack_ids,
 )
+from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
+from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.simulated import SimulatedExecutor
-from rootlace.runtime.scheduler.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import Constraint, SamplingParams
 
 BLOCK_SIZE = 16
 QUIET_TOKENS = 32

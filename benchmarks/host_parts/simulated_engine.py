@@ -16,11 +16,17 @@ import zmq
 
 from benchmarks.host_parts.engine_loop import BLOCK_SIZE, NoCompiler
 from rootlace.runtime import processes
+from rootlace.runtime.contracts.messages import (
+    FromEngine,
+    Ready,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.messages import FromEngine, Ready, ToEngine, decode_to_engine, encode
 from rootlace.runtime.engine.simulated import SimulatedExecutor
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
 NUM_BLOCKS = 16384

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from benchmarks.peers_parts.measure import News
 from benchmarks.peers_parts.workloads import Request, Tokens
-from rootlace import protocol
-from rootlace.backends.endpoint import RuntimeEndpoint
-from rootlace.errors import from_code
+from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.wire import protocol
+from rootlace.wire.errors import from_code
 
 
 class RawRequests:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import model_folder
-from rootlace.errors import RootlaceError
+from rootlace.wire.errors import RootlaceError
 
 
 @contextmanager

@@ -11,10 +11,10 @@ import typer
 
 from rootlace.cli.backend import connected
 from rootlace.cli.failure import fail
-from rootlace.errors import RootlaceError
+from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.state import ProgramState
+    from rootlace.program.state import ProgramState
 
 HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) · Ctrl-C stops a reply"
 
@@ -66,8 +66,8 @@ class Conversation:
     """
 
     def __init__(self, backend: Any, system: str, temperature: float, max_tokens: int) -> None:
-        from rootlace.backends.default import endpoint_of
-        from rootlace.program_run import ProgramRun
+        from rootlace.client.default import endpoint_of
+        from rootlace.program.run import ProgramRun
 
         self.turns: list[Turn] = []
         self._system = system
@@ -110,8 +110,8 @@ class Conversation:
 
     def _begin(self) -> ProgramState:
         from rootlace import system
-        from rootlace.branch import Branch
-        from rootlace.state import ProgramState
+        from rootlace.program.branch import Branch
+        from rootlace.program.state import ProgramState
 
         state = ProgramState(Branch(self._run))
         if self._system:

@@ -15,8 +15,8 @@ from rootlace.cli.backend import connected
 from rootlace.cli.failure import fail
 
 if TYPE_CHECKING:
-    from rootlace.program import Function
-    from rootlace.state import ProgramState
+    from rootlace.program.function import Function
+    from rootlace.program.state import ProgramState
 
 INTERRUPTED = 130
 
@@ -86,7 +86,7 @@ def _check_arguments(program: Function, arguments: dict[str, Any]) -> None:
 
 def load_program(target: str) -> Function:
     """The program that "FILE.py:function" names; ends the command where there is none."""
-    from rootlace.program import Function
+    from rootlace.program.function import Function
 
     file, colon, name = target.rpartition(":")
     if not colon or not file or not name:
@@ -131,7 +131,7 @@ def describe(error: BaseException, file: Path) -> str:
 
     An operation that failed on the server carries the line of its own `gen` already.
     """
-    from rootlace.failures import ProgramError
+    from rootlace.language.failures import ProgramError
 
     if isinstance(error, ProgramError):
         return str(error)

@@ -18,7 +18,7 @@ import typer
 
 from rootlace.cli.failure import check_backend, check_runtime, fail
 from rootlace.cli.model import model_folder
-from rootlace.errors import RootlaceError
+from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.runtime.config import EngineConfig, GatewayConfig

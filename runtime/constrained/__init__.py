@@ -8,7 +8,7 @@ request. It needs no server:
     matcher.allowed_mask(), matcher.advance(token_id), matcher.is_accepting()
 """
 
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.interface import Grammar, Matcher
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
 
 __all__ = ["Grammar", "GrammarCompiler", "Matcher"]

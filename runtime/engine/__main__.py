@@ -14,23 +14,23 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from rootlace.errors import InternalError, RootlaceError
-from rootlace.protocol import Constraint
 from rootlace.runtime import processes
 from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service import CompileService
-from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.mask_filler import MaskFiller
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.contracts.messages import (
     FromEngine,
     Ready,
     ToEngine,
     decode_to_engine,
     encode,
 )
+from rootlace.runtime.engine.client import EngineProcessConfig
+from rootlace.runtime.engine.loop import EngineLoop
+from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.errors import InternalError, RootlaceError
+from rootlace.wire.protocol import Constraint
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def main() -> int:
 def serve(config: EngineProcessConfig) -> None:
     """Load the model, connect, say `Ready`, run the loop."""
     # Only here: importing torch takes seconds, and a bad configuration should fail before.
-    from rootlace.runtime.model.runner import ModelRunner
+    from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
     engine = config.engine

@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from rootlace.errors import InternalError, ServerUnavailable, from_code
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.contracts.messages import (
     Abort,
     Flush,
     Flushed,
@@ -36,7 +35,8 @@ from rootlace.runtime.engine.messages import (
     pack_ids,
     unpack_ids,
 )
-from rootlace.sockets import MessageReader
+from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
+from rootlace.wire.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from rootlace.protocol import Constraint
 from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.engine.messages import Submit
+from rootlace.runtime.contracts.messages import Submit
+from rootlace.wire.protocol import Constraint
 
 
 class Compiler(Protocol):

@@ -6,17 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from rootlace.errors import (
-    InternalError,
-    InvalidConstraint,
-    InvalidRequest,
-    Overloaded,
-    RootlaceError,
-)
 from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.engine import messages
-from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.contracts import messages
+from rootlace.runtime.contracts.messages import (
     Abort,
     Flush,
     Flushed,
@@ -30,11 +22,19 @@ from rootlace.runtime.engine.messages import (
     TokenScore,
     unpack_ids,
 )
+from rootlace.runtime.contracts.plan import Executor, TokenScores
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
 from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.scheduler.plan import Executor, TokenScores
-from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.update import Update
+from rootlace.wire.errors import (
+    InternalError,
+    InvalidConstraint,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+)
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import (
+from rootlace.runtime.contracts.plan import (
     MaskRow,
     SampleRow,
     StepPlan,

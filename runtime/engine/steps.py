@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from rootlace.errors import InternalError, RootlaceError
-from rootlace.runtime.scheduler.plan import Executor, ExecutorLost, Launched, StepPlan
+from rootlace.runtime.contracts.plan import Executor, ExecutorLost, Launched, StepPlan
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.update import Update
+from rootlace.wire.errors import InternalError, RootlaceError
 
 log = logging.getLogger(__name__)
 

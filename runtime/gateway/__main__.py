@@ -15,10 +15,10 @@ import sys
 
 import msgspec
 
-from rootlace.errors import InternalError, InvalidRequest, RootlaceError
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.gateway.app import Listening, serve
+from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
 # A gateway whose loop hangs while it stops must not outlive its parent.
 LAST_RESORT_SECONDS = 20.0

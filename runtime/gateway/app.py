@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rootlace.errors import InvalidRequest, ServerUnavailable
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.gateway.chat import ChatTemplate
-from rootlace.runtime.gateway.core import Gateway
+from rootlace.runtime.gateway.branches.core import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 
 
 class Listening(msgspec.Struct, frozen=True):

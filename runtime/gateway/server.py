@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from rootlace.errors import (
+from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.session import Session
+from rootlace.wire.errors import (
     InvalidRequest,
     Overloaded,
     ProtocolError,
     RootlaceError,
     Unauthorized,
 )
-from rootlace.protocol import (
+from rootlace.wire.protocol import (
     PROTOCOL_VERSION,
     Event,
     Failed,
@@ -31,9 +33,7 @@ from rootlace.protocol import (
     Welcome,
     encode,
 )
-from rootlace.runtime.gateway.core import Gateway
-from rootlace.runtime.gateway.session import Session
-from rootlace.sockets import MessageReader
+from rootlace.wire.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,6 @@
+"""What is computed when: iteration-level scheduling over the radix tree. No torch.
+
+`scheduler` is the whole: `add`, `abort`, `plan`, `commit`. It composes small parts: `waiting` (the
+queue, with `patience` and `prompt_order`), `running` and `kv` (sequences and their blocks),
+`plan_builder` and `decode_rows` (a step's arrays), `intake` and `outcome` (what its tokens mean).
+"""

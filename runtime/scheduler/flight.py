@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rootlace.runtime.scheduler.plan import StepPlan
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.sequence import Sequence
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rootlace.errors import ConstraintNotMet, InternalError
-from rootlace.runtime.scheduler.plan import TokenScores
+from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
+from rootlace.wire.errors import ConstraintNotMet, InternalError
 
 log = logging.getLogger(__name__)
 

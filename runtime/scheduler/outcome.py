@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import TokenScores
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
-from rootlace.runtime.scheduler.update import Update
 
 
 def due(sequence: Sequence, now: float) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool
+from rootlace.runtime.contracts.plan import PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.decode_rows import DecodeLayout
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.order import DepthFirst
-from rootlace.runtime.scheduler.plan import PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.sample_rows import SampleRows
 from rootlace.runtime.scheduler.sequence import Sequence
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow
+from rootlace.runtime.contracts.request import Matcher
 from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SampleRow
-from rootlace.runtime.scheduler.request import Matcher
 from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.wire.protocol import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -7,28 +7,28 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rootlace.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    Overloaded,
-    RootlaceError,
-    from_code,
-)
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
-from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
-from rootlace.runtime.scheduler.update import Update
 from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.wire.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+    from_code,
+)
 
 
 @dataclass

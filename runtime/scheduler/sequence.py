@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import Node
-from rootlace.runtime.scheduler.plan import TokenScores
-from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.contracts.request import Request
 
 
 @dataclass(frozen=True, slots=True)

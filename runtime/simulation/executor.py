@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
+from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.simulation.workload import FIRST_OUTPUT, Workload
 
 STOP = 2**31 - 1

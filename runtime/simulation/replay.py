@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.update import Update
 from rootlace.runtime.simulation.cost import StepCost, time_step
 from rootlace.runtime.simulation.executor import STOP, ReplayExecutor, StepWork
 from rootlace.runtime.simulation.policies import NamedPolicy
 from rootlace.runtime.simulation.workload import Workload
+from rootlace.wire.protocol import SamplingParams
 
 BLOCK_TOKENS = CacheConfig().block_size
 

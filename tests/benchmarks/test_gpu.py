@@ -24,7 +24,7 @@ from benchmarks.gpu_parts.setting import Report, Setting
 from benchmarks.gpu_parts.trace import device_idle, union
 from rootlace.kernels import KernelSet
 from rootlace.kernels.triton import TRITON, tuning
-from rootlace.protocol import Constraint, SamplingParams
+from rootlace.wire.protocol import Constraint, SamplingParams
 
 CPU = torch.device("cpu")
 ELSEWHERE = ("flashinfer", "not compiled in a quick run")

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.choose_policy import judge
 from benchmarks.fit_cost import NAMES, features, fit
 from benchmarks.synthetic_traces import LOADS, write_trace
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.scheduler.request import Request
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.simulation.bounds import infinite_bound
 from rootlace.runtime.simulation.cost import StepCost
@@ -20,6 +19,7 @@ from rootlace.runtime.simulation.policies import all_policies
 from rootlace.runtime.simulation.study import run_study
 from rootlace.runtime.simulation.trace import read_trace
 from rootlace.runtime.simulation.workload import Load, Workload
+from rootlace.wire.protocol import SamplingParams
 
 
 def _steps(dice: np.random.Generator, count: int) -> np.ndarray:

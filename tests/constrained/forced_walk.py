@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from rootlace.runtime.constrained import Grammar, Matcher
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
 CLOSING = tuple(bytes((byte,)) for byte in b'"}].;<\n')
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rootlace.runtime.constrained.interface import Grammar, Matcher
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
 
 CLOSING = (b'"', b"]", b"}")
 

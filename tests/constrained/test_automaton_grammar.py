@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton_grammar import AutomatonGrammar, AutomatonMatcher
-from rootlace.runtime.constrained.interface import Grammar, Matcher
+from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar, AutomatonMatcher
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.tiny_vocabulary import BytewiseTokenizer, TinyVocabulary, tiny_vocabulary
 
 LETTERS = [character.encode() for character in 'abc01"{}:,é']

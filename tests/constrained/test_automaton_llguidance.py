@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
 PATTERNS = [
     r"\w+ \w+",

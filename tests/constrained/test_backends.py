@@ -17,11 +17,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
-from rootlace.errors import InvalidConstraint
-from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import Grammar, GrammarCompiler, Matcher, bitmask
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained import Grammar, GrammarCompiler, Matcher
+from rootlace.runtime.constrained.tokens import bitmask
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
 
 BACKENDS = ("automaton", "llguidance", "outlines_core")
 

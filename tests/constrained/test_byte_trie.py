@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rootlace.runtime.constrained.byte_trie import ByteTrie
+from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
 
 
 def words_of(trie: ByteTrie) -> list[bytes]:

@@ -18,9 +18,9 @@ from tokenizers import (
     trainers,
 )
 
-from rootlace.runtime.constrained.canonical import Canonicalizer
-from rootlace.runtime.constrained.pretokens import PreTokenizer
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.canonical import Canonicalizer
+from rootlace.runtime.constrained.tokens.pretokens import PreTokenizer
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
 # What is cut and merged in odd ways: contractions, white space, digits, marks that compose, bytes
 # of rare characters, tokens that are looked for first, and what JSON is made of.

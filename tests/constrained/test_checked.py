@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.checked import CheckedGrammar
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.interface import Matcher
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.matchers.checked import CheckedGrammar
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import Matcher
 from tests.constrained.random_model import RandomModel, accepts, byte_vocabulary
 
 UNIQUE = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from rootlace.errors import InvalidConstraint
-from rootlace.protocol import Constraint
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
 
 
 @pytest.fixture(scope="module")

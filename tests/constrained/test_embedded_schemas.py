@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rootlace.errors import InvalidConstraint
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.random_model import accepts, byte_vocabulary
 
 VOCABULARY = byte_vocabulary()

@@ -8,11 +8,10 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal
-from rootlace.runtime.constrained.ebnf import grammar_of, is_gbnf
-from rootlace.runtime.constrained.gbnf import (
+from rootlace.runtime.constrained.sources.ebnf import grammar_of, is_gbnf
+from rootlace.runtime.constrained.sources.gbnf import (
     Alternatives,
     Node,
     Reference,
@@ -21,6 +20,7 @@ from rootlace.runtime.constrained.gbnf import (
     Sequence,
     parse_gbnf,
 )
+from rootlace.wire.errors import InvalidConstraint
 
 LONGEST = 6
 

@@ -13,10 +13,10 @@ import pytest
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.hybrid_grammar import HybridGrammar, HybridMatcher
-from rootlace.runtime.constrained.interface import Grammar
-from rootlace.runtime.constrained.llguidance_grammar import LLGuidanceGrammar
+from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar, HybridMatcher
+from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.schema.declared import MARK, declared_part
+from rootlace.runtime.contracts.matcher import Grammar
 from tests.constrained.random_schemas import random_schema
 
 NAME = {"type": "string"}

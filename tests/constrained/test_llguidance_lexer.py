@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLParserLimits
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import llguidance_grammar
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.interface import Grammar
+from rootlace.runtime.constrained.matchers import llguidance as llguidance_grammar
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.contracts.matcher import Grammar
 from tests.constrained.random_model import byte_vocabulary
 
 VOCABULARY = byte_vocabulary()

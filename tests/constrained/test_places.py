@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained import GrammarCompiler, Matcher, places
-from rootlace.runtime.constrained.places import Places
+from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.runtime.constrained.matchers import places
+from rootlace.runtime.constrained.matchers.places import Places
 
 REGEX = r"(?:ab|ac)+d[0-9]{2}"
 SCHEMA = {"type": "object", "properties": {"ab": {"type": "integer", "maximum": 99}}}

@@ -14,13 +14,13 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rootlace.errors import InvalidConstraint, ServerUnavailable
-from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
-from rootlace.runtime.constrained.cache import GrammarCache
-from rootlace.runtime.constrained.service import CompileService
-from rootlace.runtime.constrained.suspicion import is_suspicious
+from rootlace.runtime.constrained.service.cache import GrammarCache
+from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.constrained.service.suspicion import is_suspicious
+from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
+from rootlace.wire.protocol import Constraint
 
 # What compiles at all takes a fortieth of it.
 CONFIG = ConstraintConfig(compile_seconds=2.0, compile_memory_bytes=256 << 20)

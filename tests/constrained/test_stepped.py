@@ -15,11 +15,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton_grammar import AutomatonGrammar
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.stepped import SteppedBuilds, stepped_automaton
-from rootlace.runtime.model.automaton_arena import AutomatonArena
-from rootlace.runtime.scheduler.plan import AutomatonState, SteppedAutomaton
+from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
+from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds, stepped_automaton
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton
+from rootlace.runtime.model.sampling.automaton_arena import AutomatonArena
 from tests.constrained.test_automaton_grammar import VOCABULARY, grammar
 from tests.constrained.test_token_table import finite
 from tests.constrained.tiny_vocabulary import BytewiseTokenizer

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.wire.errors import InvalidConstraint
 
 WEATHER = {
     "type": "object",

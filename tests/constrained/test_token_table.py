@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.byte_trie import ByteTrie
-from rootlace.runtime.constrained.token_classes import token_classes
-from rootlace.runtime.constrained.token_table import TokenTable
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
+from rootlace.runtime.constrained.tokens.classes import token_classes
+from rootlace.runtime.constrained.tokens.table import TokenTable
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
 ALPHABET = "ab1é"
 LETTERS = [character.encode() for character in ALPHABET]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rootlace.runtime.constrained.byte_trie import ByteTrie
+from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
 
 
 @dataclass

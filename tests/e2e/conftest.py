@@ -15,8 +15,6 @@ import psutil
 import pytest
 import zmq
 
-from rootlace import protocol
-from rootlace.protocol import Event, Op
 from rootlace.runtime.config import (
     CacheConfig,
     EngineConfig,
@@ -24,6 +22,8 @@ from rootlace.runtime.config import (
     GatewayConfig,
     SchedulerConfig,
 )
+from rootlace.wire import protocol
+from rootlace.wire.protocol import Event, Op
 from tests.waiting import PATIENCE
 
 END_SECONDS = 100.0

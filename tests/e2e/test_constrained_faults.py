@@ -8,7 +8,7 @@ import signal
 
 import psutil
 
-from rootlace.protocol import (
+from rootlace.wire.protocol import (
     Append,
     Chunk,
     Constraint,

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace.errors import ContextLengthExceeded, InvalidConstraint, ServerUnavailable
+from rootlace.wire.errors import ContextLengthExceeded, InvalidConstraint, ServerUnavailable
 from tests.waiting import eventually
 
 FEW_SHOT = (

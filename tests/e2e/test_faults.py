@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from rootlace import protocol
-from rootlace.protocol import (
+from rootlace.wire import protocol
+from rootlace.wire.protocol import (
     Append,
     Close,
     Constraint,

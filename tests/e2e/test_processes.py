@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rootlace import protocol
-from rootlace.protocol import Append, Generate, Open, SamplingParams, Text
+from rootlace.wire import protocol
+from rootlace.wire.protocol import Append, Generate, Open, SamplingParams, Text
 from tests.e2e.conftest import END_SECONDS, RawClient, Server, engine_config
 from tests.processes import alive
 from tests.waiting import eventually
@@ -20,7 +20,7 @@ STREAMING_CLIENT = """
 import sys
 from tests.e2e.conftest import RawClient
 from tests.e2e.test_processes import ENDLESS
-from rootlace.protocol import Append, Generate, Open, Text
+from rootlace.wire.protocol import Append, Generate, Open, Text
 client = RawClient(sys.argv[1])
 for branch in range(40):  # more than is done before we are killed
     op = 3 * branch + 1

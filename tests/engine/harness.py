@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.plan import Executor
+from rootlace.runtime.contracts.request import Matcher, Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
-from rootlace.runtime.scheduler.plan import Executor
-from rootlace.runtime.scheduler.request import Matcher, Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.update import Update
+from rootlace.wire.protocol import SamplingParams
 
 
 @dataclass

@@ -14,8 +14,7 @@ from pathlib import Path
 import zmq
 
 from rootlace.runtime import processes
-from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.contracts.messages import (
     Abort,
     GetStats,
     Ready,
@@ -27,6 +26,7 @@ from rootlace.runtime.engine.messages import (
     encode,
     unpack_ids,
 )
+from rootlace.runtime.engine.client import EngineProcessConfig
 
 DEADLY = 13
 ENDLESS = 1000

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rootlace.errors import ServerUnavailable
-from rootlace.protocol import SamplingParams
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
+from rootlace.runtime.contracts.messages import Submit, Update, pack_ids
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.engine.messages import Submit, Update, pack_ids
+from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.protocol import SamplingParams
 from tests.engine.stub_engine import DEADLY, ENDLESS
 from tests.waiting import soon
 

@@ -9,12 +9,9 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from rootlace.errors import InvalidConstraint
-from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.contracts.messages import (
     Abort,
     FromEngine,
     GetStats,
@@ -25,8 +22,11 @@ from rootlace.runtime.engine.messages import (
     Update,
     pack_ids,
 )
+from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.scheduler.matchers import Plain
 
 VOCAB = 32

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model.plans import Blocks, Row, Work, make_plan
 

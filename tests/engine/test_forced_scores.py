@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from rootlace.protocol import Constraint
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
+from rootlace.runtime.contracts.messages import Submit, Update, pack_ids
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.mask_filler import MaskFiller
-from rootlace.runtime.engine.messages import Submit, Update, pack_ids
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import Constraint
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.waiting import soon
 

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
-from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."

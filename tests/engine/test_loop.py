@@ -8,14 +8,11 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
-from rootlace.errors import InvalidConstraint
-from rootlace.protocol import Constraint, SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service import CompileService
-from rootlace.runtime.constrained.vocabulary import Vocabulary
-from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.messages import (
+from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.messages import (
     Abort,
     Flush,
     Flushed,
@@ -30,8 +27,11 @@ from rootlace.runtime.engine.messages import (
     pack_ids,
     unpack_ids,
 )
-from rootlace.runtime.scheduler.plan import StepPlan, StepResult
+from rootlace.runtime.contracts.plan import StepPlan, StepResult
+from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint, SamplingParams
 
 VOCAB = 50
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rootlace.errors import InternalError
+from rootlace.runtime.contracts.plan import MaskRow
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.scheduler import masks as masks_module
 from rootlace.runtime.scheduler.masks import InlineFiller, MaskJob, StepMasks
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.wire.errors import InternalError
 from tests.scheduler.matchers import Plain
 from tests.scheduler.world import Job, World
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.engine.mask_filler import MaskFiller
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import StepPlan
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, greedy
 from tests.engine.test_jump_forward import CONSTRAINTS, PASSAGE, QUESTIONS
 from tests.waiting import eventually

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, greedy
 
 SHAPE = {
@@ -173,7 +173,7 @@ def test_a_shared_prefix_is_computed_once_within_the_step(reference) -> None:
 
 
 def test_seeded_sampling_does_not_depend_on_company_or_cache(reference) -> None:
-    from rootlace.protocol import SamplingParams
+    from rootlace.wire.protocol import SamplingParams
 
     folder, _ = reference
     params = [

@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.errors import Overloaded
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.plan import ExecutorLost, SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.simulated import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.engine.steps import Steps
-from rootlace.runtime.scheduler.plan import ExecutorLost, SampleRow, StepPlan, StepResult
-from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.runtime.scheduler.update import Update
+from rootlace.wire.errors import Overloaded
+from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, Outcome
 from tests.scheduler.matchers import Script, Stepped
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import zmq
 
-from rootlace import protocol
-from rootlace.errors import InvalidRequest, RootlaceError, Unauthorized
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest, RootlaceError, Unauthorized
 
 Script = Callable[[str, protocol.Generate], Any]
 Chooser = Callable[[str, protocol.Select], int]

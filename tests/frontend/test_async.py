@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import rootlace as rl
-from rootlace import protocol
-from rootlace.errors import InvalidConstraint
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidConstraint
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.waiting import eventually
 

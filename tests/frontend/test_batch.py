@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace import protocol
-from rootlace.errors import Cancelled, InvalidConstraint, InvalidRequest
+from rootlace.wire import protocol
+from rootlace.wire.errors import Cancelled, InvalidConstraint, InvalidRequest
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.waiting import eventually
 

@@ -15,9 +15,10 @@ import pydantic
 import pytest
 
 import rootlace as rl
-from rootlace import protocol, sampling
-from rootlace.errors import InvalidConstraint, InvalidRequest, UnreadableValue
-from rootlace.protocol import Constraint
+from rootlace.language import sampling
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest, UnreadableValue
+from rootlace.wire.protocol import Constraint
 from tests.frontend.fake_gateway import FakeGateway
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace import protocol
-from rootlace.errors import (
+from rootlace.language.expressions import RoleBegin
+from rootlace.wire import protocol
+from rootlace.wire.errors import (
     ContextLengthExceeded,
     InvalidConstraint,
     InvalidRequest,
     ServerUnavailable,
     Unauthorized,
 )
-from rootlace.expressions import RoleBegin
 from tests.frontend.fake_gateway import FakeGateway, default_script
 from tests.waiting import eventually
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rootlace as rl
-from rootlace import sampling
-from rootlace.completion import Completion
-from rootlace.prefix import PrefixMatcher, SharedPrefix, merge
-from rootlace.protocol import Constraint, Text, Tokens
-from rootlace.transcript import Transcript
+from rootlace.client.completion import Completion
+from rootlace.language import sampling
+from rootlace.program.prefix import PrefixMatcher, SharedPrefix, merge
+from rootlace.program.transcript import Transcript
+from rootlace.wire.protocol import Constraint, Text, Tokens
 
 # ---------------------------------------------------------------- options
 

@@ -6,7 +6,7 @@ import gc
 import threading
 
 import rootlace as rl
-from rootlace import protocol
+from rootlace.wire import protocol
 from tests.frontend.fake_gateway import FakeGateway
 from tests.waiting import eventually
 
@@ -164,7 +164,7 @@ def test_state_is_readable_but_closed_after_the_run(
 ) -> None:
     import pytest
 
-    from rootlace.errors import InvalidRequest
+    from rootlace.wire.errors import InvalidRequest
 
     state = straight.run("why?")
     assert "first" in state and "nothing" not in state

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import rootlace as rl
-from rootlace.backends import runtime as runtime_module
-from rootlace.errors import InvalidRequest, ServerUnavailable
+from rootlace.client import runtime as runtime_module
+from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from tests.processes import alive
 from tests.waiting import eventually
 
@@ -142,7 +142,7 @@ def test_it_ends_with_its_parent(tmp_path: Path, how: str) -> None:
     script = (
         "import os\n"
         "import rootlace as rl\n"
-        "from rootlace.backends import runtime\n"
+        "from rootlace.client import runtime\n"
         "runtime.GATEWAY_MODULE = 'tests.frontend.fake_process'\n"
         f"r = rl.Runtime('m', served_name={str(tmp_path / 'seen')!r})\n"
         "print(r.pid, flush=True)\n"

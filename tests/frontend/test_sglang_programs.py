@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rootlace as sgl
-from rootlace import protocol
+from rootlace.wire import protocol
 from tests.frontend.fake_gateway import FakeGateway
 from tests.waiting import eventually
 

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 import zmq
 
-from rootlace.completion import call_in_loop, call_together
-from rootlace.sockets import BURST, MessageReader
+from rootlace.client.completion import call_in_loop, call_together
+from rootlace.wire.sockets import BURST, MessageReader
 from tests.waiting import until
 
 Pair = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]

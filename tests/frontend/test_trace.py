@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rootlace as rl
-from rootlace.protocol import Text
-from rootlace.tracer import constant_prefix
+from rootlace.trace.tracer import constant_prefix
+from rootlace.wire.protocol import Text
 from tests.frontend.fake_gateway import CHAT
 
 

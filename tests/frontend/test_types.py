@@ -34,7 +34,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace import types
-from rootlace.errors import InvalidConstraint
+from rootlace.wire.errors import InvalidConstraint
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rootlace.protocol import Chunk, Event, Op, Welcome
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.gateway.chat import ChatTemplate
-from rootlace.runtime.gateway.core import Gateway
-from rootlace.runtime.gateway.session import Session
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.protocol import Chunk, Event, Op, Welcome
 from tests.gateway.fake_engine import FakeEngine
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

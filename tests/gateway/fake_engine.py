@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rootlace.runtime.engine.messages import Ready, Submit, TokenScore, Update, unpack_ids
+from rootlace.runtime.contracts.messages import Ready, Submit, TokenScore, Update, unpack_ids
 
 Script = Callable[[Submit], "list[int] | Exception"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rootlace.errors import InvalidRequest
-from rootlace.protocol import ChatFormat, RoleFormat, Text
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
-from rootlace.runtime.gateway.chat import ChatTemplate
-from rootlace.runtime.gateway.pieces import Piece
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import ChatFormat, RoleFormat, Text
 from tests.gateway.conftest import folder_of, load
 
 CHATML = (

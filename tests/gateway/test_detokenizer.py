@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
-from rootlace.runtime.gateway.detokenizer import Detokenizer
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from tests.gateway.conftest import load
 
 TEXT = "Once upon a time 🙂👩‍👩‍👧 there — was «naïve» 你好，世界 é e\u0301 \n\n\t x"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.protocol import Append, Chunk, Generate, Generated, Open, SamplingParams, Text
+from rootlace.wire.protocol import Append, Chunk, Generate, Generated, Open, SamplingParams, Text
 from tests.gateway.conftest import Client
 
 MakeClient = Callable[..., Client]

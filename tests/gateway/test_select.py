@@ -8,10 +8,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rootlace.protocol import Append, ChoicesMethod, Generate, Open, Select, Selected, Text, Usage
-from rootlace.runtime.engine.messages import unpack_ids
-from rootlace.runtime.gateway.select import choose, draw
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.contracts.messages import unpack_ids
+from rootlace.runtime.gateway.branches.select import choose, draw
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.protocol import (
+    Append,
+    ChoicesMethod,
+    Generate,
+    Open,
+    Select,
+    Selected,
+    Text,
+    Usage,
+)
 from tests.gateway.conftest import Client
 from tests.gateway.fake_engine import score
 

@@ -13,9 +13,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from rootlace.client import Connection
-from rootlace.errors import InvalidRequest
-from rootlace.protocol import (
+from rootlace.client.connection import Connection
+from rootlace.runtime.gateway import server as server_module
+from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.server import ProgramServer
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import (
     PROTOCOL_VERSION,
     Append,
     Chunk,
@@ -35,10 +39,6 @@ from rootlace.protocol import (
     decode_events,
     encode,
 )
-from rootlace.runtime.gateway import server as server_module
-from rootlace.runtime.gateway.core import Gateway
-from rootlace.runtime.gateway.server import ProgramServer
-from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import make_gateway
 from tests.gateway.fake_engine import FakeEngine
 from tests.waiting import soon, until

@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.errors import InternalError, Overloaded
-from rootlace.protocol import (
+from rootlace.runtime.contracts.messages import unpack_ids
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import InternalError, Overloaded
+from rootlace.wire.protocol import (
     Append,
     Cancel,
     Chunk,
@@ -34,9 +37,6 @@ from rootlace.protocol import (
     Tokens,
     Usage,
 )
-from rootlace.runtime.engine.messages import unpack_ids
-from rootlace.runtime.gateway.pieces import Piece
-from rootlace.runtime.gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import Client, load
 from tests.gateway.fake_engine import FakeEngine, score
 from tests.waiting import until

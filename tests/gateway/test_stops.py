@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.runtime.gateway.stops import StopChecker
+from rootlace.runtime.gateway.tokens.stops import StopChecker
 
 texts = st.text("abc", max_size=30)
 stop_lists = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)

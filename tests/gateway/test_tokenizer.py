@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.errors import InvalidRequest
-from rootlace.runtime.gateway.pieces import Joined, Piece
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import InvalidRequest
 from tests.gateway.conftest import folder_of, load
 
 WORDS = [

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness
 
 pytest.importorskip("llguidance", reason="constraints need llguidance")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, greedy
 from tests.model.checkpoints import SHAPE, configs, reference, save
 from tests.model.plans import Blocks, Row, Work, make_plan

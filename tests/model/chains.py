@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.plan import AutomatonState, SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import AutomatonState, SampleRow, StepPlan, StepResult
+from rootlace.wire.protocol import SamplingParams
 from tests.model.plans import Row, Work, make_plan
 
 UNKNOWN = 0

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.device_sampler import DeviceSampler
-from rootlace.runtime.model.device_steps import DeviceSteps
-from rootlace.runtime.model.graphs import Graphs
-from rootlace.runtime.model.kv_pool import allocate
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.device_steps import DeviceSteps
+from rootlace.runtime.model.executor.graphs import Graphs
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.pool import allocate
+from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
 from tests.model.fake_device import FakeDevice
 
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.sampler import sample
-from rootlace.runtime.model.sources import resolved
-from rootlace.runtime.model.uniform import uniforms
-from rootlace.runtime.scheduler.plan import SampleRow
+from rootlace.runtime.contracts.plan import SampleRow
+from rootlace.runtime.model.executor.sources import resolved
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.sampler import sample
+from rootlace.runtime.model.sampling.uniform import uniforms
 
 
 @dataclass(frozen=True)

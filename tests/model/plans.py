@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.plan import MaskRow, PromptScoreRow, SampleRow, StepPlan
+from rootlace.runtime.contracts.plan import MaskRow, PromptScoreRow, SampleRow, StepPlan
+from rootlace.wire.protocol import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=3, seed=0)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.runtime.model.arena_space import Places, Runs
-from rootlace.runtime.model.automaton_arena import AutomatonArena
-from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAutomaton
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
+from rootlace.runtime.model.sampling.arena_space import Places, Runs
+from rootlace.runtime.model.sampling.automaton_arena import AutomatonArena
 from tests.model.test_mask_tables import Table
 
 VOCAB = 70

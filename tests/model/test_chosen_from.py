@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.native_decoder import NativeDecoder
-from rootlace.runtime.model.plain_steps import PlainSteps, score_samples
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.model.sampler import sample
-from rootlace.runtime.scheduler.plan import SampleRow, TokenScores
+from rootlace.runtime.contracts.plan import SampleRow, TokenScores
+from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
+from rootlace.runtime.model.executor.plain_steps import PlainSteps, score_samples
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.sampler import sample
+from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.native import native_library
 

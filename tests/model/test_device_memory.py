@@ -9,8 +9,8 @@ import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.engine.simulated import SimulatedExecutor
-from rootlace.runtime.model.device_memory import GRAPH_BYTES, SPARE_SHARE, kv_bytes, trial_steps
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.device_memory import GRAPH_BYTES, SPARE_SHARE, kv_bytes, trial_steps
 from tests.model.checkpoints import SHAPE, configs, save
 
 GIB = 1 << 30

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.model import sampler
-from rootlace.runtime.model.device_sampler import DeviceSampler
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.scores import score_tokens
-from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
+from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.scores import score_tokens
+from rootlace.wire.protocol import SamplingParams
 from tests.model.test_sampler import EDITS, GRID, Table, make_logits, make_row
 
 VOCAB = 403

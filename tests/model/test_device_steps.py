@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.device_steps import DeviceSteps, GraphKey
-from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import AutomatonState, ExecutorLost, StepPlan, StepResult
+from rootlace.runtime.model.executor.device_steps import DeviceSteps, GraphKey
+from rootlace.runtime.model.executor.graphs import USES_BEFORE_CAPTURE
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.device_runner import device_runner
@@ -407,7 +407,7 @@ def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> Non
 def test_alternatives_of_many_rows_are_scored_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.model.device_steps.LOGITS_BYTES", 4 * VOCAB * 2)
+    monkeypatch.setattr("rootlace.runtime.model.executor.device_steps.LOGITS_BYTES", 4 * VOCAB * 2)
     it = subject(llama, FakeDevice(), sampler=True)
     params = [SCORED, PLAIN[1], SCORED, SCORED, PLAIN[0]]
     same(run_ahead(it.steps, rows(5), params, 3), run_plain(it.plain, rows(5), params, 3))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.model.plans import GREEDY, Blocks, Row, Work, make_plan
 
 MARGIN = 1e-3

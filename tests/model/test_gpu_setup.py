@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.errors import InvalidRequest, UnsupportedModel
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model import device as cuda_layer
-from rootlace.runtime.model import gpu_setup
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.decoder import Decoder
-from rootlace.runtime.model.device import CudaDevice
-from rootlace.runtime.model.device_steps import DeviceSteps
-from rootlace.runtime.model.gpu_setup import LoadedModel, StepLimits, on_gpu
-from rootlace.runtime.model.kv_pool import block_bytes
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.rope import RotaryEmbedding
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.model.step_input import StepInputBuilder
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor import device as cuda_layer
+from rootlace.runtime.model.executor import gpu_setup
+from rootlace.runtime.model.executor.device import CudaDevice
+from rootlace.runtime.model.executor.device_steps import DeviceSteps
+from rootlace.runtime.model.executor.gpu_setup import LoadedModel, StepLimits, on_gpu
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.chains import run_ahead, run_plain
 from tests.model.checkpoints import configs, save
 from tests.model.fake_device import FakeDevice

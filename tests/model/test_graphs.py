@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.runtime.model.graphs import (
+from rootlace.runtime.model.executor.graphs import (
     CAPTURE_SHARE,
     MOST_FAILURES,
     USES_BEFORE_CAPTURE,

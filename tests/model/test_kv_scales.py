@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.errors import UnsupportedModel
 from rootlace.kernels.interface import KVScales
-from rootlace.runtime.model import kv_scales
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.rope import RotaryEmbedding
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.kv import scales as kv_scales
+from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import configs, save
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.plain_steps import PlainSteps
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import MaskRow
+from rootlace.runtime.contracts.plan import MaskRow
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import (
+from rootlace.runtime.contracts.plan import (
     AutomatonState,
     SteppedAutomaton,
     StepPlan,
     StepResult,
     run,
 )
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with_automata
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.errors import InvalidRequest, UnsupportedModel
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.config import ModelConfig
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.runner import ModelRunner
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 

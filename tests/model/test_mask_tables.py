@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.model.logit_edits import edit_logits
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
+from rootlace.runtime.contracts.plan import MaskRow, SampleRow
+from rootlace.runtime.model.sampling.logit_edits import edit_logits
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.wire.protocol import SamplingParams
 
 VOCAB = 70
 WORDS = 3

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.errors import InvalidRequest
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model import native_decoder
-from rootlace.runtime.model.loader import load_weights
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import StepResult, TokenScores
+from rootlace.runtime.contracts.plan import StepResult, TokenScores
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder import native_decoder
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import native_library, skip_without

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import TokenScores
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.native import skip_without
@@ -176,7 +176,7 @@ def test_queries_beyond_one_chunk(
 ) -> None:
     """Long prompts are attended in chunks of queries, and scored in parts."""
     monkeypatch.setattr("rootlace.kernels.reference.attention_plan.QUERY_CHUNK", 16)
-    monkeypatch.setattr("rootlace.runtime.model.plain_steps.LOGITS_BYTES", 4 * VOCAB * 10)
+    monkeypatch.setattr("rootlace.runtime.model.executor.plain_steps.LOGITS_BYTES", 4 * VOCAB * 10)
     skip_without(kernels)
     model = Model(tmp_path, save(configs()[name], tmp_path), kernels)
     runner = model.runner()

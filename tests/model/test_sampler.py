@@ -13,14 +13,14 @@ import torch
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.model import sampler
-from rootlace.runtime.model.logit_edits import edit_logits, has_edits
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.native_pick import NativePick
-from rootlace.runtime.model.sampler import NO_TOKEN
-from rootlace.runtime.model.uniform import uniforms
-from rootlace.runtime.scheduler.plan import MaskRow, SampleRow
+from rootlace.runtime.contracts.plan import MaskRow, SampleRow
+from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.model.sampling.logit_edits import edit_logits, has_edits
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.native_pick import NativePick
+from rootlace.runtime.model.sampling.sampler import NO_TOKEN
+from rootlace.runtime.model.sampling.uniform import uniforms
+from rootlace.wire.protocol import SamplingParams
 from tests.native import native_library
 
 VOCAB = 403

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rootlace.runtime.model.ranking import best_ids
-from rootlace.runtime.model.scores import concatenate, score_tokens
+from rootlace.runtime.model.sampling.ranking import best_ids
+from rootlace.runtime.model.sampling.scores import concatenate, score_tokens
 
 
 def test_scores_are_log_softmax() -> None:

@@ -8,7 +8,7 @@ from itertools import count
 
 import numpy as np
 
-from rootlace.runtime.scheduler.plan import AutomatonState, MaskRow, SteppedAutomaton
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
 
 
 class Plain:

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.errors import ConstraintNotMet, InternalError
 from rootlace.runtime.scheduler.running import Headroom
+from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import World
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.scheduler.running import Headroom
+from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
+from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import World
 

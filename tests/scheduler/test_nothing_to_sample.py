@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.engine.simulated import SimulatedExecutor
-from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
+from rootlace.wire.protocol import SamplingParams
 
 
 def test_minus_one_ends_the_request_alone() -> None:

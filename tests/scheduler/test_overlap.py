@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.errors import ConstraintNotMet, InternalError
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.engine.simulated import BadPlan, CostModel, SimulatedExecutor
 from rootlace.runtime.scheduler.masks import MaskJob
-from rootlace.runtime.scheduler.plan import StepPlan
+from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
 from tests.scheduler.test_forced import ANY, Fixed, Refusing
 from tests.scheduler.world import Job, World

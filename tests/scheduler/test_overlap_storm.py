@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootlace.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from rootlace.runtime.engine.simulated import history_hash, made_up_logprobs
+from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import Job, World
 

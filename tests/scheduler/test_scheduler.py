@@ -9,13 +9,13 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.errors import (
+from rootlace.runtime.engine.simulated import BadPlan, history_hash, made_up_logprobs
+from rootlace.wire.errors import (
     ContextLengthExceeded,
     InternalError,
     InvalidRequest,
     Overloaded,
 )
-from rootlace.runtime.engine.simulated import BadPlan, history_hash, made_up_logprobs
 from tests.scheduler.matchers import Digits
 from tests.scheduler.world import World
 

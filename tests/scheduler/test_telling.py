@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.scheduler.request import Request
-from rootlace.runtime.scheduler.update import Update
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Script
 from tests.scheduler.world import Job, World
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.protocol import SamplingParams
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.scheduler.patience import Patience, work_of
 from rootlace.runtime.scheduler.prompt_order import PromptOrder
-from rootlace.runtime.scheduler.request import Request
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.waiting import REFRESHED, WaitingQueue
+from rootlace.wire.protocol import SamplingParams
 
 
 def _sequence(number: int, prompt: list[int], namespace: str = "") -> Sequence:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rootlace.errors import RootlaceError
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan
+from rootlace.runtime.contracts.request import Matcher, Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.simulated import (
     SimulatedExecutor,
     SimulatedStep,
@@ -19,12 +20,11 @@ from rootlace.runtime.engine.simulated import (
     made_up_logprobs,
 )
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
-from rootlace.runtime.scheduler.plan import SampleRow, StepPlan
-from rootlace.runtime.scheduler.request import Matcher, Request
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.update import Update
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import SamplingParams
 
 
 @dataclass

@@ -69,7 +69,9 @@ def test_the_checkout_is_found_through_links(
     environment = check.environment()
     path = environment["PYTHONPATH"].split(os.pathsep)
     assert path[:2] == [str(tree), str(ROOT)] and path[-1] == "somewhere"
-    code = "import rootlace, rootlace.runtime.config, rootlace.protocol as p; print(p.__file__)"
+    code = (
+        "import rootlace, rootlace.runtime.config, rootlace.wire.protocol as p; print(p.__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path
     )

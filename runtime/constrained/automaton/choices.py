@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.syntax import Either, Literal
+from rootlace.wire.errors import InvalidConstraint
 
 
 def either(texts: Iterable[str]) -> Either:

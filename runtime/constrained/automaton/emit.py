@@ -7,7 +7,6 @@ has no `\\x{…}`.
 
 from __future__ import annotations
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
@@ -19,6 +18,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.wire.errors import InvalidConstraint
 
 _NOTHING = r"[^\x{0}-\x{10FFFF}]"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rootlace.errors import InvalidConstraint
+from rootlace.wire.errors import InvalidConstraint
 
 
 class TooLarge(InvalidConstraint):

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.places import Construct, place_of
+from rootlace.runtime.constrained.automaton.pattern_positions import Construct, place_of
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
@@ -29,6 +28,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.wire.errors import InvalidConstraint
 
 # Private, and the one place where patterns are read as `re` reads them; the same from 3.11 on.
 sre: Any = importlib.import_module("re._constants")

@@ -12,7 +12,6 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.dialect import (
     IN_PLACE,
     Dialect,
@@ -20,6 +19,7 @@ from rootlace.runtime.constrained.schema.dialect import (
     pointer_part,
     subschemas,
 )
+from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 128
 """How deep a schema's JSON may be nested; the checks of values recurse along it."""

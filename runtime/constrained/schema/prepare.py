@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
 from rootlace.runtime.constrained.schema.relax import relax, written
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
-from rootlace.runtime.constrained.source import parsed_schema
+from rootlace.runtime.constrained.sources.source import parsed_schema
+from rootlace.wire.errors import InvalidConstraint
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.automaton.syntax import Either
+from rootlace.wire.errors import InvalidConstraint
 
 MAX_STATES = 4096
 _SPACE = r"\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"

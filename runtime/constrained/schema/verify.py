@@ -10,7 +10,6 @@ from typing import Any
 from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.dialect import keywords
 from rootlace.runtime.constrained.schema.formats import lenient_checker
@@ -25,6 +24,7 @@ from rootlace.runtime.constrained.schema.scan import (
     with_key,
 )
 from rootlace.runtime.constrained.schema.search import searcher
+from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 64
 """How deep a checked value may be nested: jsonschema recurses along it."""

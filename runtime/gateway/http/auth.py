@@ -7,8 +7,8 @@ import hmac
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from rootlace.errors import Unauthorized
 from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.wire.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health"})
 

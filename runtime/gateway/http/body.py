@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from rootlace.errors import InvalidRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.wire.errors import InvalidRequest
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from rootlace.protocol import Constraint
 from rootlace.runtime.gateway.http.constraint_types import (
     ConstraintBody,
     ResponseFormat,
@@ -17,6 +16,7 @@ from rootlace.runtime.gateway.http.constraint_types import (
 )
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import SamplingBody
+from rootlace.wire.protocol import Constraint
 
 MAX_WHITESPACE_PATTERN = 256
 

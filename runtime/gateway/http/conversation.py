@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rootlace.protocol import Part
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import Message, Tool, ToolCall
+from rootlace.wire.protocol import Part
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 

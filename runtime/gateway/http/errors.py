@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from rootlace.errors import (
+from rootlace.wire.errors import (
     InternalError,
     InvalidConstraint,
     InvalidRequest,

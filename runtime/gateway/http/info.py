@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rootlace.errors import ServerUnavailable
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.errors import ModelNotFound
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.protocol import SamplingParams
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 
 class Info:

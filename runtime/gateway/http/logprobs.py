@@ -6,10 +6,10 @@ import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rootlace.protocol import TokenLogprob
+from rootlace.wire.protocol import TokenLogprob
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.tokenizer import Tokenizer
+    from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 
 # JSON has no infinity; OpenAI's own convention for "impossible".
 IMPOSSIBLE = -9999.0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from rootlace.protocol import Chunk, Generated, Output, TokenLogprob
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import convert, read_body
 from rootlace.runtime.gateway.http.constraints import sglang_constraint
@@ -25,9 +24,10 @@ from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
 from rootlace.runtime.gateway.http.sampling import as_tuple, make_params
 from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.wire.protocol import Chunk, Generated, Output, TokenLogprob
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 T = TypeVar("T")
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rootlace.errors import InvalidConstraint, RootlaceError, from_code
-from rootlace.protocol import (
+from rootlace.runtime.gateway.http.constraints import Asked
+from rootlace.runtime.gateway.http.errors import RefusedConstraint
+from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
+from rootlace.wire.protocol import (
     Append,
     Chunk,
     Close,
@@ -26,11 +28,9 @@ from rootlace.protocol import (
     Part,
     SamplingParams,
 )
-from rootlace.runtime.gateway.http.constraints import Asked
-from rootlace.runtime.gateway.http.errors import RefusedConstraint
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 _OPS_PER_JOB = 4
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rootlace.protocol import Chunk, Generated, Output, Text
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
@@ -33,9 +32,10 @@ from rootlace.runtime.gateway.http.tool_calls import (
     split_tool_calls,
 )
 from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools, strict_calls
+from rootlace.wire.protocol import Chunk, Generated, Output, Text
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 MAX_TOP_LOGPROBS = 20
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from rootlace.protocol import Chunk, Generated, Output, SamplingParams
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
@@ -29,9 +28,10 @@ from rootlace.runtime.gateway.http.replies import (
 )
 from rootlace.runtime.gateway.http.sampling import make_params, openai_fields
 from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 DEFAULT_MAX_TOKENS = 16
 

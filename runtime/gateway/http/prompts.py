@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rootlace.protocol import Part, Text, Tokens
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.wire.protocol import Part, Text, Tokens
 
 MAX_PROMPTS = 4096
 

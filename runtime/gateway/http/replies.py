@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from rootlace.protocol import Generated
 from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
 from rootlace.runtime.gateway.http.openai_types import SamplingBody
+from rootlace.wire.protocol import Generated
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 
 def json_response(value: object) -> web.Response:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import SamplingBody
+from rootlace.wire.protocol import SamplingParams
 
 _FIRST_WORD = re.compile(r"[a-z_]+")
 

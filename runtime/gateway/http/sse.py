@@ -9,8 +9,8 @@ from contextlib import aclosing
 import msgspec
 from aiohttp import web
 
-from rootlace.errors import RootlaceError
 from rootlace.runtime.gateway.http.errors import error_body
+from rootlace.wire.errors import RootlaceError
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
-from rootlace.protocol import Text
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
-from rootlace.runtime.gateway.pieces import Piece
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.protocol import Text
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.core import Gateway
+    from rootlace.runtime.gateway.branches.core import Gateway
 
 
 # Nobody's context is longer; one text of many megabytes would hold a tokenizer thread for minutes.

@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from rootlace.errors import InvalidRequest
-from rootlace.protocol import Part, Text
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import Part, Text
 
 BEGIN = "<tool_call>"
 END = "</tool_call>"

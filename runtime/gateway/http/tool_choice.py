@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from rootlace.protocol import Constraint
 from rootlace.runtime.gateway.http.body import convert
 from rootlace.runtime.gateway.http.constraints import Asked, json_source, manner_of
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
 from rootlace.runtime.gateway.http.tool_calls import BEGIN, CallFormat
+from rootlace.wire.protocol import Constraint
 
 
 class _Named(msgspec.Struct):

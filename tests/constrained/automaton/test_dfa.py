@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.choices import either
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
@@ -24,6 +23,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.automaton import patterns
 
 MAX_STATES = 16384

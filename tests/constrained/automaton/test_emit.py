@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton.choices import either
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
@@ -25,6 +24,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.automaton import patterns
 
 BYTES = LLTokenizer("byte")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Repeat
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.automaton import patterns
 
 MAX_STATES = 16384

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.wire.errors import InvalidConstraint
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from rootlace.protocol import Constraint
-from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.schema import formats
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.wire.protocol import Constraint
 from tests.constrained.random_model import accepts, byte_vocabulary
 
 EXAMPLES = {

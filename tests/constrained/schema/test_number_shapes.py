@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootlace.errors import InvalidConstraint
-from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.schema.prepare import prepare_value
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.random_model import accepts, byte_vocabulary
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -10,11 +10,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootlace.errors import InvalidConstraint
-from rootlace.protocol import Constraint
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
 from tests.constrained.random_model import accepts, byte_vocabulary
 from tests.constrained.schema import small_schemas
 

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootlace.runtime.constrained.compiler import GrammarCompiler
 from rootlace.runtime.constrained.schema.prepare import prepare_value
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from tests.constrained.random_model import accepts, byte_vocabulary
 
 KEYS = ["a", "b", "a\n", "é", 'a"\\', "a\x01", "a/", "a\x7f", "😀", ""]

@@ -15,9 +15,9 @@ from jsonschema_specifications import REGISTRY
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from rootlace.errors import InvalidConstraint
-from rootlace.runtime.constrained.compiler import GrammarCompiler
-from rootlace.runtime.constrained.vocabulary import Vocabulary
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.random_model import RandomModel, accepts, byte_vocabulary
 
 

@@ -10,10 +10,10 @@ import time
 import jsonschema
 import pytest
 
-from rootlace.errors import InvalidConstraint
 from rootlace.runtime.constrained.schema.check import CheckedSchema
 from rootlace.runtime.constrained.schema.search import PatternSearch
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
+from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.schema import small_schemas
 
 

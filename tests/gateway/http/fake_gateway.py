@@ -12,8 +12,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rootlace.errors import InvalidRequest, RootlaceError
-from rootlace.protocol import (
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.protocol import (
     Append,
     Cancel,
     Chunk,
@@ -32,8 +34,6 @@ from rootlace.protocol import (
     Tokens,
     Usage,
 )
-from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.gateway.pieces import Piece
 
 BOS, EOS, VOCAB = 256, 257, 258
 PAUSE = "⏸"

@@ -10,12 +10,12 @@ import openai
 import pydantic
 import pytest
 
-from rootlace.errors import ConstraintNotMet, InvalidConstraint
-from rootlace.protocol import Constraint, Failed
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.gateway.app import load_chat
 from rootlace.runtime.gateway.http.tool_calls import CallFormat
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
+from rootlace.wire.protocol import Constraint, Failed
 from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]

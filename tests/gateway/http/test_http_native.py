@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rootlace.protocol import Tokens
+from rootlace.wire.protocol import Tokens
 from tests.gateway.http.conftest import Served
 
 

@@ -10,8 +10,8 @@ import jsonschema
 import openai
 import pytest
 
-from rootlace.errors import InternalError, Overloaded, ServerUnavailable
-from rootlace.protocol import Text, Tokens
+from rootlace.wire.errors import InternalError, Overloaded, ServerUnavailable
+from rootlace.wire.protocol import Text, Tokens
 from tests.gateway.http.conftest import Served
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -491,7 +491,7 @@ async def test_an_error_in_mid_stream_is_an_event(served: Served) -> None:
 
 
 def _failed() -> Any:
-    from rootlace.protocol import Failed
+    from rootlace.wire.protocol import Failed
 
     return Failed(3, "internal", "the engine fell over")
 

@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.errors import Overloaded
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.engine.messages import Submit, unpack_ids
+from rootlace.runtime.contracts.messages import Submit, unpack_ids
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
-from rootlace.runtime.gateway.core import Gateway
-from rootlace.runtime.gateway.tokenizer import Tokenizer
+from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.errors import Overloaded
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.http.conftest import Serve, Served
 from tests.tiny_model import make_tiny_model

@@ -11,11 +11,11 @@ import torch
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference import REFERENCE
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.model.native_pick import NativePick
-from rootlace.runtime.model.sampler import TORCH_PICK, Pick, sample
-from rootlace.runtime.scheduler.plan import SampleRow
+from rootlace.runtime.contracts.plan import SampleRow
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.native_pick import NativePick
+from rootlace.runtime.model.sampling.sampler import TORCH_PICK, Pick, sample
+from rootlace.wire.protocol import SamplingParams
 from tests.native import native_library
 
 PARAMS = [

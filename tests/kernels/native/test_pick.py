@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native.handles import Team
-from rootlace.runtime.model.sampler import greedy_tokens
+from rootlace.runtime.model.sampling.sampler import greedy_tokens
 from tests.native import TARGETS, compiled
 
 

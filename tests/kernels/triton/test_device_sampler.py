@@ -11,11 +11,11 @@ import torch
 
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton import TRITON
-from rootlace.protocol import SamplingParams
-from rootlace.runtime.model import sampler
-from rootlace.runtime.model.device_sampler import DeviceSampler
-from rootlace.runtime.model.mask_tables import MaskTables
-from rootlace.runtime.scheduler.plan import AutomatonState, SampleRow
+from rootlace.runtime.contracts.plan import AutomatonState, SampleRow
+from rootlace.runtime.model.sampling import sampler
+from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.wire.protocol import SamplingParams
 from tests.model.test_device_sampler import VOCAB, WORDS, random_automaton
 from tests.model.test_sampler import EDITS, make_logits, make_row
 

@@ -16,11 +16,11 @@ from rootlace.kernels.triton import TRITON
 from rootlace.kernels.triton.attention import AttentionRules, plan_attention
 from rootlace.kernels.triton.attention_plan import SplitRule
 from rootlace.kernels.triton.shared_nodes import SharingRule
-from rootlace.protocol import SamplingParams
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.model.graphs import USES_BEFORE_CAPTURE
-from rootlace.runtime.model.runner import ModelRunner
-from rootlace.runtime.scheduler.plan import AutomatonState, SteppedAutomaton, StepResult
+from rootlace.runtime.contracts.plan import AutomatonState, SteppedAutomaton, StepResult
+from rootlace.runtime.model.executor.graphs import USES_BEFORE_CAPTURE
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import SamplingParams
 from tests.model.chains import first_plan, next_plan, run_ahead, take_behind, with_automata
 from tests.model.checkpoints import reference_logprobs, save
 from tests.model.device_runner import device_runner

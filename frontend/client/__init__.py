@@ -1,0 +1,6 @@
+"""A program's side of the wire: connections, and the runtimes they lead to.
+
+`connection` has the one I/O thread; `completion` is how threads and coroutines wait for a result;
+`endpoint` is a runtime that is already running, `runtime` one that is started as a child process,
+and `default` the one that programs use when they are not told.
+"""

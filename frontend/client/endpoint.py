@@ -1,0 +1,142 @@
+"""A runtime that is already running, here or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+import weakref
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from rootlace.client.completion import Completion
+from rootlace.client.connection import Connection
+from rootlace.wire import protocol
+from rootlace.wire.errors import (
+    InvalidRequest,
+    RootlaceError,
+    ServerUnavailable,
+    Unauthorized,
+    from_code,
+)
+
+
+class _Answer(Completion):
+    """The sink of one operation that belongs to no branch."""
+
+    __slots__ = ("event",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event: protocol.Event | None = None
+
+    def __call__(self, event: protocol.Event) -> None:
+        self.event = event
+        self.finish()
+
+
+class RuntimeEndpoint:
+    """Connects to `url`: `tcp://host:port` or `ipc://path` of a program socket, or the `http://`
+    address of a server, which is asked for its program socket.
+
+    One connection, shared by all programs and threads. When it is lost, what was running on it
+    fails with ServerUnavailable, and the next program makes a new one. Raises ServerUnavailable
+    when nobody answers, Unauthorized for a wrong `api_key`.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, **connection_options: Any) -> None:
+        self.url = url
+        self._api_key = api_key or ""
+        self._options = connection_options
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._finalizer: Any = None
+        self.connect()
+
+    @property
+    def model_info(self) -> protocol.ModelInfo:
+        return self.connect().model
+
+    def get_model_name(self) -> str:
+        return self.model_info.name
+
+    def connect(self) -> Connection:
+        """The connection; a new one if the last was lost."""
+        with self._lock:
+            if self._connection is None or self._connection.lost is not None:
+                address = program_address(self.url, self._api_key)
+                connection = Connection(address, api_key=self._api_key, **self._options)
+                if self._finalizer is not None:
+                    self._finalizer()
+                self._connection = connection
+                self._finalizer = weakref.finalize(self, connection.close)
+            return self._connection
+
+    def close(self) -> None:
+        """Cancel what runs and close the connection."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def ask(self, op_type: type[protocol.FlushCache] | type[protocol.GetStatus]) -> protocol.Event:
+        """Send one operation that belongs to no branch and wait for its answer."""
+        connection = self.connect()
+        answer = _Answer()
+        connection.send(op_type(op=connection.next_op()), answer)
+        connection.count_round_trip()
+        connection.flush()
+        answer.wait()
+        event = answer.event
+        assert event is not None
+        if isinstance(event, protocol.Failed):
+            raise from_code(event.code, event.message)
+        return event
+
+    def flush_cache(self, empty_cache: bool = True) -> None:
+        """Forget every cached prefix that no running request uses."""
+        self.ask(protocol.FlushCache)
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The runtime's counters, and the model under `"model"`."""
+        status = self.ask(protocol.GetStatus)
+        assert isinstance(status, protocol.Status)
+        return {**status.values, "model": msgspec.to_builtins(self.model_info)}
+
+    def __repr__(self) -> str:
+        return f"RuntimeEndpoint({self.url!r})"
+
+
+def program_address(url: str, api_key: str) -> str:
+    """Where programs connect: `url` itself, or what the HTTP server at `url` says."""
+    parts = urlsplit(url)
+    if parts.scheme in ("tcp", "ipc", "inproc"):
+        return url
+    if parts.scheme not in ("http", "https"):
+        raise InvalidRequest(f"{url!r} is neither http://, https://, tcp:// nor ipc://")
+    address = _model_info(url, api_key).get("program_address")
+    if not address:
+        raise ServerUnavailable(f"the server at {url} has no socket for programs")
+    target = urlsplit(str(address))
+    # A server that listens on every interface cannot know by which name we reached it.
+    if target.scheme == "tcp" and target.hostname in ("0.0.0.0", "*", "::"):
+        return f"tcp://{parts.hostname}:{target.port}"
+    return str(address)
+
+
+def _model_info(url: str, api_key: str) -> dict[str, Any]:
+    request = urllib.request.Request(f"{url.rstrip('/')}/get_model_info")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            info = json.load(response)
+    except urllib.error.HTTPError as error:
+        kind: type[RootlaceError] = Unauthorized if error.code == 401 else ServerUnavailable
+        raise kind(f"{url} answered {error.code} {error.reason}") from None
+    except (OSError, ValueError) as error:
+        raise ServerUnavailable(f"{url} does not answer: {error}") from None
+    if not isinstance(info, dict):
+        raise ServerUnavailable(f"{url} is not a Rootlace server")
+    return info

@@ -1,0 +1,272 @@
+"""A runtime of one's own: the gateway (and with it the engine) as a child process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, Any
+
+from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
+
+GATEWAY_MODULE = "rootlace.runtime.gateway"
+_LOG_TAIL_LINES = 20
+
+# Option -> where it stands in the gateway's configuration. sglang's names are aliases.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "served_name": ("gateway", "served_name"),
+    "host": ("gateway", "host"),
+    "http_port": ("gateway", "http_port"),
+    "api_key": ("gateway", "api_key"),
+    "program_address": ("gateway", "program_address"),
+    "max_connections": ("gateway", "max_connections"),
+    "max_branches": ("gateway", "max_branches"),
+    "stream_interval": ("gateway", "stream_interval"),
+    "client_timeout": ("gateway", "client_timeout"),
+    "dtype": ("engine", "executor", "dtype"),
+    "device": ("engine", "executor", "device"),
+    "threads": ("engine", "executor", "threads"),
+    "context_length": ("engine", "executor", "context_length"),
+    "kv_memory_bytes": ("engine", "executor", "kv_memory_bytes"),
+    "kv_dtype": ("engine", "executor", "kv_dtype"),
+    "kernels": ("engine", "executor", "kernels"),
+    "cuda_graphs": ("engine", "executor", "cuda_graphs"),
+    "block_size": ("engine", "cache", "block_size"),
+    "num_blocks": ("engine", "cache", "num_blocks"),
+    "cache": ("engine", "cache", "enabled"),
+    "policy": ("engine", "scheduler", "policy"),
+    "max_step_tokens": ("engine", "scheduler", "max_step_tokens"),
+    "max_running": ("engine", "scheduler", "max_running"),
+    "max_waiting": ("engine", "scheduler", "max_waiting"),
+    "max_overtaken": ("engine", "scheduler", "max_overtaken"),
+    "max_delay": ("engine", "scheduler", "max_delay"),
+    "constraint_backend": ("engine", "constraints", "backend"),
+    "jump_forward": ("engine", "constraints", "jump_forward"),
+    "overlap": ("engine", "overlap"),
+    "check_invariants": ("engine", "scheduler", "check_invariants"),
+}
+_ALIASES = {
+    "served_model_name": "served_name",
+    "port": "http_port",
+    "page_size": "block_size",
+    "schedule_policy": "policy",
+    "chunked_prefill_size": "max_step_tokens",
+    "max_running_requests": "max_running",
+    "grammar_backend": "constraint_backend",
+    "kv_cache_dtype": "kv_dtype",
+}
+_NEGATED = {
+    "disable_radix_cache": "cache",
+    "disable_cuda_graph": "cuda_graphs",
+}
+
+
+def gateway_config(
+    model: str, program_address: str, options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The configuration as the gateway reads it from its standard input.
+
+    Raises TypeError for an option that does not exist.
+    """
+    config: dict[str, dict[str, Any]] = {
+        "gateway": {"model": model, "program_address": program_address},
+        "engine": {
+            "executor": {"model": model},
+            "cache": {},
+            "scheduler": {},
+            "constraints": {},
+        },
+    }
+    for name, value in options.items():
+        if name in _NEGATED:
+            name, value = _NEGATED[name], not value
+        name = _ALIASES.get(name, name)
+        if name not in _OPTIONS:
+            close = get_close_matches(name, [*_OPTIONS, *_ALIASES], n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
+        *path, last = _OPTIONS[name]
+        target: dict[str, Any] = config
+        for part in path:
+            target = target[part]
+        target[last] = value
+    return config
+
+
+class Runtime:
+    """Starts a runtime for the model in the folder `model` (also `model_path`) and connects to it.
+
+    Without a model it is the embedded demo model.
+
+    Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
+    `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `kv_dtype`, `cache`, `policy`,
+    `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
+    `kernels`, `cuda_graphs`, `overlap`, `http_port`, `host`, `api_key`, ...). Its messages go to
+    `log_file` (a temporary one by default). It ends with `shutdown`, with the `with` block, or with
+    this process, however that ends.
+
+    Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
+    when it does not start within `launch_timeout` seconds.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        model_path: str | Path | None = None,
+        launch_timeout: float = 300.0,
+        log_file: str | Path | None = None,
+        log_level: str | None = None,
+        **options: Any,
+    ) -> None:
+        if model is not None and model_path is not None:
+            raise TypeError("Runtime() takes the model's folder once: model=... or model_path=...")
+        folder = model or model_path or _embedded_model()
+        self._owner = os.getpid()
+        self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
+        self._process: subprocess.Popen[str] | None = None
+        self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
+        try:
+            address = f"ipc://{self._folder / 'program.sock'}"
+            config = gateway_config(str(folder), address, options)
+            ready = self._launch(config, launch_timeout)
+            self.pid: int = ready["pid"]
+            self.program_address: str = ready["program_address"]
+            self.url: str | None = ready.get("http_address") or None
+            self.endpoint = RuntimeEndpoint(self.program_address, options.get("api_key"))
+        except BaseException:
+            self._stop_process(grace=1.0)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        atexit.register(self.shutdown)
+
+    def _launch(self, config: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+        with self._log_path.open("w") as log:
+            # A session of its own: Ctrl-C in the terminal is for the program, which cancels what
+            # it runs. The runtime ends when its standard input does.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", GATEWAY_MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=_read_ready, args=(process.stdout, lines), daemon=True).start()
+        try:
+            process.stdin.write(json.dumps(config) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once: the reader finds its output ended
+        try:
+            ready = lines.get(timeout=timeout)
+        except queue.Empty:
+            raise ServerUnavailable(
+                f"the runtime was not ready after {timeout:g} s{self._log_tail()}"
+            ) from None
+        if ready is None:
+            code = process.wait(timeout=10)
+            raise ServerUnavailable(
+                f"the runtime ended with status {code} before it was ready{self._log_tail()}"
+            )
+        if "error" in ready:
+            raise from_code(str(ready["error"]), f"{ready.get('message')}{self._log_tail()}")
+        return ready
+
+    def _log_tail(self) -> str:
+        try:
+            lines = self._log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        except OSError:
+            return ""
+        return "".join(f"\n  | {line}" for line in lines)
+
+    @property
+    def model_name(self) -> str:
+        return self.endpoint.get_model_name()
+
+    def flush_cache(self) -> None:
+        """Forget every cached prefix that no running request uses."""
+        self.endpoint.flush_cache()
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The runtime's counters."""
+        return self.endpoint.get_server_info()
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text's KV now, for requests that will start with it."""
+        if not prefix:
+            raise InvalidRequest("an empty prefix cannot be cached")
+        from rootlace.program.function import Function
+
+        Function(lambda s: s.append(prefix)).cache(self)
+
+    def shutdown(self, grace: float = 10.0) -> None:
+        """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds.
+
+        Does nothing in a fork of the process that started it.
+        """
+        if self._process is None or os.getpid() != self._owner:
+            return
+        atexit.unregister(self.shutdown)
+        self.endpoint.close()
+        self._stop_process(grace)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stop_process(self, grace: float) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        for stop in (lambda: None, process.terminate, process.kill):
+            stop()
+            try:
+                process.wait(timeout=grace)
+                return
+            except subprocess.TimeoutExpired:
+                grace = 2.0
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"Runtime({self.program_address!r})"
+
+
+def _embedded_model() -> Path:
+    from rootlace.runtime.assets import demo_model
+
+    return demo_model()
+
+
+def _read_ready(output: IO[str], lines: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    """Pass on the first line that is a JSON object; then keep the pipe from filling up."""
+    found = False
+    for line in output:
+        if found or not line.startswith("{"):
+            continue
+        try:
+            lines.put(json.loads(line))
+            found = True
+        except ValueError:
+            continue
+    if not found:
+        lines.put(None)

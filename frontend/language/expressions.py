@@ -1,0 +1,323 @@
+"""What a program appends to its state: immutable expressions, joined with `+` (strings included).
+
+An expression knows the line that made it, so that a failure on the server can name it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rootlace.language import sampling
+from rootlace.language.choices import ChoicesMethod, method_name
+from rootlace.language.failures import Site, call_site
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import ChoicesMethod as ChoicesMethodName
+
+
+class Expression:
+    """Base of all expressions."""
+
+    __slots__ = ()
+
+    def __add__(self, other: object) -> Chain:
+        if not isinstance(other, (str, Expression)):
+            return NotImplemented
+        return Chain((*items(self), *items(other)))
+
+    def __radd__(self, other: object) -> Chain:
+        if not isinstance(other, (str, Expression)):
+            return NotImplemented
+        return Chain((*items(other), *items(self)))
+
+    def __format__(self, spec: str) -> str:
+        # An f-string would quietly put the expression's description into the prompt.
+        raise TypeError(
+            f"{self!r} cannot be put into an f-string; join it with + (s += 'Answer: ' + gen('x'))"
+        )
+
+
+Appendable = str | Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(Expression):
+    """Expressions one after the other; flat."""
+
+    parts: tuple[Appendable, ...]
+
+
+def _site() -> Site:
+    return call_site()
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Expression):
+    """Let the model write. `options` are under canonical names (`rootlace.language.sampling`)."""
+
+    name: str | None
+    options: Mapping[str, Any]
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+    @property
+    def what(self) -> str:
+        return f"gen({self.name!r})" if self.name else "gen()"
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expression):
+    """Let the model choose one of `choices`."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: ChoicesMethodName
+    temperature: float = 0.0
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+    @property
+    def what(self) -> str:
+        return f"select({self.name!r})" if self.name else "select()"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Expression):
+    role: str
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Expression):
+    role: str
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds(Expression):
+    """Token ids as they are (`ids`, and the offline engine's `input_ids`)."""
+
+    ids: tuple[int, ...]
+    site: Site = field(default_factory=_site, repr=False, compare=False)
+
+
+def items(expression: Appendable) -> tuple[Appendable, ...]:
+    """The flat parts of `expression`."""
+    return expression.parts if isinstance(expression, Chain) else (expression,)
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    *,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    ignore_eos: bool | None = None,
+    skip_special_tokens: bool | None = None,
+    no_stop_trim: bool | None = None,
+    logprobs: bool | int | None = None,
+    top_logprobs: int | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: Any = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    type: Any = None,
+    regex: str | None = None,
+    json_schema: str | bool | Mapping[str, Any] | Any = None,
+    ebnf: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    whitespace: Literal["compact", "flexible"] | None = None,
+    strict: bool | None = None,
+    jump_forward: Literal["canonical", "off"] | bool | None = None,
+) -> Gen | Select:
+    """Generate text, under `name` if one is given.
+
+    What is None comes from the defaults given to `.run(...)`, and else: `max_tokens` 128,
+    temperature 1, everything else off. With `n` > 1 the variable is a list, and the program goes on
+    from the first sample. `choices` makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's;
+    `return_logprob`, `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token
+    on) are sglang's: see `get_meta_info`.
+
+    At most one of these says what the text must be, exactly:
+
+    - `type`: a pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, Literal, Enum or
+      plain type, or a combination. The text is its JSON (properties in the order of the fields,
+      none besides them) and `s[name]` the value; `s.text(name)` is the text, which is also what
+      the program goes on from. A value that was cut off (`max_tokens`) raises where it is read.
+    - `json_schema`: a JSON schema, as a dictionary, a boolean or JSON text; a type is as `type=`.
+    - `regex`: a pattern in the syntax of Python's `re` that the whole text matches.
+    - `ebnf`: a grammar, Lark's or GBNF.
+    - `structural_tag`: free text with constrained islands, such as tool calls; sglang's form:
+      {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, a `schema` may be a type.
+    - `dtype`: sglang's; int, float, bool or str, or a type as above; the value stays text.
+
+    `whitespace` is that of JSON: "compact" (the default) has none, which leaves more of the text
+    forced and is faster; "flexible" lets the model write it. What no mask can hold of a schema
+    (`uniqueItems`, `not`, ...) is checked while the text grows, and what fails is taken back and
+    written anew; `strict=True` refuses such a schema instead. Text that must follow is appended
+    without sampling it; `jump_forward="off"` samples every token.
+
+    Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
+    """
+    given = dict(locals())
+    for handled in ("name", "choices", "choices_method"):
+        del given[handled]
+    if choices is not None:
+        return _select(name, choices, temperature or 0.0, choices_method, "gen()")
+    return Gen(_name(name, "gen()"), sampling.normalise(given, "gen()"))
+
+
+def ids(tokens: Iterable[int]) -> TokenIds:
+    """Append token ids as they are: a prompt that was tokenized elsewhere, say.
+
+    Nothing is put before or between them, no BOS either, and text around them is tokenized on its
+    own. A state's `text()` does not show them, for only the runtime knows what they spell. Raises
+    TypeError for what is no whole number, InvalidRequest for a negative one; an id that the model
+    does not have fails on the server.
+    """
+    try:
+        found = tuple(map(operator.index, tokens))
+    except TypeError as error:
+        raise TypeError(f"ids() takes token ids: {error}") from None
+    if min(found, default=0) < 0:
+        raise InvalidRequest(f"ids(): {min(found)} is no token id")
+    return TokenIds(found)
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
+    """Generate a whole number: `gen(dtype=int)`."""
+    return _typed(name, max_tokens, int, "gen_int()", options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
+    """Generate a string in double quotes, as JSON writes it: `gen(dtype=str)`."""
+    return _typed(name, max_tokens, str, "gen_string()", options)
+
+
+def _typed(
+    name: str | None, max_tokens: int | None, dtype: type, caller: str, options: dict[str, Any]
+) -> Gen:
+    for reserved in options.keys() & set(sampling.SOURCES):
+        raise TypeError(f"{caller} got an unexpected keyword argument {reserved!r}")
+    given = {"max_tokens": max_tokens, **options, "dtype": dtype}
+    return Gen(_name(name, caller), sampling.normalise(given, caller))
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str | None = None,
+) -> Select:
+    """Let the model choose one of `choices`; the best one becomes part of the text.
+
+    `choices_method` is `token_length_normalized` (default), `greedy_token_selection` or
+    `unconditional_likelihood_normalized`. With a temperature above 0 the choice is drawn.
+    """
+    if choices is None:
+        raise TypeError("select() needs choices")
+    return _select(name, choices, temperature, choices_method, "select()")
+
+
+def _select(
+    name: str | None,
+    choices: Iterable[str],
+    temperature: float,
+    method: ChoicesMethod | str | None,
+    caller: str,
+) -> Select:
+    if isinstance(choices, str):
+        raise TypeError(f"{caller}: choices must be a list of strings, not one string")
+    options = tuple(choices)
+    if not options:
+        raise InvalidRequest(f"{caller}: choices must not be empty")
+    for index, choice in enumerate(options):
+        if not isinstance(choice, str):
+            raise TypeError(f"{caller}: choices[{index}] is {type(choice).__name__}, not a string")
+        if not choice:
+            raise InvalidRequest(f"{caller}: choices[{index}] is empty")
+    if not temperature >= 0:
+        raise InvalidRequest(f"{caller}: temperature must not be negative, not {temperature}")
+    return Select(_name(name, caller), options, method_name(method), float(temperature))
+
+
+def _name(name: str | None, caller: str) -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"{caller}: name must be a string, not {type(name).__name__}")
+    return name
+
+
+def _role(role: str, content: Appendable | None) -> Chain:
+    if content is not None and not isinstance(content, (str, Expression)):
+        raise TypeError(f"{role}() takes a string or an expression, not {type(content).__name__}")
+    inner = () if content is None else items(content)
+    return Chain((RoleBegin(role), *inner, RoleEnd(role)))
+
+
+def system(content: Appendable | None = None) -> Chain:
+    """A system message."""
+    return _role("system", content)
+
+
+def user(content: Appendable | None = None) -> Chain:
+    """A user's message."""
+    return _role("user", content)
+
+
+def assistant(content: Appendable | None = None) -> Chain:
+    """An assistant's message; usually it holds a `gen`."""
+    return _role("assistant", content)
+
+
+def tool(content: Appendable | None = None) -> Chain:
+    """A tool's result, for models whose chat template has that role."""
+    return _role("tool", content)
+
+
+def system_begin() -> RoleBegin:
+    return RoleBegin("system")
+
+
+def system_end() -> RoleEnd:
+    return RoleEnd("system")
+
+
+def user_begin() -> RoleBegin:
+    return RoleBegin("user")
+
+
+def user_end() -> RoleEnd:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> RoleBegin:
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> RoleEnd:
+    return RoleEnd("assistant")
+
+
+def tool_begin() -> RoleBegin:
+    return RoleBegin("tool")
+
+
+def tool_end() -> RoleEnd:
+    return RoleEnd("tool")

@@ -1,0 +1,74 @@
+"""Where in a program something failed, and the exception that says so."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+from rootlace.wire.errors import RootlaceError
+
+
+class Site(NamedTuple):
+    """A line of the user's program."""
+
+    filename: str
+    lineno: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.lineno}"
+
+
+_NOWHERE = Site("<unknown>", 0, "<unknown>")
+
+
+def call_site() -> Site:
+    """The innermost line outside this package: cheap enough to be taken for every expression."""
+    frame = sys._getframe(1)
+    # By module, not by file: the methods that dataclasses generate have no file.
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "rootlace":
+        if frame.f_back is None:
+            return _NOWHERE
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+class ProgramError(RootlaceError):
+    """An operation of a program failed.
+
+    `filename`, `lineno` and `function` say which line of the program asked for it, `what` names the
+    operation, `reason` and `code` are the server's; `__cause__` is the typed error of
+    `rootlace.wire.errors`.
+    """
+
+    def __init__(self, site: Site, what: str, error: RootlaceError) -> None:
+        super().__init__(f"{site}: {what} failed: {error} [{error.code}]")
+        self.filename = site.filename
+        self.lineno = site.lineno
+        self.function = site.function
+        self.what = what
+        self.reason = str(error)
+        self.code = error.code
+        self.http_status = error.http_status
+        self.__cause__ = error
+
+
+class Failure:
+    """A failed operation, kept until somebody reads it.
+
+    Each reader gets an exception of its own (one instance raised in several threads would mix
+    their tracebacks). `seen` says that the program met it already, so that a program which handled
+    the exception is not failed by it again at its end.
+    """
+
+    __slots__ = ("error", "seen", "site", "what")
+
+    def __init__(self, site: Site, what: str, error: RootlaceError) -> None:
+        self.site = site
+        self.what = what
+        self.error = error
+        self.seen = False
+
+    def exception(self) -> ProgramError:
+        self.seen = True
+        return ProgramError(self.site, self.what, self.error)

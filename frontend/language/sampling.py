@@ -1,0 +1,297 @@
+"""From the options users write to what travels: `SamplingParams` and `Constraint`.
+
+Options are known by OpenAI's names and by sglang's; one dictionary of canonical names is what the
+rest of the package handles, so that a program's defaults and one `gen`'s options merge by key.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rootlace import types
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from rootlace.wire.protocol import Constraint, SamplingParams
+
+PARAMS = frozenset(SamplingParams.__struct_fields__)
+# One of these says what the text must be ...
+SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag")
+# ... and these how that is enforced; without one of the former they have nothing to do.
+MANNERS = ("whitespace", "strict", "jump_forward")
+CONSTRAINTS = frozenset({*SOURCES, *MANNERS})
+ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    "return_logprob": "logprobs",
+    "top_logprobs_num": "top_logprobs",
+    "logprob_start_len": "prompt_logprobs_from",
+}
+# Accepted because sglang's programs pass them; here they describe what happens anyway (log-
+# probabilities always carry their text) or have no meaning for fast tokenizers.
+NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
+OPTIONS = PARAMS | CONSTRAINTS | ALIASES.keys() | NO_EFFECT
+# A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
+# its generations are rarely meant.
+EVERYDAY = frozenset({"type", "choices"})
+
+# Constraints of texts no longer than this are built once.
+_REMEMBERED_LENGTH = 1 << 14
+
+# A number ends where the model writes white space: the pattern admits it and the stop strings cut
+# it off again. Without it, a model that does not feel like stopping would write digits for ever.
+_NUMBER_STOPS = (" ", "\n")
+# The same for numbers as JSON writes them, which nothing else would end.
+_BARE: dict[Any, str] = {
+    int: r"-?(0|[1-9][0-9]*)[ \n]?",
+    float: r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,2})?[ \n]?",
+}
+_DTYPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "int": (r"[-+]?[0-9]+[ \n]?", _NUMBER_STOPS),
+    "float": (r"[-+]?[0-9]*\.?[0-9]+[ \n]?", _NUMBER_STOPS),
+    "bool": (r"(True|False)", ()),
+    "str": (r'"([^"\\\x00-\x1f]|\\["\\/bfnrt])*"', ()),
+}
+
+
+def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
+    """`options` under their canonical names, without those that are None.
+
+    Raises TypeError for a name that is unknown or given twice (once as an alias), and
+    InvalidRequest for a value no sampler could use.
+    """
+    known: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            close = get_close_matches(name, OPTIONS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{caller} got an unexpected keyword argument {name!r}{hint}")
+        if value is None or name in NO_EFFECT:
+            continue
+        canonical = ALIASES.get(name, name)
+        if canonical in known:
+            raise TypeError(f"{caller} got {canonical!r} twice (also as {name!r})")
+        known[canonical] = value
+    _expand(known)
+    _check(known, caller)
+    return known
+
+
+def _expand(known: dict[str, Any]) -> None:
+    """Rewrite the shorthands of some values, in place."""
+    stop = known.get("stop")
+    if isinstance(stop, str):
+        known["stop"] = (stop,)
+    elif isinstance(stop, Iterable):
+        known["stop"] = tuple(stop)
+    if isinstance(known.get("stop_token_ids"), Iterable):
+        known["stop_token_ids"] = tuple(known["stop_token_ids"])
+    if isinstance(known.get("jump_forward"), bool):
+        known["jump_forward"] = "canonical" if known["jump_forward"] else "off"
+    schema = known.get("json_schema")
+    if "type" not in known and not (schema is None or isinstance(schema, (str, Mapping, bool))):
+        known["type"] = known.pop("json_schema")
+    logprobs = known.get("logprobs")
+    if isinstance(logprobs, int) and not isinstance(logprobs, bool):
+        known["logprobs"] = True  # OpenAI's completions: the number of alternatives
+        known.setdefault("top_logprobs", logprobs)
+    if known.get("prompt_logprobs_from", 0) == -1:
+        del known["prompt_logprobs_from"]  # sglang's "only the output"
+
+
+def _check(known: Mapping[str, Any], caller: str) -> None:
+    """Find wrong values at the line of the call, not when the server answers."""
+    params = {name: value for name, value in known.items() if name in PARAMS}
+    # The other bound may come from the program's defaults: it is compared when they are merged.
+    params.setdefault("max_tokens", None)
+    _convert(params, caller)
+    given = [name for name in SOURCES if name in known]
+    if len(given) > 1:
+        raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
+    if given:
+        constraint(known)
+    else:
+        _manners(known)
+
+
+def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
+    try:
+        return msgspec.convert(params, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{caller}: {error}") from None
+
+
+class Asked(NamedTuple):
+    """What one `gen` asks for. `type` is what its value is read as; None: it is the text."""
+
+    params: SamplingParams
+    constraint: Constraint | None
+    type: Any
+
+
+def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()") -> Asked:
+    """What one `Generate` carries: the program's defaults, overridden by the call's own options.
+
+    A constraint of the call's own replaces the program's, of whatever kind that is.
+    """
+    if any(name in own for name in SOURCES):
+        defaults = {name: value for name, value in defaults.items() if name not in SOURCES}
+    merged = {**defaults, **own}
+    params = {name: value for name, value in merged.items() if name in PARAMS}
+    if stops := _number_stops(merged):
+        params["stop"] = (*params.get("stop", ()), *stops)
+    return Asked(_convert(params, caller), constraint(merged), merged.get("type"))
+
+
+def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:
+    if "dtype" in options:
+        return _DTYPES.get(_dtype_name(options["dtype"]), ("", ()))[1]
+    return _NUMBER_STOPS if _is_bare(options.get("type")) else ()
+
+
+def _is_bare(kind: Any) -> bool:
+    return kind is int or kind is float
+
+
+def _dtype_name(dtype: Any) -> str:
+    return dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
+
+
+def constraint(options: Mapping[str, Any]) -> Constraint | None:
+    """The constraint among canonical `options`. InvalidConstraint where it makes no sense."""
+    name = next((name for name in SOURCES if name in options), None)
+    if name is None:
+        return None
+    value = options[name]
+    manners = [options.get(manner) for manner in MANNERS]
+    if isinstance(value, str) and len(value) <= _REMEMBERED_LENGTH:
+        try:
+            return _remembered(name, value, *manners)
+        except TypeError:
+            pass  # a manner that cannot be hashed: what is wrong with it is said below
+    return _built(name, value, *manners)
+
+
+def _built(name: str, value: Any, *manners: Any) -> Constraint:
+    """`manners` in the order of `MANNERS`, None where there is none."""
+    kind, source = _READERS[name](value)
+    given = {name: value for name, value in zip(MANNERS, manners, strict=True) if value is not None}
+    return Constraint(kind, source, **_manners(given))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=128, typed=True)
+def _remembered(name: str, value: str, *manners: Any) -> Constraint:
+    """The same: programs ask for the same text again and again."""
+    return _built(name, value, *manners)
+
+
+def _manners(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a constraint is enforced. Raises InvalidRequest for a value there is not."""
+    given = {name: options[name] for name in MANNERS if name in options}
+    if not given:
+        return given
+    try:
+        msgspec.convert({"kind": "regex", "source": "", **given}, Constraint)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise InvalidRequest(f"{place.rstrip('`')}: {reason}") from None
+    return given
+
+
+Source = tuple[str, str]
+
+
+def _of_dtype(dtype: Any) -> Source:
+    simple = dtype in (int, float, bool, str) or isinstance(dtype, str)
+    if simple and _dtype_name(dtype) in _DTYPES:
+        return "regex", _DTYPES[_dtype_name(dtype)][0]
+    if isinstance(dtype, str):
+        names = ", ".join(map(repr, _DTYPES))
+        raise InvalidConstraint(f"dtype must be a type or one of {names}, not {dtype!r}")
+    return "json_schema", types.schema_text(dtype)
+
+
+def _of_type(kind: Any) -> Source:
+    if _is_bare(kind):
+        return "regex", _BARE[kind]
+    return "json_schema", types.schema_text(kind)
+
+
+def _of_schema(schema: Any) -> Source:
+    return "json_schema", _json(schema, "json_schema")
+
+
+def _of_regex(pattern: Any) -> Source:
+    return "regex", _text(pattern, "regex")
+
+
+def _of_ebnf(grammar: Any) -> Source:
+    return "ebnf", _text(grammar, "ebnf")
+
+
+def _of_choices(choices: Any) -> Source:
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise InvalidConstraint("choices must be a list of strings")
+    texts = list(choices)
+    if not texts:
+        raise InvalidConstraint("choices must not be empty")
+    for index, choice in enumerate(texts):
+        _text(choice, f"choices[{index}]")
+    return "choices", json.dumps(texts, ensure_ascii=False)
+
+
+def _of_structural_tag(tag: Any) -> Source:
+    """Free text with islands; a structure's `schema` may be a Python type."""
+    if isinstance(tag, Mapping) and isinstance(tag.get("structures"), (list, tuple)):
+        tag = {**tag, "structures": [_structure(given) for given in tag["structures"]]}
+    elif not isinstance(tag, (str, Mapping)):
+        raise InvalidConstraint(
+            "structural_tag must be a dictionary with 'structures' and 'triggers' (or that as JSON "
+            f"text), not {type(tag).__name__}"
+        )
+    return "structural_tag", _json(tag, "structural_tag")
+
+
+def _structure(given: Any) -> Any:
+    if not isinstance(given, Mapping) or "schema" not in given:
+        return given
+    schema = given["schema"]
+    if isinstance(schema, (Mapping, bool)):
+        return given
+    return {**given, "schema": types.schema_of(schema)}
+
+
+_READERS: dict[str, Callable[[Any], Source]] = {
+    "dtype": _of_dtype,
+    "type": _of_type,
+    "regex": _of_regex,
+    "json_schema": _of_schema,
+    "ebnf": _of_ebnf,
+    "choices": _of_choices,
+    "structural_tag": _of_structural_tag,
+}
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidConstraint(f"{name} must be a string, not {type(value).__name__}")
+    return value
+
+
+def _json(value: Any, name: str) -> str:
+    """`value` as JSON text; a string has to be that already."""
+    try:
+        if isinstance(value, str):
+            try:
+                msgspec.json.decode(value, type=msgspec.Raw)  # looked through, not built
+            except ValueError:
+                json.loads(value)  # says where it is wrong, and takes lone surrogates
+            return value
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConstraint(f"{name} is not JSON: {error}") from None

@@ -1,0 +1,360 @@
+"""Running one program on many arguments."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rootlace.client.completion import LOOK_UP_SECONDS, Completion
+from rootlace.client.default import endpoint_of
+from rootlace.program.branch import Branch
+from rootlace.program.function import complete
+from rootlace.program.prefix import SharedPrefix, merge
+from rootlace.program.run import ProgramRun
+from rootlace.program.state import ProgramState
+from rootlace.trace.tracer import Reference, constant_prefix
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest, RootlaceError, from_code
+
+if TYPE_CHECKING:
+    from rootlace.client.connection import Connection
+    from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.program.function import Function
+
+Body = Callable[[Any], Any]
+
+
+class _Outcome(Completion):
+    """The sink of one of the shared prefix's operations."""
+
+    __slots__ = ("error",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: RootlaceError | None = None
+
+    def __call__(self, event: protocol.Event) -> None:
+        if isinstance(event, protocol.Failed):
+            self.error = from_code(event.code, event.message)
+        self.finish()
+
+
+class _Batch:
+    """The programs of one call: what they share, and which of them are running."""
+
+    def __init__(
+        self,
+        function: Function,
+        endpoint: RuntimeEndpoint,
+        options: Mapping[str, Any],
+        size: int,
+        common: Mapping[str, Any],
+    ) -> None:
+        self._function = function
+        self._endpoint = endpoint
+        self._options = options
+        self._connection = endpoint.connect()
+        self._program = self._connection.next_program()
+        self._running: set[ProgramRun] = set()
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._prefix = self._open_prefix(common) if size > 1 else None
+
+    def _open_prefix(self, common: Mapping[str, Any]) -> SharedPrefix | None:
+        chat = self._connection.model.chat
+        texts = merge(constant_prefix(self._function, chat, common))
+        if not texts:
+            return None
+        branch = self._connection.next_branch()
+        try:
+            # A prefix that fails (too long, say) fails the programs themselves, with their lines.
+            _compute(self._connection, branch, texts, self._program)
+        except InvalidRequest:
+            return None
+        return SharedPrefix(branch, texts)
+
+    def start(self) -> ProgramRun:
+        run = self._function.start_in_batch(
+            self._endpoint, self._options, self._live_prefix(), self._program
+        )
+        with self._lock:
+            self._running.add(run)
+        run.ended.add_callback(lambda: self._forget(run))
+        if self._cancelled:
+            run.cancel()
+        return run
+
+    def _live_prefix(self) -> SharedPrefix | None:
+        """The prefix lives on the batch's connection: after a reconnection it is gone."""
+        return self._prefix if self._endpoint.connect() is self._connection else None
+
+    def _forget(self, run: ProgramRun) -> None:
+        with self._lock:
+            self._running.discard(run)
+
+    def cancel(self) -> None:
+        """Abort what runs, and whatever still starts."""
+        self._cancelled = True
+        with self._lock:
+            running = list(self._running)
+        for run in running:
+            run.cancel()
+
+    def close(self) -> None:
+        if self._prefix is not None and self._connection.lost is None:
+            connection = self._connection
+            if self._cancelled:
+                cancel = protocol.Cancel(connection.next_op(), self._prefix.branch)
+                connection.send(cancel, _Outcome())
+            close = protocol.Close(connection.next_op(), self._prefix.branch)
+            connection.send(close, _Outcome())
+            connection.flush()
+
+    def run_one(self, body: Body) -> ProgramState:
+        """One program to its end; its failure stays in its state."""
+        run = self.start()
+        state = ProgramState(Branch(run))
+        try:
+            complete(run, body, state)
+        except Exception:
+            # It is in `run.error`, for `state.error()` and for whoever reads from the state.
+            assert run.error is not None
+        return state
+
+    async def run_one_async(self, body: Body) -> ProgramState:
+        run = self.start()
+        state = ProgramState(Branch(run))
+        try:
+            await self._function.complete_async(run, body, state)
+        except Exception:
+            assert run.error is not None
+        return state
+
+
+def _compute(
+    connection: Connection, branch: int, texts: tuple[protocol.Text, ...], program: str = ""
+) -> list[_Outcome]:
+    """Open `branch` with `texts` computed; what is then to be waited for.
+
+    Raises InvalidRequest, and leaves no branch, if they cannot be sent.
+    """
+    outcomes = []
+    try:
+        for op in (
+            protocol.Open(connection.next_op(), branch, program=program),
+            protocol.Append(connection.next_op(), branch, texts),
+            protocol.Prefill(connection.next_op(), branch),
+        ):
+            outcomes.append(_Outcome())
+            connection.send(op, outcomes[-1])
+    except InvalidRequest:
+        connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
+        raise
+    return outcomes
+
+
+def bodies(function: Function, batch: Sequence[Any]) -> list[Body]:
+    """Check every element's arguments before anything runs."""
+    if isinstance(batch, (str, Mapping)) or not isinstance(batch, Sequence):
+        raise TypeError("run_batch() takes a list of dictionaries (or tuples) of arguments")
+    checked = []
+    for index, arguments in enumerate(batch):
+        try:
+            if isinstance(arguments, Mapping):
+                checked.append(function.body((), arguments))
+            elif isinstance(arguments, (list, tuple)):
+                checked.append(function.body(arguments, {}))
+            else:
+                raise TypeError(f"a dictionary or a tuple, not {type(arguments).__name__}")
+        except TypeError as error:
+            raise TypeError(f"batch[{index}]: {error}") from None
+    return checked
+
+
+def common_arguments(function: Function, batch: Sequence[Any]) -> dict[str, Any]:
+    """What the trace for the prefix gets: the arguments that are the same in the whole batch as
+    they are, the others as references."""
+    rows = [
+        arguments
+        if isinstance(arguments, Mapping)
+        else dict(zip(function.arg_names, arguments, strict=False))
+        for arguments in batch
+    ]
+    common: dict[str, Any] = {}
+    for name in {name: None for row in rows for name in row}:
+        values = [row.get(name, _MISSING) for row in rows]
+        same = all(_same(value, values[0]) for value in values)
+        common[name] = values[0] if same else Reference(name)
+    return common
+
+
+_MISSING = object()
+
+
+def _same(one: Any, other: Any) -> bool:
+    # Equality is only asked of types whose equality is cheap and means "writes the same text".
+    return one is other or (type(one) is type(other) is str and one == other)
+
+
+def run_batch(
+    function: Function,
+    batch: Sequence[Any],
+    num_threads: str | int,
+    progress_bar: bool,
+    generator_style: bool,
+    backend: Any,
+    options: Mapping[str, Any],
+) -> Any:
+    """See `Function.run_batch`."""
+    todo = bodies(function, batch)
+    width = _width(num_threads, len(todo))
+    endpoint = endpoint_of(backend)
+    if function.is_async:
+        if generator_style:
+            raise InvalidRequest("generator_style is for ordinary programs")
+        from rootlace.program.function import _own_loop
+
+        coroutine = run_batch_async(
+            function,
+            batch,
+            4096 if num_threads == "auto" else width,
+            endpoint,
+            options,
+            progress_bar,
+        )
+        return _own_loop(coroutine, function.name)
+    common = common_arguments(function, batch)
+    results = _in_threads(function, todo, width, progress_bar, endpoint, options, common)
+    return results if generator_style else list(results)
+
+
+def _width(num_threads: str | int, size: int) -> int:
+    if num_threads == "auto":
+        return min(max(96, 16 * (os.cpu_count() or 1)), max(size, 1))
+    if not isinstance(num_threads, int) or num_threads < 1:
+        raise InvalidRequest(f"num_threads must be 'auto' or at least 1, not {num_threads!r}")
+    return min(num_threads, max(size, 1))
+
+
+def _in_threads(
+    function: Function,
+    todo: list[Body],
+    width: int,
+    progress_bar: bool,
+    endpoint: RuntimeEndpoint,
+    options: Mapping[str, Any],
+    common: Mapping[str, Any],
+) -> Iterator[ProgramState]:
+    if not todo:
+        return
+    shared = _Batch(function, endpoint, options, len(todo), common)
+    pool = ThreadPoolExecutor(width, thread_name_prefix=f"rootlace {function.name}")
+    try:
+        with _progress(progress_bar, function.name, len(todo)) as advance:
+            futures: list[Future[ProgramState]] = []
+            for body in todo:
+                future = pool.submit(shared.run_one, body)
+                future.add_done_callback(lambda _: advance())
+                futures.append(future)
+            futures.reverse()
+            while futures:
+                yield _result(futures.pop())
+    except BaseException:  # Ctrl-C, or a generator that nobody wants to the end
+        pool.shutdown(wait=False, cancel_futures=True)
+        shared.cancel()
+        raise
+    finally:
+        pool.shutdown(wait=False)
+        shared.close()
+
+
+def _result(future: Future[ProgramState]) -> ProgramState:
+    while True:
+        try:
+            return future.result(timeout=LOOK_UP_SECONDS)
+        except TimeoutError:
+            if future.done():
+                return future.result()  # in case it is the program's own
+
+
+async def run_batch_async(
+    function: Function,
+    batch: Sequence[Any],
+    concurrency: int,
+    backend: Any,
+    options: Mapping[str, Any],
+    progress_bar: bool = False,
+) -> list[ProgramState]:
+    """See `Function.run_batch_async`."""
+    import asyncio
+
+    if not function.is_async:
+        raise TypeError(f"{function.name} is not an `async def` program; use run_batch()")
+    if concurrency < 1:
+        raise InvalidRequest(f"concurrency must be at least 1, not {concurrency}")
+    todo = bodies(function, batch)
+    if not todo:
+        return []
+    results: list[ProgramState | None] = [None] * len(todo)
+    batch_of = _Batch(
+        function, endpoint_of(backend), options, len(todo), common_arguments(function, batch)
+    )
+    async with _closing(batch_of) as shared:
+        with _progress(progress_bar, function.name, len(todo)) as advance:
+            remaining = iter(enumerate(todo))
+
+            async def work() -> None:
+                for index, body in remaining:
+                    results[index] = await shared.run_one_async(body)
+                    advance()
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(todo))):
+                    group.create_task(work())
+    return [state for state in results if state is not None]
+
+
+@asynccontextmanager
+async def _closing(shared: _Batch) -> AsyncIterator[_Batch]:
+    try:
+        yield shared
+    except BaseException:
+        shared.cancel()
+        raise
+    finally:
+        shared.close()
+
+
+@contextmanager
+def _progress(shown: bool, name: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yields a function to call once per finished program."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda: progress.advance(task)
+
+
+def cache_prefix(function: Function, backend: Any) -> str:
+    """See `Function.cache`."""
+    endpoint = endpoint_of(backend)
+    connection = endpoint.connect()
+    texts = merge(constant_prefix(function, connection.model.chat))
+    if not texts:
+        return ""
+    branch = connection.next_branch()
+    outcomes = _compute(connection, branch, texts)
+    connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
+    connection.flush()
+    for outcome in outcomes:
+        outcome.wait()
+        if outcome.error is not None:
+            raise outcome.error
+    return "".join(text.text for text in texts)

@@ -1,0 +1,168 @@
+"""One run of a program: what its branches have in common, from its first line to its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rootlace.client.completion import Completion, Signal, wait_for_event
+from rootlace.language.failures import Failure
+from rootlace.program.prefix import SharedPrefix
+from rootlace.wire import chat_format, protocol
+
+if TYPE_CHECKING:
+    from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.program.branch import Branch
+    from rootlace.program.variables import Operation
+
+
+class ProgramRun:
+    """Opens branches for a program, and closes whatever is left when the program is over.
+
+    `defaults` are sampling options under canonical names. `ended` is finished when the program and
+    all it asked for are over; `error` is then the exception that ended it, or None.
+    """
+
+    def __init__(
+        self,
+        endpoint: RuntimeEndpoint,
+        defaults: Mapping[str, Any],
+        *,
+        stream: bool = False,
+        prefix: SharedPrefix | None = None,
+        program: str = "",
+    ) -> None:
+        self._endpoint = endpoint  # keeps the connection open as long as the program is alive
+        self.connection = endpoint.connect()
+        self.chat: protocol.ChatFormat = chat_format.usable(self.connection.model.chat)
+        self.defaults = defaults
+        self.stream = stream
+        self.prefix = prefix
+        self.program = program or self.connection.next_program()
+        self.signal = Signal()
+        self.ended = Completion()
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.thread: threading.Thread | None = None
+        self._branches: dict[int, Branch] = {}
+        self._joined: list[Operation] = []
+        self._failures: list[Failure] = []
+
+    def adopt(self, branch: Branch) -> None:
+        self._branches[branch.id] = branch
+
+    def release(self, branch: Branch, abandoned: bool) -> None:
+        """`branch` was closed: at the end, wait for what it still does unless nobody cares."""
+        if self._branches.pop(branch.id, None) is not None and not abandoned:
+            last = branch.last
+            if last is not None:
+                self._joined.append(last)
+
+    def note(self, failure: Failure) -> None:
+        self._failures.append(failure)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self) -> list[Operation]:
+        """Close every branch; what is then to be waited for before `settle`."""
+        for branch in list(self._branches.values()):
+            branch.close()
+        return [operation for operation in self._joined if not operation.done]
+
+    def settle(self) -> None:
+        """All is over: raise the first failure that the program has not met itself."""
+        for failure in self._failures:
+            if not failure.seen:
+                raise failure.exception()
+
+    def cancel(self) -> None:
+        """Abort everything, here and on the server. From any thread."""
+        self.cancelled = True
+        for branch in list(self._branches.values()):
+            branch.cancel()
+        for operation in self._joined:
+            if not operation.done:
+                operation.branch.cancel()
+        self.connection.flush()
+
+    def conclude(self, error: BaseException | None) -> None:
+        """The program is over; wake everybody who follows it."""
+        self.error = error
+        self._joined.clear()
+        self.ended.finish()
+        self.signal.fire()
+
+    # ------------------------------------------------------------ waiting
+
+    def wait_for(self, operations: Iterable[Completion]) -> None:
+        """Block until all are over: one round trip, if one was needed."""
+        counted = False
+        for operation in operations:
+            if not operation.done:
+                if not counted:
+                    self.connection.count_round_trip()
+                    self.connection.flush()
+                    counted = True
+                operation.wait()
+
+    async def wait_for_async(self, operations: Iterable[Completion]) -> None:
+        counted = False
+        for operation in operations:
+            if not operation.done:
+                if not counted:
+                    self.connection.count_round_trip()
+                    self.connection.flush()
+                    counted = True
+                await operation.wait_async()
+
+    def watched_from_outside(self) -> bool:
+        """The caller is not the program itself but somebody who follows its stream."""
+        return self.thread is not None and threading.current_thread() is not self.thread
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Block until `condition` holds or the program is over."""
+        event = threading.Event()
+        self.signal.subscribe(event.set)
+        try:
+            while not condition() and not self.ended.done:
+                wait_for_event(event)
+                event.clear()
+        finally:
+            self.signal.unsubscribe(event.set)
+
+    # ------------------------------------------------------------ running
+
+    def execute(self, body: Callable[[], Any]) -> Any:
+        """Run a synchronous program to its end, with everything it asked for."""
+        error: BaseException | None = None
+        try:
+            value = body()
+            self.wait_for(self.finish())
+            self.settle()
+            return value
+        except BaseException as caught:
+            error = caught
+            self.cancel()
+            raise
+        finally:
+            self.finish()
+            self.connection.flush()
+            self.conclude(error)
+
+    async def execute_async(self, body: Callable[[], Any]) -> Any:
+        """The same for a program that is a coroutine function."""
+        error: BaseException | None = None
+        try:
+            value = await body()
+            await self.wait_for_async(self.finish())
+            self.settle()
+            return value
+        except BaseException as caught:
+            error = caught
+            self.cancel()
+            raise
+        finally:
+            self.finish()
+            self.connection.flush()
+            self.conclude(error)

@@ -1,0 +1,376 @@
+"""The state of a program: what its first parameter is, and what a run gives back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+from rootlace.client.completion import Completion
+from rootlace.language.expressions import (
+    Appendable,
+    Expression,
+    RoleBegin,
+    RoleEnd,
+    assistant,
+    system,
+    tool,
+    user,
+)
+from rootlace.language.failures import ProgramError
+from rootlace.program.variables import Gathered, Readable
+
+if TYPE_CHECKING:
+    from rootlace.program.branch import Branch
+    from rootlace.program.fork import Forks
+
+
+class _Role:
+    """`with s.user(): ...`"""
+
+    def __init__(self, state: State, role: str) -> None:
+        self._state = state
+        self._role = role
+
+    def __enter__(self) -> None:
+        self._state.append(RoleBegin(self._role))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._state.append(RoleEnd(self._role))
+
+
+class _Scope:
+    """`with s.var_scope("x"): ...`: what is appended inside becomes the variable."""
+
+    def __init__(self, state: State, name: str) -> None:
+        self._state = state
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = len(self._state.branch.transcript)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            branch = self._state.branch
+            branch.variables[self._name] = branch.transcript.excerpt(self._start)
+
+
+class _Copy:
+    """`with s.copy() as c: ...`: a fork that ends with the block; its variables come back."""
+
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+
+    def __enter__(self) -> Any:
+        return self._forks.__enter__()[0]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._forks.__exit__(kind, error, traceback)
+
+
+class State:
+    """What synchronous and asynchronous programs share: growing, forking, naming."""
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+        self.ret_value: Any = None
+
+    def append(self, expression: Appendable) -> None:
+        """What `s += expression` does. Returns at once; raises TypeError for anything else."""
+        if not isinstance(expression, (str, Expression)):
+            raise TypeError(
+                "a state takes strings and expressions (gen, select, user, ...), "
+                f"not {'None' if expression is None else type(expression).__name__}; "
+                "text(name) is a generated value as the model wrote it"
+            )
+        self.branch.append(expression)
+
+    def __iadd__(self, expression: Appendable) -> Self:
+        self.append(expression)
+        return self
+
+    def system(self, content: Appendable | None = None) -> Any:
+        """As a call, append a system message; as `with s.system():`, open one."""
+        return self._role("system", None if content is None else system(content))
+
+    def user(self, content: Appendable | None = None) -> Any:
+        """As a call, append a user's message; as `with s.user():`, open one."""
+        return self._role("user", None if content is None else user(content))
+
+    def assistant(self, content: Appendable | None = None) -> Any:
+        """As a call, append an assistant's message; as `with s.assistant():`, open one."""
+        return self._role("assistant", None if content is None else assistant(content))
+
+    def tool(self, content: Appendable | None = None) -> Any:
+        """As a call, append a tool's result; as `with s.tool():`, open one."""
+        return self._role("tool", None if content is None else tool(content))
+
+    def _role(self, role: str, message: Expression | None) -> Any:
+        if message is None:
+            return _Role(self, role)
+        self.append(message)
+        return message
+
+    def var_scope(self, name: str) -> _Scope:
+        """A block whose text becomes the variable `name`."""
+        return _Scope(self, name)
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Forks:
+        """`size` states that start where this one stands. Nothing is waited for.
+
+        `position_ids_offset` is accepted for sglang's programs and has no effect there either.
+        """
+        from rootlace.program.fork import Forks
+
+        return Forks.of(self, int(size))
+
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
+        """A fork for a `with` block."""
+        return _Copy(self.fork(1, position_ids_offset))
+
+    def set_var(self, name: str, value: Any) -> None:
+        self.branch.set_variable(name, value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the program has named the variable; its value may still be on its way."""
+        return name in self.branch.variables
+
+    def _find(self, name: str) -> Readable:
+        branch = self.branch
+        if branch.run.watched_from_outside() and name not in branch.variables:
+            branch.run.wait_until(lambda: name in branch.variables)
+        found = branch.variables.get(name)
+        if found is None:
+            if branch.run.error is not None:
+                raise branch.run.error
+            known = ", ".join(sorted(branch.variables)) or "none"
+            raise KeyError(f"no variable {name!r} in this state; there are: {known}")
+        return found
+
+    def _everything(self) -> tuple[Completion, ...]:
+        """What has to be over before text and messages are complete."""
+        run = self.branch.run
+        if run.watched_from_outside():
+            return (run.ended,)
+        return () if self.branch.last is None else (self.branch.last,)
+
+    def _check(self) -> None:
+        if self.branch.failure is not None:
+            raise self.branch.failure.exception()
+
+    def _text(self) -> str:
+        self._check()
+        return self.branch.transcript.excerpt().get()
+
+    def _messages(self) -> list[dict[str, str]]:
+        self._check()
+        messages = self.branch.conversation.messages
+        return [{"role": role, "content": text.get().lstrip()} for role, text in messages]
+
+    def _error(self) -> BaseException | None:
+        run = self.branch.run
+        if run.ended.done and run.error is not None:
+            return run.error
+        return None if self.branch.failure is None else self.branch.failure.exception()
+
+
+class ProgramState(State):
+    """The state of an ordinary program; what a run gives back.
+
+    Reading blocks until the value is there, and raises the ProgramError of the operation that
+    failed if it never will be.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def get_var(self, name: str) -> Any:
+        """The value of a variable; a list for `gen(n=...)` and after a join.
+
+        Raises KeyError for a name the program has not used, ProgramError if its `gen` failed or
+        (`gen(type=...)`) wrote a text that is no value of the type.
+        """
+        variable = self._find(name)
+        self.branch.run.wait_for(variable.requires())
+        return variable.get()
+
+    get = get_var
+
+    def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
+        gathered = Gathered(variables)
+        self.branch.run.wait_for(gathered.requires())
+        return gathered.get()
+
+    def get_meta_info(self, name: str) -> Any:
+        """Token counts, finish reason, times and log-probabilities of a `gen` or `select`.
+
+        A list where the value is one; None for a variable that was set by the program.
+        """
+        variable = self._find(name)
+        self.branch.run.wait_for(variable.requires())
+        return variable.meta()
+
+    @overload
+    def text(self) -> str: ...
+    @overload
+    def text(self, name: str) -> Any: ...
+    def text(self, name: str | None = None) -> Any:
+        """Everything in the state, roles included as the model sees them.
+
+        With a name, that variable as the model wrote it: `get_var` without reading the text as a
+        type (a list where the value is one).
+        """
+        if name is not None:
+            variable = self._find(name)
+            self.branch.run.wait_for(variable.requires())
+            return variable.written()
+        self.branch.run.wait_for(self._everything())
+        return self._text()
+
+    def messages(self) -> list[dict[str, str]]:
+        """The finished messages, as {"role", "content"}."""
+        self.branch.run.wait_for(self._everything())
+        return self._messages()
+
+    def sync(self) -> None:
+        """Wait for everything that was appended; raises nothing (see `error`)."""
+        self.branch.run.wait_for(self._everything())
+
+    def error(self) -> BaseException | None:
+        """What went wrong, or None; waits like `sync`."""
+        self.sync()
+        return self._error()
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text, or one variable, as it is generated (a run with `stream=True`).
+
+        Without streaming, all of it at once. Raises at the end if the program failed.
+        """
+        if not self.branch.run.stream:
+            yield self.text() if var_name is None else self.text(var_name)
+            return
+        from rootlace.program.cursor import TextCursor, VariableCursor, follow
+
+        branch = self.branch
+        cursor: TextCursor | VariableCursor
+        if var_name is None:
+            cursor = TextCursor(branch, with_meta=False)
+        else:
+            cursor = VariableCursor(branch, var_name, with_meta=False)
+        try:
+            for text, _ in follow(branch.run, cursor):
+                if text:
+                    yield text
+        except KeyboardInterrupt:  # Ctrl-C while waiting for more
+            branch.run.cancel()
+            raise
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """`text_iter` for an event loop; with `return_meta_data`, pairs of text and information.
+
+        The last pair of a variable carries its final information, and may have no text.
+        """
+        async for step in _follow_async(self, var_name, return_meta_data):
+            yield step
+
+    def __str__(self) -> str:
+        """The text, waited for; `repr` waits for nothing."""
+        try:
+            return f"ProgramState({self.text()})"
+        except ProgramError:
+            return repr(self)
+
+    def __repr__(self) -> str:
+        return f"ProgramState(variables={sorted(self.branch.variables)})"
+
+
+class AsyncProgramState(State):
+    """The state of an `async def` program: reading is awaited (`await s["x"]`)."""
+
+    def __getitem__(self, name: str) -> Coroutine[Any, Any, Any]:
+        return self.get_var(name)
+
+    async def get_var(self, name: str) -> Any:
+        variable = self._find(name)
+        await self.branch.run.wait_for_async(variable.requires())
+        return variable.get()
+
+    get = get_var
+
+    async def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
+        # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
+        gathered = Gathered(variables)
+        await self.branch.run.wait_for_async(gathered.requires())
+        return gathered.get()
+
+    async def get_meta_info(self, name: str) -> Any:
+        variable = self._find(name)
+        await self.branch.run.wait_for_async(variable.requires())
+        return variable.meta()
+
+    async def text(self, name: str | None = None) -> Any:
+        if name is not None:
+            variable = self._find(name)
+            await self.branch.run.wait_for_async(variable.requires())
+            return variable.written()
+        await self.branch.run.wait_for_async(self._everything())
+        return self._text()
+
+    async def messages(self) -> list[dict[str, str]]:
+        await self.branch.run.wait_for_async(self._everything())
+        return self._messages()
+
+    async def sync(self) -> None:
+        await self.branch.run.wait_for_async(self._everything())
+
+    async def error(self) -> BaseException | None:
+        await self.sync()
+        return self._error()
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        async for step in _follow_async(self, var_name, return_meta_data):
+            yield step
+
+    def __repr__(self) -> str:
+        return f"AsyncProgramState(variables={sorted(self.branch.variables)})"
+
+
+async def _follow_async(
+    state: State, var_name: str | None, return_meta_data: bool
+) -> AsyncIterator[Any]:
+    from rootlace.program.cursor import TextCursor, VariableCursor, follow_async
+
+    branch = state.branch
+    cursor: TextCursor | VariableCursor
+    if var_name is None:
+        cursor = TextCursor(branch, return_meta_data)
+    else:
+        cursor = VariableCursor(branch, var_name, return_meta_data)
+    async for text, meta in follow_async(branch.run, cursor):
+        if return_meta_data:
+            yield text, meta
+        elif text:
+            yield text

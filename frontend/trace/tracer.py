@@ -1,0 +1,407 @@
+"""Finding a program's graph by running its Python with symbols in place of values.
+
+Nothing is generated: arguments that were not given and everything a program reads are *references*,
+which can be joined with text, formatted into it and appended. Where the program's Python needs an
+actual value (to compare or convert it), what follows cannot be known: tracing stops there and says
+so.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rootlace.language.expressions import (
+    Appendable,
+    Expression,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    TokenIds,
+    items,
+)
+from rootlace.language.failures import Site, call_site
+from rootlace.program.state import ProgramState, State
+from rootlace.trace.graph import Kind, Node, Trace
+from rootlace.wire import chat_format, protocol
+from rootlace.wire.chat_format import PLAIN
+
+if TYPE_CHECKING:
+    from rootlace.program.function import Function
+
+# Unicode noncharacters: no text of a program has them.
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_MARK = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
+
+
+class StopTracing(BaseException):
+    """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
+
+
+class Reference(Expression):
+    """A value that a traced program does not have: an argument, or what was generated.
+
+    It can be joined with text, put into f-strings, appended, indexed and passed on. Whatever else
+    Python wants of it stops the trace.
+    """
+
+    __slots__ = ("label", "node", "site")
+
+    def __init__(self, label: str, node: Node | None = None) -> None:
+        self.label = label
+        self.node = node
+        self.site = call_site()
+
+    def __getitem__(self, key: object) -> Reference:
+        return Reference(f"{self.label}[{key!r}]", self.node)
+
+    def __repr__(self) -> str:
+        return f"<{self.label}>"
+
+    def __str__(self) -> str:
+        branch = tracing()
+        return branch.tracer.mark(self) if branch is not None else self._needed()
+
+    def __format__(self, spec: str) -> str:
+        return self._needed() if spec else str(self)
+
+    def _needed(self, *_: object, **__: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} needs the value of {self.label}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._needed()
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed
+    __len__ = __iter__ = __contains__ = __call__ = _needed
+    __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed
+    __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
+
+
+class TracedBranch:
+    """Stands for a `Branch` while tracing: it records instead of sending."""
+
+    def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
+        self.tracer = tracer
+        self.nodes: list[Node] = []
+        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
+        self.opened: bool = parent.opened if parent else False
+
+    def append(self, expression: Appendable) -> None:
+        for item in items(expression):
+            self._append_one(item)
+
+    def _append_one(self, item: Appendable) -> None:
+        if isinstance(item, str):
+            for piece in self.tracer.split(item):
+                if isinstance(piece, str):
+                    self._text([protocol.Text(piece)])
+                else:
+                    self._append_one(piece)
+        elif isinstance(item, RoleBegin):
+            self._text(chat_format.begin(self.tracer.chat, item.role, self.opened))
+            self.opened = True
+            self._add("role", f"{item.role} {{", item.site)
+        elif isinstance(item, RoleEnd):
+            self._add("role", f"}} {item.role}", item.site)
+            self._text(chat_format.end(self.tracer.chat, item.role))
+        else:
+            self.tracer.leave_prefix()
+            if isinstance(item, Gen):
+                options = ", ".join(f"{key}={value!r}" for key, value in item.options.items())
+                self._named("gen", item.name, options, item.site)
+            elif isinstance(item, Select):
+                options = f"{list(item.choices)!r}, {item.method}"
+                self._named("select", item.name, options, item.site)
+            elif isinstance(item, TokenIds):
+                self._add("ids", str(len(item.ids)), item.site)
+            elif isinstance(item, Reference):
+                uses = (item.node,) if item.node else ()
+                self._add("value", item.label, item.site, uses=uses)
+            else:
+                raise TypeError(f"{item!r} cannot be traced")
+
+    def _text(self, texts: list[protocol.Text]) -> None:
+        for text in texts:
+            if not text.text:
+                continue
+            if self.tracer.in_prefix:
+                self.tracer.prefix.append(text)
+            if not text.special:
+                self._add("text", text.text, call_site())
+
+    def _named(self, kind: Kind, name: str | None, detail: str, site: Site) -> None:
+        node = self._add(kind, detail, site, name=name)
+        if name is not None:
+            self.variables[name] = Reference(name, node)
+
+    def _add(
+        self,
+        kind: Kind,
+        detail: str,
+        site: Site,
+        *,
+        name: str | None = None,
+        uses: tuple[Node, ...] = (),
+        branches: tuple[TracedBranch, ...] = (),
+    ) -> Node:
+        detail = self.tracer.plain(detail)
+        node = Node(self.tracer.number(), kind, detail, site, name, uses, branches)
+        self.nodes.append(node)
+        return node
+
+    def fork_all(self, size: int) -> list[TracedBranch]:
+        self.tracer.leave_prefix()
+        branches = [TracedBranch(self.tracer, self) for _ in range(size)]
+        self._add("fork", str(size), call_site(), branches=tuple(branches))
+        return branches
+
+    def join(self, sources: Sequence[TracedBranch], mode: str) -> None:
+        ends = tuple(source.nodes[-1] for source in sources if source.nodes)
+        node = self._add("join", mode, call_site(), uses=ends)
+        if mode == "gather_variable":
+            for source in sources:
+                for name in source.variables:
+                    self.variables.setdefault(name, Reference(name, node))
+
+    def set_variable(self, name: str, value: object) -> None:
+        self.variables[name] = value
+
+    def call(self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The program calls another one: its trace is a part of this one."""
+        self.tracer.leave_prefix()
+        own = {name: value for name, value in kwargs.items() if name not in ("backend", "stream")}
+        values, _ = function.split(own)
+        inner = TracedBranch(self.tracer)
+        self._add("call", function.name, call_site(), branches=(inner,))
+        return _run(function, inner, args, values)
+
+
+class Tracer:
+    """One trace under way: numbers nodes and collects the constant prefix."""
+
+    def __init__(self, chat: protocol.ChatFormat, prefix_only: bool = False) -> None:
+        self.chat = chat
+        self.in_prefix = True
+        self.prefix: list[protocol.Text] = []
+        self._prefix_only = prefix_only
+        self._last = 0
+        self._marked: list[Reference] = []
+
+    def number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def mark(self, reference: Reference) -> str:
+        """What stands for `reference` inside a string until the string is appended."""
+        self._marked.append(reference)
+        return f"{_OPEN}{len(self._marked) - 1}{_CLOSE}"
+
+    def split(self, text: str) -> list[str | Reference]:
+        """`text` with the marks in it turned back into references."""
+        pieces = _MARK.split(text)
+        return [
+            self._marked[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces)
+        ]
+
+    def plain(self, text: str) -> str:
+        """`text` for people to read."""
+        return _MARK.sub(lambda mark: repr(self._marked[int(mark[1])]), text)
+
+    def leave_prefix(self) -> None:
+        """What follows is not the same in every run."""
+        self.in_prefix = False
+        if self._prefix_only:
+            raise StopTracing("the constant prefix has ended")
+
+
+class TracedForks(list[Any]):
+    """Stands for `Forks`."""
+
+    def __init__(self, states: list[Any], source: TracedBranch) -> None:
+        super().__init__(states)
+        self._source = source
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return [state.branch.variables.get(key, Reference(key)) for state in self]
+        return super().__getitem__(key)
+
+    def __iadd__(self, other: Any) -> TracedForks:  # type: ignore[misc]
+        for index, state in enumerate(self):
+            if isinstance(other, (str, Expression)):
+                state.append(other)
+            else:
+                state.append(other(index) if callable(other) else other[index])
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        self._source.join([state.branch for state in self], mode)
+
+    def __enter__(self) -> TracedForks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self.join()
+
+
+class _TracedScope:
+    def __init__(self, branch: TracedBranch, name: str) -> None:
+        self._branch = branch
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        node = self._branch.nodes[-1] if self._branch.nodes else None
+        self._branch.variables[self._name] = Reference(self._name, node)
+
+
+class TracedState(ProgramState):
+    """The state a traced program gets: reading gives references, at once."""
+
+    branch: Any
+
+    def __init__(self, branch: TracedBranch) -> None:
+        super().__init__(branch)  # type: ignore[arg-type]
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Any:
+        states = [type(self)(branch) for branch in self.branch.fork_all(int(size))]
+        return TracedForks(states, self.branch)
+
+    def var_scope(self, name: str) -> Any:
+        return _TracedScope(self.branch, name)
+
+    def get_var(self, name: str) -> Any:
+        return self._reference(name)
+
+    get = get_var
+
+    def get_meta_info(self, name: str) -> Any:
+        return self._reference("meta information of " + name)
+
+    def text(self, name: str | None = None) -> Any:
+        return self._reference("the text so far" if name is None else name)
+
+    def messages(self) -> Any:
+        return self._reference("the messages so far")
+
+    def sync(self) -> None:
+        pass
+
+    def error(self) -> None:
+        return None
+
+    def _reference(self, name: str) -> Any:
+        self.branch.tracer.leave_prefix()
+        found = self.branch.variables.get(name)
+        return Reference(name) if found is None else found
+
+
+class TracedAsyncState(TracedState):
+    """The same for `async def` programs: references come when awaited."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._soon(self._reference(name))
+
+    async def _soon(self, value: Any) -> Any:
+        return value
+
+    def get_var(self, name: str) -> Any:
+        return self._soon(self._reference(name))
+
+    get = get_var
+
+    def get_meta_info(self, name: str) -> Any:
+        return self._soon(super().get_meta_info(name))
+
+    def text(self, name: str | None = None) -> Any:
+        return self._soon(super().text(name))
+
+    def messages(self) -> Any:
+        return self._soon(super().messages())
+
+    def sync(self) -> Any:
+        return self._soon(None)
+
+    def error(self) -> Any:
+        return self._soon(None)
+
+
+_current: contextvars.ContextVar[TracedBranch | None] = contextvars.ContextVar(
+    "rootlace_trace", default=None
+)
+
+
+def tracing() -> TracedBranch | None:
+    """The branch under trace in this context, if any."""
+    return _current.get()
+
+
+def trace(function: Function, args: Sequence[Any], values: Mapping[str, Any]) -> Trace:
+    """See `Function.trace`."""
+    tracer = Tracer(PLAIN)
+    root = TracedBranch(tracer)
+    result = Trace(function.name, root)
+    try:
+        _run(function, root, args, values)
+    except StopTracing as reason:
+        result.stopped = str(reason)
+    except Exception as error:
+        # Whether symbols are to blame cannot be told; what was found so far is worth having.
+        lines = traceback.extract_tb(error.__traceback__)
+        result.stopped = f"{lines[-1].filename}:{lines[-1].lineno} raised {error!r}"
+    result.prefix = "".join(text.text for text in tracer.prefix)
+    return result
+
+
+def constant_prefix(
+    function: Function, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
+) -> list[protocol.Text]:
+    """What every run of the program with the arguments `common` starts with, as tracing tells.
+
+    The program's Python runs up to the first thing that is not constant. Whatever happens on the
+    way ends the prefix there: it is a hint, and verified against each program's actual text.
+    """
+    tracer = Tracer(chat_format.usable(chat), prefix_only=True)
+    try:
+        _run(function, TracedBranch(tracer), (), common or {})
+    except (StopTracing, Exception):
+        return tracer.prefix
+    return tracer.prefix
+
+
+def _run(
+    function: Function, branch: TracedBranch, args: Sequence[Any], values: Mapping[str, Any]
+) -> State:
+    merged = {**function.bind_arguments, **values}
+    for name in function.required[len(args) :]:
+        merged.setdefault(name, Reference(name))
+    kind = TracedAsyncState if function.is_async else TracedState
+    state = kind(branch)
+    token = _current.set(branch)
+    try:
+        outcome = function.func(state, *args, **merged)
+        state.ret_value = _drive(outcome) if inspect.iscoroutine(outcome) else outcome
+    finally:
+        _current.reset(token)
+    return state
+
+
+def _drive(coroutine: Any) -> Any:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    finally:
+        coroutine.close()
+    raise StopTracing("the program waits for something other than its state")

@@ -1,0 +1,45 @@
+"""Writing roles as the served model's chat template does (`protocol.ChatFormat`)."""
+
+from __future__ import annotations
+
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import ChatFormat, RoleFormat, Text
+
+PLAIN = ChatFormat(
+    roles={
+        role: RoleFormat(begin=f"{role.upper()}:", end="\n")
+        for role in ("system", "user", "assistant")
+    }
+)
+"""For models without a chat template."""
+
+
+def usable(chat: ChatFormat) -> ChatFormat:
+    """`chat`, or the plain format for a model that has none."""
+    return chat if chat.roles else PLAIN
+
+
+def role_format(chat: ChatFormat, role: str) -> RoleFormat:
+    """Raises InvalidRequest for a role the template does not have."""
+    found = chat.roles.get(role)
+    if found is None:
+        roles = ", ".join(sorted(chat.roles))
+        raise InvalidRequest(f"the model's chat template has no role {role!r}; it has {roles}")
+    return found
+
+
+def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
+    """What stands before a message's content. `opened` says that messages came before it."""
+    texts = []
+    if not opened:
+        texts.append(chat.opening)
+        if role != "system":
+            texts.append(chat.default_system)
+    texts.append(role_format(chat, role).begin)
+    return [Text(text, special=True) for text in texts if text]
+
+
+def end(chat: ChatFormat, role: str) -> list[Text]:
+    """What stands behind a message's content."""
+    text = role_format(chat, role).end
+    return [Text(text, special=True)] if text else []

@@ -1,0 +1,411 @@
+"""Constraints on llguidance: an Earley parser over a lazily built lexer, masks per request."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.tokens import bitmask
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import ForcedTokenizer
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.wire.errors import InvalidConstraint
+
+# A grammar's parser and lexer, as measured: a base, and so much per character of its source.
+BASE_BYTES = 1 << 14
+BYTES_PER_CHARACTER = 96
+
+
+_WORN = ("too many states", "too many expressions")
+"""How llguidance calls the errors that stay with a lexer, and so with all that share it: it has all
+the states it may have, or a single mask (or much text without one) has cost too much."""
+REPLAYED = 32
+"""So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
+mask to the next."""
+REMEMBERED = 1024
+"""So many places with forced text are remembered per grammar."""
+_Place = tuple[bytes, bytes, bool, bytes]
+_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
+
+
+class LLGuidanceGrammar:
+    """A grammar in llguidance's Lark dialect, for one vocabulary; see `interface.Grammar`."""
+
+    backend = "llguidance"
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        lark: str,
+        canonicalizer: ForcedTokenizer,
+        config: ConstraintConfig,
+    ) -> None:
+        """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
+        self.vocabulary = vocabulary
+        self.canonicalizer = canonicalizer
+        self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
+        self._limits = parser_limits(config)
+        self._lock = threading.Lock()
+        self._forced: dict[_Place, _Forced] = {}
+        self.beginning: tuple[int, ...] | None = None
+        """What is forced before anything else, once a matcher has asked."""
+        prototype = self._built()
+        self._prototype: LLMatcher | None = prototype
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        first = self._first_tokens(prototype)
+        if prototype.is_error():
+            raise InvalidConstraint(reason(prototype))
+        accepting = prototype.is_accepting()
+        self._check_beginning(prototype)
+        if not first and not accepting:
+            raise InvalidConstraint("no text satisfies it")
+        self.empty_only = not first and accepting
+        self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
+
+    def matcher(self) -> LLGuidanceMatcher:
+        with self._lock:
+            prototype = self._current()
+        return LLGuidanceMatcher(self, prototype)
+
+    def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
+        """The canonicalizer's tokens. They depend on what it was told alone, so where all it asked
+        has the same answers again, they are the same."""
+        key = (tail, text, following.may_end, following.digest())
+        known = self._forced.get(key)
+        if known is not None and following.agrees(known.answers):
+            if known.settled:
+                return list(known.tokens)
+            # The canonicalizer asks less about a text that it has looked at before.
+            following.answers.clear()
+        tokens = self.canonicalizer.tokens_after(tail, text, following, following.may_end)
+        if len(self._forced) >= REMEMBERED:
+            self._forced.clear()
+        self._forced[key] = _Forced(following.asked(), tuple(tokens), known is not None)
+        return tokens
+
+    def renewed(self, worn: LLMatcher) -> LLMatcher:
+        """A prototype to copy instead of `worn`. Copies share one lexer, with all states that any
+        of them came to: when it is full, requests must not fail for what others left there."""
+        with self._lock:
+            if self._prototype is worn:
+                self._prototype = None
+            return self._current()
+
+    def discard(self, worn: LLMatcher) -> None:
+        """As `renewed`, but another prototype is built only when it is needed."""
+        with self._lock:
+            if self._prototype is worn:
+                self._prototype = None
+
+    def _current(self) -> LLMatcher:
+        if self._prototype is None:
+            self._prototype = self._built()
+        return self._prototype
+
+    def _built(self) -> LLMatcher:
+        return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
+
+    def _check_beginning(self, prototype: LLMatcher) -> None:
+        """Raises InvalidConstraint where a bound is met right behind what every text begins with,
+        as behind the brace of a large object: better now than in the middle of requests."""
+        trial = prototype.deep_copy()
+        beginning = trial.compute_ff_bytes()
+        if trial.is_error() or len(beginning) > REPLAYED:
+            # A long text may fill one lexer, and is served by several in turn.
+            self.discard(prototype)
+            return
+        tokens = [self.vocabulary.byte_tokens[byte] for byte in beginning]
+        if not tokens or -1 in tokens:
+            return
+        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
+        trial.try_consume_tokens(tokens)
+        trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if trial.is_error():
+            raise InvalidConstraint(reason(trial))
+
+    def _first_tokens(self, prototype: LLMatcher) -> set[int]:
+        """The tokens a text can begin with. llguidance says only after a token that none can
+        follow, and at the first mask that there is no text at all."""
+        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
+        prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        allowed = np.flatnonzero(bitmask.unpacked(words, self.vocabulary.size))
+        return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """The tokens that are forced where these questions have these answers."""
+
+    answers: list[tuple[list[int] | None, bool]]
+    """Of the texts asked for, in tokens of one byte each."""
+    tokens: tuple[int, ...]
+    settled: bool
+    """Whether there is nothing that need not have been asked."""
+
+
+class _Following:
+    """What can follow where a matcher stands (which is not to move meanwhile).
+
+    Most texts that are asked for are tokens, and one mask has the answers for all of these. What
+    was answered otherwise is in `answers`.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
+        matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._bits = words.view(np.uint8).tobytes()
+        self.may_end: bool = matcher.is_accepting()
+        self.answers: dict[bytes, bool] = {}
+
+    def digest(self) -> bytes:
+        """Of the mask."""
+        return hashlib.blake2b(self._bits, digest_size=16).digest()
+
+    def __call__(self, text: bytes) -> bool:
+        token = self._vocabulary.token_of.get(text)
+        if token is not None:
+            return bool(self._bits[token >> 3] >> (token & 7) & 1)
+        found = self.answers.get(text)
+        if found is None:
+            found = self.answers[text] = self._may_take(self._vocabulary.bytewise(text))
+        return found
+
+    def asked(self) -> list[tuple[list[int] | None, bool]]:
+        """What was answered, for `agrees` at other places."""
+        return [(self._vocabulary.bytewise(text), was) for text, was in self.answers.items()]
+
+    def agrees(self, answers: list[tuple[list[int] | None, bool]]) -> bool:
+        """Whether the answers are the same here."""
+        return all(self._may_take(path) == was for path, was in answers)
+
+    def _may_take(self, path: list[int] | None) -> bool:
+        return path is None or self._matcher.validate_tokens(path) == len(path)
+
+
+class LLGuidanceMatcher:
+    """See `interface.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
+    them in at some complete texts only, and an error would be the end of its matcher."""
+
+    ready: MaskRow | None = None
+
+    def __init__(self, grammar: LLGuidanceGrammar, prototype: LLMatcher) -> None:
+        self._grammar = grammar
+        self._vocabulary = grammar.vocabulary
+        self._prototype = prototype
+        self._matcher = prototype.deep_copy()
+        self._tokens: list[int] = []  # taken in, without the end of the sequence
+        self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
+        self._error = ""
+        self._settled = -1
+        """How many tokens there are at the end of the last forced run: nothing is forced there, if
+        it was taken in."""
+        self._run: list[int] = []
+
+    def allowed_mask(self) -> np.ndarray:
+        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
+        self.fill_bitmask(words)
+        return bitmask.unpacked(words, self._vocabulary.size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._vocabulary.size)
+        if not self._ended:
+            self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
+            if self._matcher.is_error() and self._begin_anew():
+                self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
+                self._leave_if_worn()
+        if self._ended or self._matcher.is_error():
+            out[:] = 0  # llguidance allows the end of the sequence where it gave up
+
+    def automaton(self) -> AutomatonState | None:
+        return None
+
+    def mask_row(self) -> MaskRow | None:
+        return None
+
+    def prepare_mask(self) -> None:
+        """Nothing: there is no row to fill."""
+
+    def advance(self, token_id: int) -> bool:
+        if self._ended or not 0 <= token_id < self._vocabulary.size:
+            return self._refuse(token_id)
+        if token_id in self._vocabulary.eos_token_ids:
+            if not self.is_accepting():
+                return self._refuse(token_id)
+            self._ended = 1
+        # Tokens without text are refused here: to llguidance, some of them are an error for good.
+        elif not self._vocabulary.token_bytes[token_id] or not self._take(token_id):
+            return self._refuse(token_id)
+        else:
+            self._tokens.append(token_id)
+        self._error = ""
+        return True
+
+    def _take(self, token_id: int) -> bool:
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        # What did not fit is no error; an error is one of bounds.
+        if not self._matcher.is_error() or not self._begin_anew():
+            return False
+        taken = self._matcher.try_consume_tokens([token_id]) == 1
+        self._leave_if_worn()
+        return taken
+
+    def _begin_anew(self) -> bool:
+        """Where the lexer that is shared is worn out: take another one and come to the same place.
+        False, and as before, where that would not help."""
+        if not _is_worn(self._matcher):
+            return False
+        prototype = self._grammar.renewed(self._prototype)
+        matcher = prototype.deep_copy()
+        unused = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
+        for start in range(0, len(self._tokens), REPLAYED):
+            part = self._tokens[start : start + REPLAYED]
+            if matcher.try_consume_tokens(part) != len(part):
+                if _is_worn(matcher):
+                    self._grammar.discard(prototype)
+                return False
+            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)
+        self._prototype, self._matcher = prototype, matcher
+        return True
+
+    def _leave_if_worn(self) -> None:
+        """Where this very text wears a new lexer out, the next request gets another one."""
+        if _is_worn(self._matcher):
+            self._grammar.discard(self._prototype)
+
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        return False
+
+    def is_accepting(self) -> bool:
+        return not self._matcher.is_error() and self._matcher.is_accepting()
+
+    def is_finished(self) -> bool:
+        if (self._grammar.empty_only and not self._matcher.is_error()) or self._ended:
+            return True
+        return self.is_accepting() and self._matcher.is_stopped()
+
+    def forced_text(self) -> bytes:
+        if self._ended or self._matcher.is_error() or self._matcher.is_accepting():
+            return b""
+        return self._matcher.compute_ff_bytes()
+
+    def forced_tokens(self) -> list[int]:
+        at = len(self._tokens)
+        if self._ended or self._matcher.is_error():
+            return []
+        if at == self._settled and self._tokens[at - len(self._run) :] == self._run:
+            return []
+        if at or self._grammar.beginning is None:
+            tokens = self._found_forced()
+            if not at and not self._matcher.is_error():
+                self._grammar.beginning = tuple(tokens)
+        else:
+            tokens = list(self._grammar.beginning)
+        self._settled, self._run = at + len(tokens), tokens.copy()
+        return tokens
+
+    def _found_forced(self) -> list[int]:
+        text = self.forced_text()
+        if not text:
+            return []
+        canonicalizer = self._grammar.canonicalizer
+        tail = canonicalizer.tail(self._tokens)
+        path = self._vocabulary.bytewise(text)
+        if tail is None or path is None:
+            return []
+        # Tried out behind the forced text, and taken back.
+        taken = self._matcher.try_consume_tokens(path)
+        try:
+            if taken < len(path):
+                return []
+            following = _Following(self._matcher, self._vocabulary)
+            if self._matcher.is_error():
+                return []
+            return self._grammar.forced_after(tail, text, following)
+        finally:
+            if taken:
+                self._matcher.rollback(taken)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens) + self._ended:
+            raise ValueError(f"cannot undo {count} of {len(self._tokens) + self._ended} tokens")
+        self._error = ""
+        self._settled = -1
+        inner = max(count - self._ended, 0)
+        if count:
+            self._ended = 0
+        if inner:
+            self._matcher.rollback(inner)
+            del self._tokens[-inner:]
+
+    def reset(self) -> None:
+        self.rollback(len(self._tokens) + self._ended)
+
+    def can_retreat(self) -> bool:
+        return False
+
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
+    def error(self) -> str:
+        if self._matcher.is_error():
+            return reason(self._matcher)
+        return self._error
+
+    def _refuse(self, token_id: int) -> bool:
+        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
+        return False
+
+
+def parser_limits(config: ConstraintConfig) -> LLParserLimits:
+    """llguidance's own bounds, at compilation and at every mask, in proportion to the config's."""
+    # About 2 kB per lexer state, by llguidance's documentation.
+    states = max(1000, min(250_000, config.compile_memory_bytes >> 15))
+    return LLParserLimits(
+        # An object of n optional properties makes a row of 4 n items, and its masks take time
+        # quadratic in that: 0.1 s here.
+        max_items_in_row=10_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=states,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def _is_worn(matcher: LLMatcher) -> bool:
+    return matcher.is_error() and any(kind in matcher.get_error() for kind in _WORN)
+
+
+def reason(matcher: LLMatcher) -> str:
+    """What llguidance says is wrong, without the state it may append."""
+    said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
+    return "no text satisfies it" if said.startswith("NoExtension") else said
+
+
+def _without_forcing(lark: str) -> str:
+    """The grammar with the option `no_forcing`: where some bytes are forced, llguidance would allow
+    only the token that it would put there itself."""
+    options = _OPTIONS.search(lark)
+    if options is None:
+        return f'{lark}\n%llguidance {{"no_forcing": true}}\n'
+    try:
+        given = json.loads(options[1])
+    except ValueError:
+        return lark  # llguidance will say what is wrong with them
+    if not isinstance(given, dict):
+        return lark
+    merged = json.dumps({**given, "no_forcing": True})
+    return lark[: options.start(1)] + merged + lark[options.end(1) :]

@@ -1,0 +1,259 @@
+"""From one constraint to its grammar: which machine runs it.
+
+"auto" takes our automaton for what is regular (patterns, choices, regular grammars, schemas with
+finitely many shapes) and llguidance for the rest, and where the automaton would be too large.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.automaton import choices
+from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.automaton.lookaround import has_look
+from rootlace.runtime.constrained.automaton.parse import parse
+from rootlace.runtime.constrained.automaton.syntax import Regex
+from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
+from rootlace.runtime.constrained.matchers.checked import CheckedGrammar
+from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
+from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
+from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
+from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
+from rootlace.runtime.constrained.schema.declared import declared_part
+from rootlace.runtime.constrained.schema.finite import regex_of_schema
+from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.sources import ebnf
+from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
+from rootlace.runtime.constrained.sources.source import parsed_choices
+from rootlace.runtime.constrained.sources.structural_tag import (
+    Tag,
+    lark_of_tags,
+    parse_structural_tag,
+)
+from rootlace.runtime.constrained.tokens.canonical import Canonicalizer
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.wire.errors import InvalidConstraint
+from rootlace.wire.protocol import Constraint
+
+
+class GrammarBuilder:
+    """Builds grammars for one vocabulary; keeps none of them. Thread-safe."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, config: ConstraintConfig, documents: Mapping[str, Any]
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._config = config
+        self._documents = documents
+        self._canonicalizer: Canonicalizer | None = None
+        self._making = threading.Lock()
+        self._builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
+
+    def build(self, constraint: Constraint) -> Grammar:
+        """Raises InvalidConstraint."""
+        check_size(constraint, self._config)
+        try:
+            return self._build(constraint)
+        except RecursionError:
+            raise InvalidConstraint(f"{constraint.kind}: nested too deeply") from None
+        except InvalidConstraint as error:
+            if str(error).startswith(f"{constraint.kind}: "):
+                raise
+            raise InvalidConstraint(f"{constraint.kind}: {error}") from None
+
+    def _build(self, constraint: Constraint) -> Grammar:
+        kind, source = constraint.kind, constraint.source
+        if kind == "regex":
+            return self._regular(kind, parse(source))
+        if kind == "choices":
+            return self._regular(kind, choices.either(parsed_choices(source)))
+        if kind == "ebnf":
+            return self._ebnf(source)
+        if kind == "structural_tag":
+            return self._structural_tag(constraint)
+        return self._schema(constraint)
+
+    # ------------------------------------------------------------ regular
+
+    def _regular(self, kind: str, regex: Regex) -> Grammar:
+        """Raises TooLarge where the automaton is, and nothing else holds it."""
+        backend = self._config.backend
+        if backend == "outlines_core":
+            return OutlinesGrammar(self._vocabulary, regex, self._forced_tokenizer(), self._config)
+        if backend == "llguidance":
+            return self._as_pattern(regex)
+        try:
+            dfa = LazyDfa(regex, self._config.max_states)
+        except TooLarge:
+            if backend == "automaton" or has_look(regex):
+                raise
+            return self._as_pattern(regex)
+        if dfa.empty:
+            what = "#: nothing satisfies the schema" if kind == "json_schema" else "no text matches"
+            raise InvalidConstraint(f"{kind}: {what}")
+        return AutomatonGrammar(
+            self._vocabulary,
+            dfa,
+            self._forced_tokenizer(),
+            lambda: self._as_pattern(regex),
+            self._config.max_table_bytes,
+            self._builds,
+        )
+
+    def _as_pattern(self, regex: Regex) -> Grammar:
+        if has_look(regex):
+            raise InvalidConstraint("llguidance has no look-around")
+        return self._llguidance(f"start: /{pattern_of(regex)}/")
+
+    # ------------------------------------------------------------ the rest
+
+    def _ebnf(self, source: str) -> Grammar:
+        grammar = ebnf.grammar_of(source)
+        if not isinstance(grammar, str):
+            return self._regular("ebnf", grammar)
+        self._refuse_if_not_regular("ebnf")
+        grammar = with_exact_schemas(grammar, self._schema_in_grammar)
+        try:
+            return self._on_llguidance(grammar)
+        except InvalidConstraint as error:
+            raise ebnf.lark_error(error) from None
+
+    def _schema_in_grammar(self, line: int, schema: dict[str, Any]) -> dict[str, Any]:
+        """With the options that the grammar gives to llguidance."""
+        try:
+            prepared = prepare_value(schema, documents=self._documents)
+        except InvalidConstraint as error:
+            raise InvalidConstraint(f"ebnf: line {line}: {error}") from None
+        if prepared.residuals:
+            first = prepared.residuals[0]
+            raise InvalidConstraint(
+                f"ebnf: line {line}: {first.pointer}: no mask can hold {first.keyword!r}, and "
+                "inside a grammar it cannot be checked"
+            )
+        mask = prepared.mask_schema
+        given = schema.get("x-guidance", {})
+        if not isinstance(given, dict):
+            raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
+        return {**mask, "x-guidance": {**given, **mask.get("x-guidance", {})}}
+
+    def _structural_tag(self, constraint: Constraint) -> Grammar:
+        self._refuse_if_not_regular("structural_tag")
+        tags = parse_structural_tag(constraint.source)
+
+        def schema_of(tag: Tag) -> dict[str, Any]:
+            try:
+                prepared = prepare_value(tag.schema, documents=self._documents)
+            except InvalidConstraint as error:
+                raise InvalidConstraint(f"structural_tag: {tag.place}: {error}") from None
+            if prepared.residuals:
+                first = prepared.residuals[0]
+                raise InvalidConstraint(
+                    f"structural_tag: {tag.place}: {first.pointer}: no mask can hold "
+                    f"{first.keyword!r}, and inside free text it cannot be checked"
+                )
+            return _with_whitespace(prepared.mask_schema, constraint.whitespace)
+
+        return self._llguidance(lark_of_tags(tags, schema_of))
+
+    def _schema(self, constraint: Constraint) -> Grammar:
+        prepared = prepare(constraint.source, documents=self._documents)
+        # Decimals that floats divide differently are checked, also where an automaton holds them.
+        floats = any(note.keyword == "multipleOf" for note in prepared.residuals)
+        if self._config.backend != "llguidance" and not floats:
+            # A mask schema refers to itself only, but it is the schema only where it holds all.
+            exact = prepared.original if prepared.residuals else prepared.mask_schema
+            regex = regex_of_schema(exact, constraint.whitespace)
+            if regex is not None:
+                try:
+                    return self._regular("json_schema", regex)
+                except TooLarge:
+                    if self._config.backend != "auto":
+                        raise
+        self._refuse_if_not_regular("json_schema")
+        if constraint.strict and prepared.residuals:
+            first = prepared.residuals[0]
+            raise InvalidConstraint(
+                f"json_schema: {first.pointer}: no mask can hold {first.keyword!r} here (strict)"
+            )
+        schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
+        llguidance = self._llguidance(f"start: %json {json.dumps(schema)}")
+        inner: Grammar = llguidance
+        if constraint.whitespace == "compact" and self._config.backend == "auto":
+            inner = self._with_automaton(llguidance, prepared.mask_schema)
+        if prepared.verifier_factory is None:
+            return inner
+        return CheckedGrammar(
+            inner, prepared.verifier_factory, self._vocabulary, self._config.max_retreats
+        )
+
+    def _with_automaton(self, inner: LLGuidanceGrammar, schema: dict[str, Any]) -> Grammar:
+        """`inner`, of a schema, with an automaton of what it declares, if that is of any use."""
+        regex = declared_part(schema)
+        if regex is None:
+            return inner
+        try:
+            dfa = LazyDfa(regex, self._config.max_states)
+        except TooLarge:
+            return inner
+        if dfa.empty:
+            return inner
+        return HybridGrammar(
+            self._vocabulary, inner, dfa, self._forced_tokenizer(), self._config.max_table_bytes
+        )
+
+    def _llguidance(self, lark: str) -> LLGuidanceGrammar:
+        try:
+            return self._on_llguidance(lark)
+        except InvalidConstraint as error:
+            # The lines of a grammar that we wrote say nothing.
+            raise InvalidConstraint(str(error).splitlines()[0]) from None
+
+    def _on_llguidance(self, lark: str) -> LLGuidanceGrammar:
+        return LLGuidanceGrammar(self._vocabulary, lark, self._forced_tokenizer(), self._config)
+
+    def _refuse_if_not_regular(self, kind: str) -> None:
+        if self._config.backend not in ("auto", "llguidance"):
+            raise InvalidConstraint(
+                f"{kind}: it is not regular, or too large, for the backend {self._config.backend!r}"
+            )
+
+    def _forced_tokenizer(self) -> Canonicalizer:
+        with self._making:
+            if self._canonicalizer is None:
+                self._canonicalizer = Canonicalizer(self._vocabulary)
+            return self._canonicalizer
+
+
+def check_size(constraint: Constraint, config: ConstraintConfig) -> None:
+    """Raises InvalidConstraint where the source alone is beyond the bound."""
+    if len(constraint.source) > config.max_source_bytes:
+        raise InvalidConstraint(
+            f"{constraint.kind}: {len(constraint.source)} characters exceed the bound of "
+            f"{config.max_source_bytes} (max_source_bytes)"
+        )
+
+
+# Between two JSON tokens: a blank, or a line break and what indents the next line. Without a bound,
+# a weak model writes blanks for ever.
+WHITESPACE = r" |\n[ \t]{0,40}"
+
+
+def _with_whitespace(schema: dict[str, Any], whitespace: str) -> dict[str, Any]:
+    """llguidance's options stand in the schema."""
+    flexible = whitespace == "flexible"
+    options: dict[str, Any] = {
+        **schema.get("x-guidance", {}),
+        "whitespace_flexible": flexible,
+        "item_separator": ", " if flexible else ",",
+        "key_separator": ": " if flexible else ":",
+    }
+    if flexible:
+        options["whitespace_pattern"] = WHITESPACE
+    return {**schema, "x-guidance": options}

@@ -1,0 +1,150 @@
+"""The child process in which suspicious constraints are compiled first; `trial_process` starts it.
+
+It gets the vocabulary once, then constraints one at a time, and says of each whether it compiles.
+Its address space is bounded; time is for the parent to bound, which kills it.
+
+Frames on its standard input and output are MessagePack behind four bytes of length (big-endian).
+When the input ends, the parent has, and the child exits; should it be inside a call then that does
+not let go of the interpreter, an alarm of the operating system ends it some time after the bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import resource
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO
+
+import msgspec
+import psutil
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import Constraint
+
+WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
+_LENGTH = struct.Struct(">I")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame to the child."""
+
+    config: ConstraintConfig
+    size: int
+    eos_token_ids: list[int]
+    tokenizer_json: str
+    documents: dict[str, object]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The child's answer: `error` is why the constraint does not compile, empty if it does."""
+
+    error: str = ""
+    out_of_memory: bool = False
+
+
+def setup_of(
+    vocabulary: Vocabulary, config: ConstraintConfig, documents: dict[str, object]
+) -> Setup:
+    """What the child needs to compile as its parent would."""
+    return Setup(
+        config,
+        vocabulary.size,
+        list(vocabulary.eos_token_ids),
+        vocabulary.tokenizer_json,
+        documents,
+    )
+
+
+def write_frame(stream: IO[bytes], message: object) -> None:
+    data = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def read_frame(read: Callable[[int], bytes]) -> bytes:
+    """The next frame, by `read(n)`, which gives at most n bytes. Raises EOFError at the end."""
+    (length,) = _LENGTH.unpack(_exactly(read, _LENGTH.size))
+    return _exactly(read, length)
+
+
+def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = read(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+# ---------------------------------------------------------------- the child
+
+
+def main() -> int:
+    """Exit status 0 when the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it is doing
+    # Answers have the output for themselves, whatever a library may print.
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        # Reads the file descriptor itself; see `processes.call_when_parent_ends`.
+        threading.Thread(target=_read_all, args=(frames,), daemon=True).start()
+        setup = msgspec.msgpack.decode(frames.get(), type=Setup)
+        compiler = GrammarCompiler(
+            Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
+            config=setup.config,
+            documents=setup.documents,
+        )
+        for constraint in WARM_UP:  # what is built once is built now
+            attempt(compiler, constraint)
+        _limit_memory(setup.config.compile_memory_bytes)
+        write_frame(answers, Verdict())
+        while True:
+            constraint = msgspec.msgpack.decode(frames.get(), type=Constraint)
+            signal.setitimer(signal.ITIMER_REAL, 2 * setup.config.compile_seconds + 1)
+            verdict = attempt(compiler, constraint)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            write_frame(answers, verdict)
+
+
+def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
+    """Compile it and compute its first mask; the result is not kept."""
+    try:
+        compiler.build(constraint).matcher().allowed_mask()
+    except MemoryError:
+        return Verdict(out_of_memory=True)
+    except RootlaceError as error:
+        return Verdict(error=str(error))
+    except RecursionError:
+        return Verdict(error=f"{constraint.kind}: nested too deeply")
+    return Verdict()
+
+
+def _read_all(frames: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            frames.put(read_frame(lambda count: os.read(0, count)))
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _limit_memory(extra: int) -> None:
+    """Bound the address space to what is in use now and `extra` bytes (where the system can)."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit = psutil.Process().memory_info().vms + extra
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The parent's end of `trial`: one child process, killed and replaced when a trial exceeds it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from rootlace.runtime import processes
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.service.trial import Setup, Verdict, read_frame, write_frame
+from rootlace.wire.errors import InternalError, InvalidConstraint, ServerUnavailable
+from rootlace.wire.protocol import Constraint
+
+START_SECONDS = 120.0
+
+
+class TrialProcess:
+    """Compiles in a child that is started at the first trial. `run` is for one thread only."""
+
+    def __init__(self, setup: Callable[[], Setup], config: ConstraintConfig) -> None:
+        self._setup = setup
+        self._config = config
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, if there is one now."""
+        child = self._child
+        return None if child is None or self._ended else child.pid
+
+    def run(self, constraint: Constraint) -> None:
+        """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""
+        child = self._child if self._child is not None else self._start()
+        try:
+            verdict = _ask(child, constraint, self._config.compile_seconds)
+        except TimeoutError:
+            self._kill()
+            raise InvalidConstraint(too_slow(constraint, self._config)) from None
+        except (EOFError, OSError):
+            self._kill()  # it ran out of memory where nothing could catch that
+            raise InvalidConstraint(too_large(constraint, self._config)) from None
+        if verdict.out_of_memory:
+            # What the allocator holds on to must not count against the next trial.
+            self._kill()
+            raise InvalidConstraint(too_large(constraint, self._config))
+        if verdict.error:
+            raise InvalidConstraint(verdict.error)
+
+    def close(self) -> None:
+        """End the child, whatever it is doing, and start no other. From any thread."""
+        with self._lock:
+            self._ended = True
+            if self._child is not None:
+                self._child.kill()
+                self._child.wait()
+
+    def _kill(self) -> None:
+        """The next trial starts another child."""
+        with self._lock:
+            child, self._child = self._child, None
+        assert child is not None and child.stdin is not None and child.stdout is not None
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        setup = self._setup()
+        with self._lock:
+            if self._ended:
+                raise ServerUnavailable("the runtime is stopping")
+            child = self._child = subprocess.Popen(
+                processes.child_command("rootlace.runtime.constrained.service.trial"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        try:
+            _ask(child, setup, START_SECONDS)
+        except (EOFError, OSError) as error:  # TimeoutError is an OSError
+            self._kill()
+            raise InternalError(
+                f"the process that tries constraints did not start: {error!r}"
+            ) from None
+        return child
+
+
+def too_slow(constraint: Constraint, config: ConstraintConfig) -> str:
+    return (
+        f"{constraint.kind}: compiling it takes more than {config.compile_seconds:g} seconds "
+        "(compile_seconds)"
+    )
+
+
+def too_large(constraint: Constraint, config: ConstraintConfig) -> str:
+    return (
+        f"{constraint.kind}: compiling it takes more than {config.compile_memory_bytes >> 20} MiB "
+        "of memory (compile_memory_bytes)"
+    )
+
+
+def _ask(child: subprocess.Popen[bytes], message: Setup | Constraint, seconds: float) -> Verdict:
+    """Raises TimeoutError, or EOFError or OSError if the child has ended."""
+    assert child.stdin is not None and child.stdout is not None
+    deadline = time.monotonic() + seconds
+    write_frame(child.stdin, message)
+    descriptor = child.stdout.fileno()
+
+    def read(count: int) -> bytes:
+        # poll, not select: an engine may have more than 1024 files open.
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise TimeoutError
+        return os.read(descriptor, count)
+
+    return msgspec.msgpack.decode(read_frame(read), type=Verdict)

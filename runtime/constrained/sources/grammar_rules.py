@@ -1,0 +1,171 @@
+"""What of a grammar is regular, and the rest in llguidance's notation with the same language.
+
+llguidance's lexer takes the longest lexeme: with the lexemes `x`, `xy` and `yz` it does not see
+that "xyz" is `x` `yz`. A grammar has no such rule. So a part of it becomes one lexeme only where
+that makes no difference: no lexeme that may stand in the text goes on after a whole lexeme `t` with
+a byte that may also follow `t`. Where one does, it is taken apart, down to single characters if
+need be: of those none is the beginning of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Regex,
+    Repeat,
+)
+from rootlace.runtime.constrained.sources.gbnf import (
+    Alternatives,
+    Node,
+    Reference,
+    Repetition,
+    Rules,
+    Sequence,
+)
+from rootlace.wire.errors import InvalidConstraint
+
+MAX_REGULAR_ITEMS = 20_000
+"""A regular rule with more than so many items, those of the rules in it counted, stays a rule."""
+
+MAX_REGULAR_DEPTH = 100
+"""And one in which regular rules call each other more than so deep."""
+
+EMPTY = Literal("")
+
+
+class Regular:
+    """The rules of a grammar that are regular, as regular expressions.
+
+    These are the rules without recursion, and those that call themselves at their very beginning
+    or end only (`list ::= item ("," list)?` is `(item ",")* item`).
+    """
+
+    def __init__(self, rules: Rules, root: str) -> None:
+        """Raises InvalidConstraint where a rule is missing."""
+        if root not in rules:
+            raise InvalidConstraint(f"ebnf: there is no rule {root!r}")
+        self.rules = rules
+        self.root = root
+        self._regex: dict[str, Regex] = {}
+        self._size: dict[str, int] = {}
+        self._depth: dict[str, int] = {}
+        callers: dict[str, set[str]] = {name: set() for name in rules}
+        for name, body in rules.items():
+            for reference in _references(body):
+                if reference.name not in rules:
+                    raise InvalidConstraint(
+                        f"ebnf: line {reference.line}: there is no rule {reference.name!r}"
+                    )
+                callers[reference.name].add(name)
+        waiting = deque(rules)
+        while waiting:
+            name = waiting.popleft()
+            if name not in self._regex and self._resolve(name):
+                waiting.extend(callers[name])
+
+    def of(self, node: Node) -> Regex | None:
+        """The regular expression of a part of a rule, if it is one."""
+        match node:
+            case Literal() | Chars():
+                return node
+            case Reference(name):
+                return self._regex.get(name)
+            case Repetition(item, least, most):
+                inner = self.of(item)
+                return None if inner is None else Repeat(inner, least, most)
+            case Sequence(parts):
+                found = [self.of(part) for part in parts]
+                regular = tuple(part for part in found if part is not None)
+                return Concat(regular) if len(regular) == len(parts) else None
+            case Alternatives(options):
+                found = [self.of(option) for option in options]
+                regular = tuple(option for option in found if option is not None)
+                return Either(regular) if len(regular) == len(options) else None
+
+    def _resolve(self, name: str) -> bool:
+        body = self.rules[name]
+        called = {reference.name for reference in _references(body)} - {name}
+        if not called <= self._regex.keys():
+            return False
+        size = self._items(body)
+        depth = 1 + max((self._depth[other] for other in called), default=0)
+        if size > MAX_REGULAR_ITEMS or depth > MAX_REGULAR_DEPTH:
+            return False
+        regex = self.of(body)
+        if regex is None:
+            tail = self._linear(body, name, at_end=True)
+            head = self._linear(body, name, at_end=False) if tail is None else None
+            if tail is not None:
+                ends, before = tail
+                regex = Concat((Repeat(before, 0, None), ends))
+            elif head is not None:
+                begins, after = head
+                regex = Concat((begins, Repeat(after, 0, None)))
+            else:
+                return False
+        self._regex[name] = regex
+        self._size[name] = size
+        self._depth[name] = depth
+        return True
+
+    def _items(self, node: Node) -> int:
+        match node:
+            case Literal(text):
+                return max(len(text), 1)
+            case Chars():
+                return 1
+            case Reference(name):
+                return self._size.get(name, 1)
+            case Repetition(item):
+                return self._items(item) + 1
+            case Sequence(parts):
+                return 1 + sum(map(self._items, parts))
+            case Alternatives(options):
+                return 1 + sum(map(self._items, options))
+
+    def _linear(self, node: Node, name: str, at_end: bool) -> tuple[Regex, Regex] | None:
+        """(b, p) with node = b | p·name (`at_end`) or node = b | name·p; None: not of that form."""
+        regex = self.of(node)
+        if regex is not None:
+            return regex, Either(())
+        match node:
+            case Reference():
+                return (Either(()), EMPTY) if node.name == name else None
+            case Repetition(item, 0, 1):
+                inner = self._linear(item, name, at_end)
+                return None if inner is None else (Either((EMPTY, inner[0])), inner[1])
+            case Sequence(parts):
+                own, rest = (parts[-1], parts[:-1]) if at_end else (parts[0], parts[1:])
+                others = self.of(Sequence(rest))
+                inner = self._linear(own, name, at_end)
+                if others is None or inner is None:
+                    return None
+                if at_end:
+                    return Concat((others, inner[0])), Concat((others, inner[1]))
+                return Concat((inner[0], others)), Concat((inner[1], others))
+            case Alternatives(options):
+                found = [self._linear(option, name, at_end) for option in options]
+                linear = [pair for pair in found if pair is not None]
+                if len(linear) != len(options):
+                    return None
+                return Either(tuple(b for b, _ in linear)), Either(tuple(p for _, p in linear))
+        return None
+
+
+def _references(node: Node) -> list[Reference]:
+    found: list[Reference] = []
+    stack = [node]
+    while stack:
+        match stack.pop():
+            case Reference() as reference:
+                found.append(reference)
+            case Repetition(item):
+                stack.append(item)
+            case Sequence(parts) | Alternatives(parts):
+                stack.extend(parts)
+    return found

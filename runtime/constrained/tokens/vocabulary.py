@@ -1,0 +1,148 @@
+"""A tokenizer as constrained decoding sees it: the bytes of each token, and canonical tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
+from rootlace.runtime.constrained.tokens.order import TokenOrder
+from rootlace.wire.errors import InvalidConstraint
+
+
+class Vocabulary:
+    """Tokens of one model. Immutable; safe to share between threads.
+
+    `size` is the model's vocabulary (logits have that many columns, more than the tokenizer has
+    tokens where the model pads it). `token_bytes[i]` is what token i stands for in text: empty for
+    special tokens, for those that end the sequence and for padding; they are never text.
+    """
+
+    def __init__(self, tokenizer_json: str, size: int, eos_token_ids: list[int]) -> None:
+        """Raises InvalidConstraint where the tokenizer does not say what bytes its tokens are, or
+        the numbers do not agree with it."""
+        self.size = size
+        self.tokenizer_json = tokenizer_json
+        self.eos_token_ids = tuple(eos_token_ids)
+        added = json.loads(tokenizer_json).get("added_tokens", [])
+        special = [token for token in added if token["special"] and token["id"] < size]
+        try:
+            self._own = LLTokenizer(tokenizer_json, n_vocab=size, eos_token=list(eos_token_ids))
+        except ValueError as error:
+            raise InvalidConstraint(
+                f"no constraint can be enforced with this tokenizer: {error}"
+            ) from None
+        self.special_token_ids = frozenset(token["id"] for token in special) | set(eos_token_ids)
+        self.token_bytes: list[bytes] = [self._bytes(i) for i in range(size)]
+        # llguidance's tokenizer makes special tokens of text that is spelled like one.
+        contents = sorted((token["content"].encode() for token in special), key=len, reverse=True)
+        self._special = re.compile(b"|".join(map(re.escape, contents))) if contents else None
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, size: int | None = None, eos_token_ids: list[int] | None = None
+    ) -> Vocabulary:
+        """Of a transformers fast tokenizer, or a `tokenizers.Tokenizer` (then name the EOS ids).
+
+        Raises TypeError for anything else, ValueError where it names no end of the sequence.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not (hasattr(backend, "to_str") and hasattr(backend, "get_vocab")):
+            raise TypeError(
+                "constraints need a fast tokenizer of transformers (or a tokenizers.Tokenizer), "
+                f"not {type(tokenizer).__name__}"
+            )
+        if size is None:
+            size = max(
+                len(tokenizer) if hasattr(tokenizer, "__len__") else 0,
+                1 + max(backend.get_vocab().values()),
+            )
+        if eos_token_ids is None:
+            eos = getattr(tokenizer, "eos_token_id", None)
+            if eos is None:
+                raise ValueError("the tokenizer names no end-of-sequence token; give eos_token_ids")
+            eos_token_ids = [eos]
+        return cls(backend.to_str(), size, eos_token_ids)
+
+    def encode(self, text: bytes) -> list[int]:
+        """The canonical tokens of a text: no BOS, and special tokens are not recognised in it."""
+        ids: list[int] = []
+        start = 0
+        for match in self._special.finditer(text) if self._special else ():
+            cut = match.start() + 1  # no special token is seen in either part
+            ids += self._own.tokenize_bytes(text[start:cut])
+            start = cut
+        return ids + self._own.tokenize_bytes(text[start:])
+
+    @cached_property
+    def llguidance(self) -> LLTokenizer:
+        """The same vocabulary for llguidance's matchers; built at first use (seconds for 150k)."""
+        _ = self.byte_tokens, self.token_of  # matchers ask for them on the engine's thread
+        return LLTokenizer(
+            TokenizerWrapper(_Callable(self)),
+            n_vocab=self.size,
+            eos_token=list(self.eos_token_ids),
+        )
+
+    @cached_property
+    def trie(self) -> ByteTrie:
+        """All tokens that are text; built at first use (about 0.1 s for 150k)."""
+        return ByteTrie(self.token_bytes)
+
+    @cached_property
+    def order(self) -> TokenOrder:
+        """The tokens sorted by their bytes; built at first use (a fraction of a second)."""
+        return TokenOrder(self.token_bytes)
+
+    @cached_property
+    def without_zeros(self) -> np.ndarray:
+        """int32: the packed mask of the tokens that have no zero byte."""
+        bits = np.zeros(-(-self.size // 32) * 32, bool)
+        bits[: self.size] = [0 not in data for data in self.token_bytes]
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    @cached_property
+    def byte_tokens(self) -> list[int]:
+        """For each byte a token that is this byte, or -1."""
+        tokens = [-1] * 256
+        for token, data in enumerate(self.token_bytes):
+            if len(data) == 1:
+                tokens[data[0]] = token
+        return tokens
+
+    def bytewise(self, text: bytes) -> list[int] | None:
+        """The text in tokens of one byte each; None where the vocabulary lacks one."""
+        tokens = [self.byte_tokens[byte] for byte in text]
+        return None if -1 in tokens else tokens
+
+    @cached_property
+    def token_of(self) -> dict[bytes, int]:
+        """A token for each text that is one."""
+        found = {data: token for token, data in enumerate(self.token_bytes)}
+        found.pop(b"", None)
+        return found
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self.special_token_ids:
+            return b""
+        data = self._own.decode_bytes([token_id])
+        return b"" if data == b"<[%d]>" % token_id else data
+
+
+class _Callable:
+    """What llguidance's wrapper asks of a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self.tokens = vocabulary.token_bytes
+        self.special_token_ids = sorted(vocabulary.special_token_ids)
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text)

@@ -1,0 +1,122 @@
+"""What every constraint backend offers: a compiled `Grammar`, and one `Matcher` per request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+
+
+class Matcher(Protocol):
+    """Where one request stands in its constraint. Not thread-safe; one per request.
+
+    Token ids are the model's. "The text" is the bytes of the tokens taken in so far.
+    """
+
+    ready: MaskRow | None
+    """The row that `mask_row` would name, where it is known that it is filled; to be asked often.
+    None where it is not known."""
+
+    def allowed_mask(self) -> np.ndarray:
+        """bool [vocab_size]: the tokens that may come next.
+
+        End-of-sequence tokens are among them exactly where the text is complete (`is_accepting`).
+        """
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        """Write `allowed_mask` packed: contiguous int32 [ceil(vocab_size / 32)], bit i of word w
+        is token 32w + i. Bits beyond the vocabulary are 0. May run on another thread than the other
+        methods, but never while one of them runs. All 0 after the end of the sequence, and where
+        the mask is beyond the constraint's bounds (then `error` says so): nothing can follow.
+        `out` may be a torch tensor on the CPU. Raises ValueError (TypeError) where it does not fit.
+        """
+
+    def mask_row(self) -> MaskRow | None:
+        """Where this state's packed mask stands (or will, after `prepare_mask`) in a table that
+        requests share, or None where the mask has to be filled for this request alone."""
+
+    def prepare_mask(self) -> None:
+        """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`.
+        Where the mask is beyond the constraint's bounds it may stay as it is."""
+
+    def automaton(self) -> AutomatonState | None:
+        """Where the text stands in an automaton that a device can step by itself; its masks and
+        steps are `fill_bitmask`'s and `advance`'s, but for the end of the sequence, after which it
+        is dead. None where there is none, or none yet: asking has it made, on another thread."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take a token in. False if the constraint forbids it; then nothing has changed, except
+        that `error` says why. An end-of-sequence token is taken where the text is complete; after
+        it only `rollback` and `reset` are of use."""
+
+    def went_on(self, token_id: int, jumps: bool) -> bool:
+        """Take in a token that the mask allowed, if it is known without much ado that it is allowed
+        and that something has to follow (with `jumps`: which nothing forces). False, and nothing
+        has changed, where it is not: `advance` and the others know. `token_id` is one of the
+        vocabulary."""
+
+    def is_accepting(self) -> bool:
+        """Whether the text is complete."""
+
+    def is_finished(self) -> bool:
+        """Whether the text is complete and nothing can follow but the end of the sequence."""
+
+    def forced_text(self) -> bytes:
+        """The bytes that every complete text goes on with (empty where it may end here).
+
+        Not necessarily all of them, but never a byte that is not forced.
+        """
+
+    def forced_tokens(self) -> list[int]:
+        """The next tokens of the canonical tokenization of every complete text, as far as they are
+        the same in all of them; see `canonical`. Does not take them in."""
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens taken in. Raises ValueError if there are fewer."""
+
+    def reset(self) -> None:
+        """Undo all tokens and forget what `retreat` excluded."""
+
+    def can_retreat(self) -> bool:
+        """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
+
+    def retreat(self) -> int | None:
+        """After `advance` refused a token that the mask allowed: exclude it where it was tried, go
+        back to the nearest place where something else can follow, and say how many tokens taken in
+        were undone for that (0: only the refused one is to be drawn again). None if there is no
+        such place or the tries are used up; then `error` says so."""
+
+    def error(self) -> str:
+        """Why the last `advance`, `retreat` or mask failed; empty otherwise."""
+
+
+class Grammar(Protocol):
+    """A compiled constraint, shared by all requests that ask for it. Thread-safe."""
+
+    @property
+    def backend(self) -> str:
+        """ "automaton", "llguidance", "outlines_core", or one of these with "+checked"."""
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory it takes now."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of the text."""
+
+
+class ForcedTokenizer(Protocol):
+    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
+
+    def tail(self, context: list[int]) -> bytes | None: ...
+
+    def tokens_after(
+        self,
+        tail: bytes | None,
+        forced: bytes,
+        can_follow: Callable[[bytes], bool],
+        may_end: bool,
+    ) -> list[int]: ...

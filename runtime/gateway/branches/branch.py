@@ -1,0 +1,176 @@
+"""A branch: a growing token sequence and the queue of what is to happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import types
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rootlace.runtime.contracts.messages import pack_ids
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import Cancelled, InternalError, RootlaceError
+from rootlace.wire.protocol import Event, Failed
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass
+class BranchState:
+    """What a branch holds; a fork is a copy of it.
+
+    `ids` are int32, four bytes a token, copied by a fork (a memcpy: 16 KiB for 4,096 tokens).
+    `pending` is text whose tokens may still change; strings are shared between forks. `begin` says
+    whether the sequence starts as the tokenizer's post-processor would (None: nothing has decided
+    it yet). `gained` is what came since the branch was opened, as text or as ids: what these spell
+    is worked out when somebody quotes them (`growth.gained_text`), which few do.
+    """
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    pending: tuple[Piece, ...] = ()
+    begin: bool | None = None
+    gained: list[Piece | array[int]] = field(default_factory=list)
+
+    @property
+    def previous(self) -> int | None:
+        return self.ids[-1] if self.ids else None
+
+    @property
+    def begins(self) -> bool:
+        return self.begin is not False
+
+    def pending_length(self) -> int:
+        return sum(len(piece.text) for piece in self.pending)
+
+    def packed_ids(self) -> bytes:
+        """The ids as the engine takes them."""
+        return pack_ids(np.frombuffer(self.ids, np.int32))
+
+    def fork(self) -> BranchState:
+        return BranchState(self.ids[:], self.pending, self.begin)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing to do on a branch: an operation, or (op 0) something another branch waits for.
+
+    `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch
+    too (closing, answering a waiting branch). `done` is called once, however it ends.
+    """
+
+    op: int
+    run: Callable[[], Awaitable[Event | None]]
+    always: bool = False
+    done: Callable[[], None] | None = None
+
+
+class Branch:
+    """Runs its work in order, one at a time: at once as far as it need not wait for anything, then
+    in a task that lives only while there is some."""
+
+    def __init__(
+        self, branch_id: int, program: str, namespace: str, emit: Callable[[Event], None]
+    ) -> None:
+        self.id = branch_id
+        self.program = program
+        self.namespace = namespace
+        self.state = BranchState()
+        self.error: RootlaceError | None = None
+        self._emit = emit
+        self._queue: deque[Work] = deque()
+        self._working = False
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Future[object] | None = None
+
+    def post(self, work: Work) -> None:
+        self._queue.append(work)
+        if self._working:
+            return
+        self._working = True
+        drain = self._drain()
+        try:
+            waiting = drain.send(None)
+        except StopIteration:
+            return  # as most do: to open, to append, to close
+        self._task = asyncio.get_running_loop().create_task(_go_on(drain, waiting))
+
+    def interrupt(self, error: RootlaceError) -> None:
+        """Break the branch now: what runs and all that is queued fails."""
+        self._break(error)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(self.cancelled())
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """Await a future that belongs to the running work alone; `interrupt` ends the wait."""
+        if self.error is not None:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # looked at: asyncio complains of those that nobody saw
+            raise self.cancelled()
+        self._waiting = future  # type: ignore[assignment]
+        try:
+            return await future
+        finally:
+            self._waiting = None
+
+    def cancelled(self) -> Cancelled:
+        """What every operation after the first failure fails with."""
+        return Cancelled(str(self.error))
+
+    async def _drain(self) -> None:
+        while self._queue:
+            work = self._queue.popleft()
+            event = await self._outcome(work)
+            if work.done is not None:
+                work.done()
+            if event is not None:
+                self._emit(event)
+        self._working = False
+        self._task = None
+
+    async def _outcome(self, work: Work) -> Event | None:
+        try:
+            if self.error is not None and not work.always:
+                raise self.cancelled()
+            event = await work.run()
+            if self.error is not None and not work.always:
+                raise self.cancelled()
+            return event
+        except RootlaceError as error:
+            failure = error
+        except Exception as error:
+            log.exception("operation %d of branch %d", work.op, self.id)
+            failure = InternalError(f"{type(error).__name__}: {error}")
+        self._break(failure)
+        return Failed(work.op, failure.code, str(failure)) if work.op else None
+
+    def _break(self, error: RootlaceError) -> None:
+        if self.error is None:
+            self.error = error
+
+
+async def _go_on(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
+    """What is left of a coroutine that waits for `waiting`, as one that a task can have. (Tasks
+    that begin at once by themselves came with Python 3.12.)"""
+    await _rest(begun, waiting)
+
+
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
+    try:
+        while True:
+            try:
+                said = yield waiting
+            except BaseException as error:  # the task is cancelled
+                waiting = begun.throw(error)
+            else:
+                waiting = begun.send(said)
+    except StopIteration:
+        return

@@ -1,0 +1,176 @@
+"""One `Generate`: n engine requests, their samples, and what becomes part of the branch."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.runtime.gateway.branches.growth import check_fits, settle
+from rootlace.runtime.gateway.branches.requests import Requests
+from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import (
+    Event,
+    Generate,
+    Generated,
+    SamplingParams,
+    Timing,
+    TokenLogprob,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Gateway
+
+# Bounds what looking for stop strings costs per token.
+MAX_STOP_LENGTH = 1024
+# What is neither streamed nor searched for stop strings need not be told token by token. An engine
+# that dies takes so many with it, which the next one samples again.
+QUIET_TOKENS = 32
+
+
+class Generation:
+    """Runs one operation. The first sample continues the branch; sample i has seed + i."""
+
+    def __init__(
+        self, gateway: Gateway, branch: Branch, op: Generate, emit: Callable[[Event], None]
+    ) -> None:
+        self._gateway = gateway
+        self._branch = branch
+        self._op = op
+        self._emit = emit
+        self._samples: list[Sample] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self._cached: int | None = None
+        self._started = 0.0
+        self._queued = 0.0
+        self._first_token: float | None = None
+
+    async def run(self) -> Event:
+        """The terminal event. Raises a typed error where the operation fails."""
+        gateway, branch, op = self._gateway, self._branch, self._op
+        self._started = time.monotonic()
+        self._check()
+        await settle(gateway, branch, everything=True)
+        state = branch.state
+        if not state.ids:
+            raise InvalidRequest("the branch is empty: there is nothing to generate from")
+        prompt = state.packed_ids()
+        params = self._engine_params(len(state.ids))
+        requests = Requests(gateway.engine)
+        tell_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
+        # Where a stop string may come, each token counts: the engine is to stop at once.
+        tell_seconds = gateway.config.stream_interval if op.stream and not op.params.stop else 0.0
+        for index in range(op.params.n):
+            sample = Sample(index, gateway.tokenizer, state.ids, op.params)
+            self._samples.append(sample)
+            own = _for_sample(params, index)
+            requests.add(
+                lambda rid, own=own: Submit(  # type: ignore[misc]
+                    rid,
+                    prompt,
+                    own,
+                    b"",
+                    op.constraint,
+                    branch.namespace,
+                    branch.program,
+                    tell_every,
+                    tell_seconds,
+                ),
+                partial(self._hear, sample),
+            )
+        await requests.finish(branch)
+        generated = self._generated(len(state.ids))
+        kept, rest = self._samples[0].kept()
+        state.ids.extend(kept)
+        state.pending = (Piece(rest),) if rest else ()
+        if text := generated.outputs[0].text:
+            state.gained.append(Piece(text))
+        return generated
+
+    def _hear(self, sample: Sample, update: Update) -> bool:
+        """Take one update; True when the sample needs no more."""
+        if self._first_token is None and update.token_ids:
+            self._first_token = time.monotonic()
+        if sample.index == 0:
+            if update.cached_tokens is not None:
+                self._cached = update.cached_tokens
+            if update.queued is not None:
+                self._queued = update.queued
+            if update.prompt_scores:
+                # Said at once; said again if the engine died and the request was replayed.
+                self._prompt_logprobs = tuple(
+                    token_logprob(self._gateway.tokenizer, s) for s in update.prompt_scores
+                )
+        sample.feed(update)
+        if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
+            self._emit(chunk)
+        return sample.finish is not None
+
+    def _engine_params(self, prompt: int) -> SamplingParams:
+        """What the engine is told: numbers filled in, what is the gateway's business left out."""
+        given = self._op.params
+        check_fits(self._gateway, prompt, room=0 if given.max_tokens == 0 else 1)
+        room = self._gateway.max_prompt - prompt
+        most = room if given.max_tokens is None else min(given.max_tokens, room)
+        stops = set(given.stop_token_ids)
+        if not given.ignore_eos:
+            stops |= self._gateway.eos_ids
+        first = given.prompt_logprobs_from
+        return msgspec.structs.replace(
+            given,
+            n=1,
+            max_tokens=most,
+            min_tokens=min(given.min_tokens, most),
+            stop=(),
+            stop_token_ids=tuple(sorted(stops)),
+            seed=secrets.randbits(63) if given.seed is None else given.seed,
+            prompt_logprobs_from=first if first is not None and first < prompt else None,
+        )
+
+    def _check(self) -> None:
+        vocabulary = self._gateway.model_info.vocab_size
+        params = self._op.params
+        for index, stop in enumerate(params.stop):
+            if len(stop) > MAX_STOP_LENGTH:
+                raise InvalidRequest(
+                    f"stop[{index}] has {len(stop)} characters; at most {MAX_STOP_LENGTH} may"
+                )
+        for field, ids in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocabulary:
+                    raise InvalidRequest(
+                        f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
+                    )
+
+    def _generated(self, prompt: int) -> Generated:
+        outputs = tuple(sample.output() for sample in self._samples)
+        total = time.monotonic() - self._started
+        first = total if self._first_token is None else self._first_token - self._started
+        usage = Usage(
+            prompt_tokens=prompt,
+            cached_tokens=self._cached or 0,
+            completion_tokens=sum(len(output.token_ids) for output in outputs),
+            forced_tokens=sum(sample.forced_tokens for sample in self._samples),
+        )
+        timing = Timing(self._queued, first, total)
+        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs)
+
+
+def _for_sample(params: SamplingParams, index: int) -> SamplingParams:
+    if index == 0:
+        return params
+    assert params.seed is not None
+    seed = (params.seed + index + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed, prompt_logprobs_from=None)

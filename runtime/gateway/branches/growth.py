@@ -1,0 +1,175 @@
+"""How a branch grows without sampling: appended parts, settled tokens, prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.gateway.branches.branch import Branch, BranchState
+from rootlace.runtime.gateway.branches.requests import Requests
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
+from rootlace.wire.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Gateway
+
+
+# Short texts behind each other become one piece of up to so many characters: a program that appends
+# word by word would else make each append dearer than the one before.
+_JOINED_CHARACTERS = 4096
+
+
+async def append(
+    gateway: Gateway, branch: Branch, op: Append, quotes: list[asyncio.Future[Any]]
+) -> Event:
+    """Add text (it stays pending), ids, or what quoted branches gained.
+
+    Raises InvalidRequest for ids outside the vocabulary, text that is not Unicode or a quote of an
+    unknown branch, ContextLengthExceeded for what can never fit.
+    """
+    state = branch.state
+    waiting = iter(quotes)
+    for part in op.parts:
+        if isinstance(part, Text):
+            _check_unicode(part.text)
+            _add_piece(state, Piece(part.text, part.special))
+        elif isinstance(part, Quote):
+            gained = await branch.wait(next(waiting))
+            if isinstance(gained, RootlaceError):
+                raise type(gained)(f"quoted branch {part.branch}: {gained}")
+            for piece in gained:
+                _add_piece(state, piece)
+        else:
+            await _add_ids(gateway, branch, part.ids)
+    _check_size(gateway, state)
+    return Done(op.op)
+
+
+async def settle(gateway: Gateway, branch: Branch, everything: bool = False) -> None:
+    """Tokenize pending text: what is certain, or all of it (a `Generate` fixes the boundary)."""
+    state = branch.state
+    if not state.pending and not (everything and not state.ids and state.begins):
+        return
+    tokenizer = gateway.tokenizer
+    length = state.pending_length()
+    if everything:
+        ids = await gateway.tokenize(
+            length, tokenizer.encode_pieces, state.pending, state.previous, state.begins
+        )
+        rest: tuple[Piece, ...] = ()
+    else:
+        ids, rest = await gateway.tokenize(
+            length, tokenizer.settle, state.pending, state.previous, state.begins
+        )
+    state.ids.extend(ids)
+    state.pending = rest
+
+
+async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
+    """Compute the KV of the settled tokens."""
+    await settle(gateway, branch)
+    ids = branch.state.ids
+    if not ids:
+        return Done(op.op, Usage())
+    check_fits(gateway, len(ids), room=0)
+    cached = 0
+
+    def note(update: Update) -> None:
+        nonlocal cached
+        cached = update.cached_tokens if update.cached_tokens is not None else cached
+
+    requests = Requests(gateway.engine)
+    params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
+    requests.add(
+        lambda rid: Submit(
+            rid,
+            branch.state.packed_ids(),
+            params,
+            namespace=branch.namespace,
+            program=branch.program,
+        ),
+        note,
+    )
+    await requests.finish(branch)
+    return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
+
+
+def gained_text(gateway: Gateway, state: BranchState) -> tuple[Piece, ...]:
+    """What the branch gained since it was opened, as text."""
+    pieces = []
+    for gained in state.gained:
+        if isinstance(gained, Piece):
+            pieces.append(gained)
+        elif text := gateway.tokenizer.decode(gained):
+            pieces.append(Piece(text))
+    return tuple(pieces)
+
+
+def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
+    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt."""
+    limit = gateway.max_prompt
+    if prompt + room <= limit:
+        return
+    window = gateway.model_info.context_length
+    what = (
+        f"the context window of {limit} tokens"
+        if limit == window
+        else f"the KV cache of {limit} tokens (the context window is {window})"
+    )
+    verb = "does not fit" if prompt > limit else "leaves no room for another token in"
+    raise ContextLengthExceeded(f"the prompt of {prompt} tokens {verb} {what}")
+
+
+def _add_piece(state: BranchState, piece: Piece) -> None:
+    if state.begin is None and not (piece.special and not piece.text):
+        state.begin = not piece.special
+    if not piece.text:
+        return
+    state.gained.append(piece)
+    *before, last = state.pending or (Piece("", piece.special),)
+    if last.special == piece.special and len(last.text) + len(piece.text) <= _JOINED_CHARACTERS:
+        state.pending = (*before, Piece(last.text + piece.text, piece.special))
+    else:
+        state.pending += (piece,)
+
+
+async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:
+    vocabulary = gateway.model_info.vocab_size
+    try:
+        added = array("i", ids)
+    except OverflowError:
+        added = None
+    # Negative ids are large ones without a sign.
+    if added is None or (added and np.frombuffer(added, np.uint32).max() >= vocabulary):
+        bad = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
+        raise InvalidRequest(f"{bad} is not a token id (the vocabulary has {vocabulary})")
+    state = branch.state
+    if state.begin is None:
+        state.begin = False
+    await settle(gateway, branch, everything=bool(state.pending))
+    state.ids.extend(added)
+    state.gained.append(added)
+
+
+def _check_unicode(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
+
+
+def _check_size(gateway: Gateway, state: BranchState) -> None:
+    """Refuse what can never fit, before it takes memory and time to tokenize."""
+    limit = gateway.max_prompt
+    at_least = len(state.ids) + state.pending_length() // gateway.tokenizer.longest_token
+    if at_least > limit:
+        raise ContextLengthExceeded(
+            f"the branch has at least {at_least} tokens; at most {limit} fit"
+        )

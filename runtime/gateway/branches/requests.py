@@ -1,0 +1,68 @@
+"""Engine requests made for one operation: they end together, or are aborted together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.wire.errors import Cancelled, from_code
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Engine
+
+
+class Requests:
+    """Submits, hears updates, and waits for all. One request's failure ends the others."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: set[int] = set()
+        self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def add(self, make: Callable[[int], Submit], on_update: Callable[[Update], object]) -> int:
+        """Submit `make(rid)`; `on_update` may return True to say that it has heard enough."""
+        rid = self._engine.next_rid()
+        self._running.add(rid)
+        self._engine.submit(make(rid), partial(self._hear, on_update))
+        return rid
+
+    async def finish(self, branch: Branch) -> None:
+        """Wait until every request has ended. Raises the error of the first that failed.
+
+        If the wait ends early (a failure, the branch interrupted), the rest is aborted.
+        """
+        try:
+            if self._running:
+                await branch.wait(self._all_ended)
+        finally:
+            running, self._running = self._running, set()
+            if running:
+                self._engine.abort(running)
+
+    def _hear(self, on_update: Callable[[Update], object], update: Update) -> None:
+        if update.rid not in self._running:
+            return
+        try:
+            if update.finish == "error":
+                raise from_code(update.code, update.error)
+            if update.finish == "abort":
+                raise Cancelled("the engine ended the request")
+            enough = on_update(update)
+        except Exception as error:
+            self._fail(error)
+            return
+        if update.finish is None and not enough:
+            return
+        self._running.discard(update.rid)
+        if update.finish is None:
+            self._engine.abort((update.rid,))
+        if not self._running and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if not self._all_ended.done():
+            self._all_ended.set_exception(error)

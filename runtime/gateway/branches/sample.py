@@ -1,0 +1,152 @@
+"""One sample under way: its tokens, its text, and where it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rootlace.runtime.contracts.messages import TokenScore, Update
+from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
+from rootlace.runtime.gateway.tokens.stops import StopChecker
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.protocol import Chunk, FinishReason, Output, SamplingParams, TokenLogprob
+
+
+class Sample:
+    """Turns the engine's updates of one request into chunks and an output.
+
+    `context` are the ids of the prompt. Every sampled token counts in `token_ids`, the one that
+    ended the sample included; `kept_ids` and `rest` are what becomes part of the branch.
+
+    Text is worked out where somebody looks at it: for each token if there are stop strings, for
+    each chunk if there are chunks, else at the end.
+    """
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, context: Sequence[int], params: SamplingParams
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.forced_tokens = 0
+        """How many of `token_ids` the constraint forced."""
+        self.finish: FinishReason | None = None
+        self.matched: str | int | None = None
+        self._params = params
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, context, params.skip_special_tokens)
+        self._stops = StopChecker(params.stop, params.no_stop_trim) if params.stop else None
+        self._texts: list[str] = []
+        self._decoded = 0
+        """How many of `token_ids` have their text in `_texts`, or held back in the detokenizer."""
+        self._ends: list[int] = []
+        """With stop strings: characters decoded after each token, -1 within a character."""
+        self._length = 0
+        self._chunked_texts = 0
+        self._chunked_ids = 0
+
+    def feed(self, update: Update) -> None:
+        """Take new tokens. `finish` is set once nothing of later updates counts."""
+        if update.scores:
+            self._take_scores(update.scores)
+        if self._stops is not None:
+            self._feed_checked(update, self._stops)
+            return
+        self.token_ids += update.token_ids
+        self.forced_tokens += len(update.forced)
+        if update.finish is not None:
+            self.finish = "stop" if update.finish == "stop" else "length"
+            self.matched = update.matched
+            self._decode(len(self.token_ids) - self._trims_last(update))
+            self._texts.append(self._detokenizer.flush())
+
+    def _feed_checked(self, update: Update, stops: StopChecker) -> None:
+        last = len(update.token_ids) - 1
+        forced = update.forced
+        trims_last = self._trims_last(update)
+        for i, token_id in enumerate(update.token_ids):
+            self.token_ids.append(token_id)
+            if forced and i in forced:
+                self.forced_tokens += 1
+            if trims_last and i == last:
+                break
+            self._add_checked(self._detokenizer.feed((token_id,)), stops)
+            if stops.matched is not None:
+                self.finish, self.matched = "stop", stops.matched
+                del self.logprobs[len(self.token_ids) :]
+                return
+        if update.finish is not None:
+            self._end_checked("stop" if update.finish == "stop" else "length", update, stops)
+
+    def _trims_last(self, update: Update) -> bool:
+        """Whether the update's last token is a stop token that is no text."""
+        stopped_by_token = update.finish == "stop" and update.matched is not None
+        return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
+
+    def take_chunk(self, op: int) -> Chunk | None:
+        """What is new since the last chunk; None while there is no new text to show."""
+        if self._stops is None and self.finish is None:
+            self._decode(len(self.token_ids))
+        text = "".join(self._texts[self._chunked_texts :])
+        ids = self.token_ids[self._chunked_ids :]
+        if not text and not (ids and self.finish):
+            return None
+        logprobs = self.logprobs[self._chunked_ids :]
+        self._chunked_texts = len(self._texts)
+        self._chunked_ids += len(ids)
+        return Chunk(op, self.index, text, tuple(ids), tuple(logprobs))
+
+    def output(self) -> Output:
+        assert self.finish is not None
+        return Output(
+            "".join(self._texts),
+            tuple(self.token_ids),
+            self.finish,
+            self.matched,
+            tuple(self.logprobs),
+            self.forced_tokens,
+        )
+
+    def kept(self) -> tuple[list[int], str]:
+        """The ids that join the branch, and the text behind them that becomes pending."""
+        if isinstance(self.matched, str):
+            assert self._stops is not None
+            cut = self._stops.cut
+            count = len(self._ends)
+            while count and not 0 <= self._ends[count - 1] <= cut:
+                count -= 1
+            whole = self._ends[count - 1] if count else 0
+            return self.token_ids[:count], "".join(self._texts)[whole:cut]
+        if self.matched is not None and not self._params.no_stop_trim:
+            return self.token_ids[:-1], ""
+        return self.token_ids, ""
+
+    def _take_scores(self, scores: Sequence[TokenScore]) -> None:
+        tokenizer = self._tokenizer
+        self.logprobs += [token_logprob(tokenizer, score) for score in scores]
+
+    def _decode(self, count: int) -> None:
+        """Have the text of the first `count` tokens, as far as it is certain."""
+        if count > self._decoded:
+            new = self.token_ids[self._decoded : count]
+            self._decoded = count
+            if text := self._detokenizer.feed(new):
+                self._texts.append(text)
+
+    def _add_checked(self, text: str, stops: StopChecker) -> None:
+        self._length += len(text)
+        self._ends.append(self._length if self._detokenizer.clean else -1)
+        early = len(self._ends) < self._params.min_tokens
+        self._texts.append(stops.skip(text) if early else stops.feed(text))
+
+    def _end_checked(self, finish: FinishReason, update: Update, stops: StopChecker) -> None:
+        self._texts.append(stops.feed(self._detokenizer.flush()))
+        if stops.matched is not None:
+            self.finish, self.matched = "stop", stops.matched
+            return
+        self._texts.append(stops.flush())
+        self.finish, self.matched = finish, update.matched
+
+
+def token_logprob(tokenizer: Tokenizer, score: TokenScore) -> TokenLogprob:
+    top = tuple((id_, value, tokenizer.token_text(id_)) for id_, value in score.top)
+    return TokenLogprob(score.token_id, tokenizer.token_text(score.token_id), score.logprob, top)

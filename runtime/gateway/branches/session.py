@@ -1,0 +1,345 @@
+"""A client's session: which branches it has, and which operation goes where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rootlace.runtime.gateway.branches import growth
+from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Work
+from rootlace.runtime.gateway.branches.generation import Generation
+from rootlace.runtime.gateway.branches.select import Selection
+from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.errors import (
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ProtocolError,
+    RootlaceError,
+)
+from rootlace.wire.protocol import (
+    Append,
+    Cancel,
+    Close,
+    Done,
+    Event,
+    Failed,
+    FlushCache,
+    Generate,
+    GetStatus,
+    Goodbye,
+    Hello,
+    Op,
+    Open,
+    Ping,
+    Prefill,
+    Quote,
+    Select,
+    Status,
+    Text,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.branches.core import Gateway
+
+# What one client may have waiting, in messages of the largest size.
+_BACKLOG_MESSAGES = 4
+# What an operation takes while it waits, beside its text.
+_OPERATION_BYTES = 1024
+
+_Snapshot = asyncio.Future[Any]
+
+
+class Session:
+    """Takes operations, gives events. Made by `Gateway.open_session`; belongs to its event loop.
+
+    Every operation gets exactly one terminal event, the events of a branch's operations in their
+    order; nothing is raised for a client's faults. After `close` nothing is said any more.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        on_events: Callable[[list[Event]], None],
+        number: int,
+        client: str,
+        on_close: Callable[[Session], None],
+    ) -> None:
+        self.client = client
+        self.closed = False
+        self._gateway = gateway
+        self._on_events = on_events
+        self._on_close = on_close
+        self._number = number
+        self._loop = asyncio.get_running_loop()
+        self._branches: dict[int, Branch] = {}
+        # Closed by the client, but with operations to do before: these can still be cancelled.
+        self._closing: dict[int, Branch] = {}
+        self._alive: set[Branch] = set()  # closed ones too, until their queue is empty
+        self._programs: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._events: list[Event] = []
+        self._waiting_size = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether the client holds or waits for anything."""
+        return bool(self._alive or self._tasks)
+
+    def handle(self, ops: list[Op]) -> None:
+        """Start operations, in order. Returns at once; never raises for what the client sent."""
+        for op in ops:
+            if self.closed:
+                return
+            try:
+                self._dispatch(op)
+            except RootlaceError as error:
+                self._emit(Failed(op.op, error.code, str(error)))
+
+    def reject(self, op: int, branch: int | None, error: RootlaceError) -> None:
+        """Fail an operation that could not be understood, and with it the branch it was for."""
+        target = self._branches.get(branch) if branch is not None else None
+        if target is None or op <= 0:
+            self._emit(Failed(max(op, 0), error.code, str(error)))
+        else:
+            target.post(Work(op, partial(_raise, error)))
+
+    def close(self) -> None:
+        """Cancel everything and free every branch."""
+        if self.closed:
+            return
+        self.closed = True
+        self._events.clear()
+        for task in self._tasks:
+            task.cancel()
+        error = Cancelled("the connection was closed")
+        for branch in list(self._alive):
+            branch.interrupt(error)
+            self._release(branch)
+        self._branches.clear()
+        self._closing.clear()
+        self._on_close(self)
+
+    # ------------------------------------------------------------ dispatch
+
+    def _dispatch(self, op: Op) -> None:
+        if isinstance(op, Hello):
+            raise ProtocolError("a second hello")
+        if op.op <= 0:
+            raise InvalidRequest(f"operation ids begin at 1, not {op.op}")
+        if isinstance(op, Open):
+            self._open(op)
+        elif isinstance(op, Append | Prefill | Generate | Select | Close | Cancel):
+            branch = self._branches.get(op.branch)
+            if branch is None and isinstance(op, Cancel):
+                branch = self._closing.get(op.branch)
+            if branch is None:
+                raise InvalidRequest(f"branch {op.branch} is not open")
+            self._on_branch(op, branch)
+        elif isinstance(op, Ping):
+            self._emit(Done(op.op))
+        elif isinstance(op, Goodbye):
+            self._emit(Done(op.op))
+            self._deliver()
+            self.close()
+        elif isinstance(op, GetStatus):
+            self._spawn(op.op, self._status(op.op))
+        else:
+            assert isinstance(op, FlushCache)
+            self._spawn(op.op, self._flush(op.op))
+
+    def _on_branch(
+        self, op: Append | Prefill | Generate | Select | Close | Cancel, branch: Branch
+    ) -> None:
+        if isinstance(op, Close):
+            del self._branches[op.branch]
+            self._closing[op.branch] = branch
+            branch.post(Work(op.op, partial(self._close, op, branch), always=True))
+            return
+        if isinstance(op, Cancel):
+            branch.interrupt(Cancelled("cancelled by the client"))
+            branch.post(Work(op.op, partial(_done, op.op), always=True))
+            return
+        gateway = self._gateway
+        size = _size(op)
+        self._check_backlog(branch, size)
+        if isinstance(op, Append):
+            quotes = [self._quote(part.branch) for part in op.parts if isinstance(part, Quote)]
+            run = partial(growth.append, gateway, branch, op, quotes)
+        elif isinstance(op, Prefill):
+            run = partial(growth.prefill, gateway, branch, op)
+        elif isinstance(op, Generate):
+            run = Generation(gateway, branch, op, self._emit).run  # type: ignore[assignment]
+        else:
+            run = Selection(gateway, branch, op).run  # type: ignore[assignment]
+        self._waiting_size += size
+        branch.post(Work(op.op, run, done=partial(self._forget, size)))
+
+    def _check_backlog(self, branch: Branch, size: int) -> None:
+        """Raises Overloaded, and breaks the branch, when too much waits already."""
+        bound = _BACKLOG_MESSAGES * self._gateway.config.max_message_bytes
+        if self._waiting_size + size <= bound:
+            return
+        error = Overloaded(
+            f"operations of {self._waiting_size} bytes wait already; at most {bound} may"
+        )
+        branch.interrupt(error)
+        raise error
+
+    def _forget(self, size: int) -> None:
+        self._waiting_size -= size
+
+    # ------------------------------------------------------------ opening, closing, quoting
+
+    def _open(self, op: Open) -> None:
+        if op.branch in self._branches:
+            raise InvalidRequest(f"branch {op.branch} is open already")
+        parent = self._branches.get(op.parent) if op.parent is not None else None
+        program = f"{self._number}:{op.program}" if op.program else ""
+        namespace = op.namespace
+        if parent is not None:
+            program, namespace = parent.program, parent.namespace
+        bound = self._gateway.config.max_branches
+        refused: RootlaceError | None = None
+        if self._gateway.branch_count >= bound:
+            refused = Overloaded(f"{bound} branches are open; the server allows no more")
+            if self._gateway.branch_count >= 2 * bound:
+                raise refused
+        elif op.parent is not None and parent is None:
+            refused = InvalidRequest(f"parent branch {op.parent} is not open")
+        branch = Branch(op.branch, program, namespace, self._emit)
+        self._branches[op.branch] = branch
+        self._alive.add(branch)
+        self._gateway.branch_count += 1
+        if program:
+            self._programs[program] += 1
+        if refused is not None:
+            branch.post(Work(op.op, partial(_raise, refused)))
+        elif parent is None:
+            branch.post(Work(op.op, partial(_done, op.op)))
+        else:
+            branch.post(Work(op.op, partial(_adopt, branch, self._snapshot(parent, True), op.op)))
+
+    async def _close(self, op: Close, branch: Branch) -> Event:
+        if self._closing.get(op.branch) is branch:  # the id may have been used again
+            del self._closing[op.branch]
+        self._release(branch)
+        return Done(op.op)
+
+    def _release(self, branch: Branch) -> None:
+        if branch not in self._alive:
+            return
+        self._alive.discard(branch)
+        self._gateway.branch_count -= 1
+        branch.state = BranchState()
+        if branch.program:
+            self._programs[branch.program] -= 1
+            if not self._programs[branch.program]:
+                del self._programs[branch.program]
+                self._gateway.engine.release_program(branch.program)
+
+    def _quote(self, branch_id: int) -> _Snapshot:
+        """The text that a branch will have gained when it has done what it was sent so far."""
+        branch = self._branches.get(branch_id)
+        if branch is None:
+            future = self._loop.create_future()
+            future.set_result(InvalidRequest(f"quoted branch {branch_id} is not open"))
+            return future
+        return self._snapshot(branch, False)
+
+    def _snapshot(self, branch: Branch, fork: bool) -> _Snapshot:
+        """A future of the branch's state as of now in its queue, or of its error.
+
+        Errors are results, not exceptions: nobody may be left to look at them.
+        """
+        future: _Snapshot = self._loop.create_future()
+        branch.post(Work(0, partial(self._answer, branch, fork, future), always=True))
+        return future
+
+    async def _answer(self, branch: Branch, fork: bool, future: _Snapshot) -> None:
+        value: BranchState | tuple[Piece, ...] | RootlaceError
+        if fork and branch.error is None and not future.done():
+            # What is certain is tokenized once, not once per child.
+            try:
+                await growth.settle(self._gateway, branch)
+            except RootlaceError as error:
+                branch.interrupt(error)
+        if branch.error is not None:
+            value = branch.cancelled()
+        else:
+            state = branch.state
+            value = state.fork() if fork else growth.gained_text(self._gateway, state)
+        if not future.done():
+            future.set_result(value)
+
+    # ------------------------------------------------------------ operations without a branch
+
+    async def _status(self, op: int) -> Event:
+        return Status(op, await self._gateway.status())
+
+    async def _flush(self, op: int) -> Event:
+        await self._gateway.flush()
+        return Done(op)
+
+    def _spawn(self, op: int, work: Coroutine[Any, Any, Event]) -> None:
+        async def run() -> None:
+            try:
+                self._emit(await work)
+            except RootlaceError as error:
+                self._emit(Failed(op, error.code, str(error)))
+            except Exception as error:
+                self._emit(Failed(op, InternalError.code, f"{type(error).__name__}: {error}"))
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------ events
+
+    def _emit(self, event: Event) -> None:
+        if self.closed:
+            return
+        if not self._events:
+            self._loop.call_soon(self._deliver)
+        self._events.append(event)
+
+    def _deliver(self) -> None:
+        events, self._events = self._events, []
+        if events and not self.closed:
+            self._on_events(events)
+
+
+def _size(op: Append | Prefill | Generate | Select) -> int:
+    """About the bytes that a waiting operation takes."""
+    size = _OPERATION_BYTES
+    if isinstance(op, Append):
+        for part in op.parts:
+            size += len(part.text) if isinstance(part, Text) else 64
+            size += 32 * len(part.ids) if isinstance(part, Tokens) else 0
+    elif isinstance(op, Select):
+        size += sum(map(len, op.choices))
+    elif isinstance(op, Generate) and op.constraint is not None:
+        size += len(op.constraint.source)
+    return size
+
+
+async def _done(op: int) -> Event:
+    return Done(op)
+
+
+async def _raise(error: RootlaceError) -> Event:
+    raise error
+
+
+async def _adopt(branch: Branch, snapshot: _Snapshot, op: int) -> Event:
+    """A child takes its parent's state."""
+    state = await branch.wait(snapshot)
+    if isinstance(state, RootlaceError):
+        raise state
+    branch.state = state
+    return Done(op)

@@ -1,0 +1,380 @@
+"""Text to token ids, piece by piece, with the result of tokenizing the whole at once.
+
+Wraps a Hugging Face fast tokenizer (`tokenizer.json`). Three things are done here rather than in
+the library, because a branch grows in pieces and is continued after generated tokens:
+
+- *Added tokens* (`<|im_start|>`, `<think>` ...) are cut out of the text here, so that special ones
+  are recognised in template text only.
+- *The dummy prefix* (the space that SentencePiece-like tokenizers put before a text) is taken out
+  of the tokenizer and added here where the original would: never in the middle of a branch.
+- *The stable prefix*: the tokens that no later text can change (see `settle`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Encoding
+from tokenizers import Tokenizer as FastTokenizer
+
+from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer, TokenBytes
+from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
+from rootlace.wire.errors import InvalidRequest
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+
+# A break that no later text can undo: something, then white space, then a letter, digit or ASCII
+# punctuation, so that the run of white space is complete; or a letter before CJK punctuation that
+# is followed by something. Combining marks and joiners are left out: they may still merge.
+_BREAK = re.compile(r"(?<=\S)\s+(?=[^\W_]|[!-/:-@\[-`{-~])|(?<=[^\W\d_])[，。！？；：、](?=\S)")
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+
+
+@dataclass(frozen=True)
+class _Dummy:
+    """The dummy prefix: where it is added, and whether also before text that has a space."""
+
+    where: Literal["never", "first", "always"] = "never"
+    even_before_space: bool = False
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """An added token found in text[start:end] (white space it swallows included)."""
+
+    token: AddedToken
+    start: int
+    end: int
+
+
+class Tokenizer:
+    """Thread-safe: all state is fixed at construction.
+
+    `vocab_size` counts added tokens. `bos_ids` is what the post-processor puts before a sequence.
+    """
+
+    def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
+        self.config = config or {}
+        self.bos_ids = _sequence_start(fast)
+        self.added = {
+            id_: AddedToken(id_, t.content, t.special, t.lstrip, t.rstrip, t.single_word)
+            for id_, t in fast.get_added_tokens_decoder().items()
+        }
+        spec = _without_vocabulary(fast)
+        self.decoder_spec: dict[str, Any] | None = spec["decoder"]
+        if _may_have_dummy(fast):
+            spec = json.loads(fast.to_str())
+        self._dummy = _take_dummy_out(spec)
+        if self._dummy.where != "never":
+            fast = FastTokenizer.from_str(json.dumps(spec))
+        fast.post_processor = None
+        fast.no_padding()
+        fast.no_truncation()
+        fast.encode_special_tokens = True
+        self.fast = fast
+        self.vocab_size = fast.get_vocab_size(with_added_tokens=True)
+        self._by_content = {token.content: token for token in self.added.values()}
+        self._any_added = _matcher(self.added.values())
+        self._plain_added = _matcher(t for t in self.added.values() if not t.special)
+        self._starts = _proper_prefixes(self.added.values())
+        self._plain_starts = _proper_prefixes(t for t in self.added.values() if not t.special)
+        vocabulary = fast.get_vocab(with_added_tokens=False)
+        self._splits_at_spaces = fast.pre_tokenizer is None and _never_crosses_space(
+            spec, vocabulary
+        )
+        self._splits = fast.pre_tokenizer is not None
+        self.longest_token = max((len(c) for c in (*vocabulary, *self._by_content)), default=1)
+        self._texts: dict[int, str] = {}
+        self.token_bytes = TokenBytes(self)
+        self.visible_bytes = TokenBytes(self, skip_special_tokens=True)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Raises InvalidRequest where the folder has no readable `tokenizer.json`."""
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise InvalidRequest(f"{folder}: no tokenizer.json (slow ones are not supported)")
+        try:
+            fast = FastTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise InvalidRequest(f"{path}: {error}") from error
+        config_path = Path(folder) / "tokenizer_config.json"
+        config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
+        return cls(fast, config)
+
+    # ------------------------------------------------------------ whole texts
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text of its own, special tokens in it recognised."""
+        return self.encode_pieces((Piece(text, special=True),), begin=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence."""
+        detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
+        return detokenizer.feed(token_ids) + detokenizer.flush()
+
+    # ------------------------------------------------------------ pieces of a branch
+
+    def encode_pieces(
+        self, pieces: Sequence[Piece], previous: int | None = None, begin: bool = False
+    ) -> list[int]:
+        """Ids of the pieces as if they had been one string, after a token `previous`.
+
+        `previous=None` means the start of a sequence; with `begin` it starts as the tokenizer's
+        post-processor would (BOS). Raises InvalidRequest for text that is not valid Unicode.
+        """
+        joined = Joined.of(pieces)
+        ids = list(self.bos_ids) if begin and previous is None else []
+        position, after = 0, previous
+        for atom in self._atoms(joined):
+            ids += self._encode_text(joined.text[position : atom.start], after, position == 0)[0]
+            ids.append(atom.token.id)
+            position, after = atom.end, atom.token.id
+        return ids + self._encode_text(joined.text[position:], after, position == 0)[0]
+
+    def settle(
+        self, pieces: Sequence[Piece], previous: int | None = None, begin: bool = False
+    ) -> tuple[list[int], tuple[Piece, ...]]:
+        """The ids that no later text can change, and the pieces that stay pending.
+
+        Encoding what stays pending later, followed by whatever comes, gives the ids that the joined
+        string would have given. The end of the stable part is the last border of two pre-tokens
+        that lies at a break between words which is complete (`_BREAK`): pre-tokenizers look ahead
+        within a word or a run of white space, never past it. A tokenizer without a pre-tokenizer
+        is split at spaces if no token of its vocabulary contains an inner space (then no merge can
+        cross one); otherwise only added tokens are borders.
+        """
+        joined = Joined.of(pieces)
+        text = joined.text
+        limit = self._unfinished_from(joined)
+        ids = list(self.bos_ids) if begin and previous is None else []
+        done, after = 0, previous
+        for atom in self._atoms(joined):
+            open_ended = atom.token.rstrip or atom.token.single_word
+            if atom.end > limit or (open_ended and atom.end == len(text)):
+                limit = min(limit, atom.start)
+                break
+            ids += self._encode_text(text[done : atom.start], after, done == 0)[0]
+            ids.append(atom.token.id)
+            done, after = atom.end, atom.token.id
+        stable, length = self._stable_text(text[done:limit], after, done == 0)
+        ids += stable
+        done += length
+        if not done:
+            return [], tuple(joined.after(0))
+        return ids, joined.after(done)
+
+    # ------------------------------------------------------------ single tokens
+
+    def id_of(self, content: str) -> int | None:
+        """The id of the token spelled so in the vocabulary."""
+        token = self._by_content.get(content)
+        return token.id if token else self.fast.token_to_id(content)
+
+    def token_text(self, token_id: int) -> str:
+        """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._decode_one(token_id)
+            self._texts[token_id] = text
+        return text
+
+    def is_special(self, token_id: int) -> bool:
+        token = self.added.get(token_id)
+        return token is not None and token.special
+
+    def content(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token."""
+        token = self.added.get(token_id)
+        return token.content if token else self.fast.id_to_token(token_id)
+
+    def _decode_one(self, token_id: int) -> str:
+        detokenizer = Detokenizer(self, skip_special_tokens=False, at_start=False)
+        return detokenizer.feed([token_id]) + detokenizer.flush()
+
+    # ------------------------------------------------------------ parts of it
+
+    def _atoms(self, joined: Joined) -> list[_Atom]:
+        """Added tokens in the text, leftmost, longest; special ones in special runs only."""
+        matcher = self._any_added if joined.has_special else self._plain_added
+        if matcher is None:
+            return []
+        text, found, position, last = joined.text, [], 0, 0
+        while match := matcher.search(text, position):
+            token = self._by_content[match.group()]
+            start, end = match.span()
+            if token.special and not joined.is_special(start, end):
+                plain = self._plain_added.match(text, start) if self._plain_added else None
+                if plain is None:
+                    position = start + 1
+                    continue
+                token, end = self._by_content[plain.group()], plain.end()
+            if token.single_word and not _stands_alone(text, start, end):
+                position = start + 1
+                continue
+            if token.lstrip:
+                start = last + len(text[last:start].rstrip())
+            if token.rstrip:
+                end += len(text[end:]) - len(text[end:].lstrip())
+            found.append(_Atom(token, start, end))
+            position = last = end
+        return found
+
+    def _unfinished_from(self, joined: Joined) -> int:
+        """Where a tail begins that may grow into an added token; len(text) if there is none."""
+        text = joined.text
+        starts = self._starts if joined.flags and joined.flags[-1] else self._plain_starts
+        if not starts:
+            return len(text)
+        longest = max(map(len, starts))
+        for start in range(max(0, len(text) - longest), len(text)):
+            if text[start:] in starts:
+                return start
+        return len(text)
+
+    def _prefix(self, text: str, after: int | None, first: bool) -> str:
+        """The dummy prefix that the original tokenizer would put before `text`."""
+        dummy = self._dummy
+        if dummy.where == "never" or not text:
+            return ""
+        if text[0] in (" ", SPACE) and not dummy.even_before_space:
+            return ""
+        if after is None:
+            return " " if first else ""
+        # After an added token the library tokenizes afresh; after any other token we continue.
+        return " " if dummy.where == "always" and after in self.added else ""
+
+    def _encode_text(
+        self, text: str, after: int | None, first: bool
+    ) -> tuple[list[int], Encoding | None, int]:
+        """Ids, the library's encoding, and the length of the dummy prefix in it."""
+        if not text:
+            return [], None, 0
+        prefix = self._prefix(text, after, first)
+        try:
+            # Only the batch call releases the interpreter's lock.
+            encoding = self.fast.encode_batch([prefix + text], add_special_tokens=False)[0]
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest(f"text cannot be tokenized: {error}") from error
+        return encoding.ids, encoding, len(prefix)
+
+    def _stable_text(self, text: str, after: int | None, first: bool) -> tuple[list[int], int]:
+        """Ids of the part of `text` that is stable, and its length in characters."""
+        if not (self._splits or self._splits_at_spaces) or not _BREAK.search(text):
+            return [], 0
+        ids, encoding, shift = self._encode_text(text, after, first)
+        assert encoding is not None
+        breaks = {m.start() + shift for m in _BREAK.finditer(text)}
+        offsets, words = encoding.offsets, encoding.word_ids
+        for i in range(len(ids) - 1, 0, -1):
+            start = offsets[i][0]
+            border = words[i] != words[i - 1] if self._splits else text[start - shift] == " "
+            if border and start in breaks and offsets[i - 1][1] <= start:
+                return ids[:i], start - shift
+        return [], 0
+
+
+def _sequence_start(fast: FastTokenizer) -> tuple[int, ...]:
+    encoding = fast.encode("a", add_special_tokens=True)
+    ids = []
+    for id_, mask in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
+        if not mask:
+            break
+        ids.append(id_)
+    return tuple(ids)
+
+
+def _without_vocabulary(fast: FastTokenizer) -> dict[str, Any]:
+    """The tokenizer's JSON but for the model's tables, which are megabytes."""
+
+    def state(part: Any) -> Any:
+        return None if part is None else json.loads(part.__getstate__())
+
+    return {
+        "normalizer": state(fast.normalizer),
+        "pre_tokenizer": state(fast.pre_tokenizer),
+        "decoder": state(fast.decoder),
+        "model": {"type": type(fast.model).__name__},
+    }
+
+
+def _may_have_dummy(fast: FastTokenizer) -> bool:
+    return any(
+        name in repr(part)
+        for part in (fast.normalizer, fast.pre_tokenizer)
+        for name in ("Prepend", "Metaspace", "add_prefix_space=True")
+    )
+
+
+def _take_dummy_out(spec: dict[str, Any]) -> _Dummy:
+    """Remove the dummy prefix from a tokenizer's JSON in place; say how it was added."""
+    found = _Dummy()
+    normalizer = spec.get("normalizer")
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    kept = [step for step in steps if not _is_space_prepend(step)]
+    if len(kept) != len(steps):
+        found = _Dummy("always", even_before_space=True)
+        spec["normalizer"] = {"type": "Sequence", "normalizers": kept} if kept else None
+    pre = spec.get("pre_tokenizer")
+    for part in (pre or {}).get("pretokenizers", [pre] if pre else []):
+        if part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never":
+            found = _Dummy(part.get("prepend_scheme", "always"))
+            part["prepend_scheme"] = "never"
+        elif part["type"] == "ByteLevel" and part.get("add_prefix_space"):
+            found = _Dummy("always")
+            part["add_prefix_space"] = False
+    return found
+
+
+def _is_space_prepend(step: dict[str, Any]) -> bool:
+    return bool(step["type"] == "Prepend" and step["prepend"] == SPACE)
+
+
+def _matcher(tokens: Any) -> re.Pattern[str] | None:
+    contents = sorted((t.content for t in tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, contents))) if contents else None
+
+
+def _proper_prefixes(tokens: Any) -> frozenset[str]:
+    return frozenset(t.content[:n] for t in tokens for n in range(1, len(t.content)))
+
+
+def _stands_alone(text: str, start: int, end: int) -> bool:
+    def is_word(char: str) -> bool:
+        return char.isalnum() or char == "_"
+
+    return not (start and is_word(text[start - 1])) and not (end < len(text) and is_word(text[end]))
+
+
+def _never_crosses_space(spec: dict[str, Any], vocabulary: dict[str, int]) -> bool:
+    """Whether text may be split before every space that follows something else.
+
+    True if a space is written as U+2581 and no token has one after another character: neither a BPE
+    merge nor a unigram piece can then span the split.
+    """
+    if spec["model"]["type"] not in ("BPE", "Unigram"):
+        return False
+    normalizer = spec.get("normalizer")
+    steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
+    only_replaces = bool(steps) and all(
+        step["type"] == "Replace"
+        and step["pattern"] == {"String": " "}
+        and step["content"] == SPACE
+        for step in steps
+    )
+    inner = re.compile(f"[^{SPACE}]{SPACE}")
+    return only_replaces and not any(inner.search(token) for token in vocabulary)

@@ -1,0 +1,70 @@
+"""What steps on a CPU are computed with: a plan's numbers in, hidden states out, then logits."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.sampling.sampler import Masks, Pick, TorchPick
+
+
+class Forward(Protocol):
+    """A decoder with its KV cache."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
+
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call.
+
+        `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
+        Logits that they exclude may be anything.
+        """
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        """hidden [N, H] -> the best tokens int32 [N] by its logits; see `sampler.greedy_tokens`."""
+
+    @property
+    def pick(self) -> Pick:
+        """What finds tokens in its logits."""
+
+
+class ReferenceForward:
+    """The decoder in torch, on any device."""
+
+    def __init__(
+        self, decoder: Decoder, kernels: KernelSet, inputs: StepInputBuilder, cache: torch.Tensor
+    ) -> None:
+        self._decoder = decoder
+        self._kernels = kernels
+        self._inputs = inputs
+        self._cache = cache
+        self.pick = TorchPick()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.vocab_size
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        if len(plan.copies):
+            source, target = self._inputs.copies(plan)
+            cache = self._cache.view(-1, *self._cache.shape[2:])
+            self._kernels.copy_slots(cache, source, target)
+        if not plan.num_tokens:
+            return self._cache.new_empty((0, self._decoder.hidden_size))
+        return self._decoder.forward(self._inputs.build(plan), self._cache)
+
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+        return self._decoder.logits(hidden)
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        return self.pick.best(self._decoder.logits(hidden), masks)

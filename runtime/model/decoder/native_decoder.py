@@ -1,0 +1,186 @@
+"""The decoder in C++ (`kernels/native`): a step is one call, told the plan's own numbers."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.handles import Team, Workspace
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.native_weights import NativeWeights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import wanted_tokens
+from rootlace.runtime.model.sampling.native_pick import NativePick, addresses_of
+from rootlace.runtime.model.sampling.sampler import Masks
+
+MAX_HEAD_DIM = 256
+TABLE_BYTES = 128 << 20
+"""Memory for the rotations of all positions; beyond, those of each step are computed."""
+FIND_RUNS = -1
+
+PARTS = ("plan", "elementwise", "linear", "attention")
+"""What `RlStep.nanos` counts."""
+
+
+def why_not(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
+    """Why the native decoder cannot run a model; None if it can."""
+    if kv_dtype not in (torch.float32, torch.bfloat16):
+        return f"a KV cache of {kv_dtype} is read by the reference kernels only"
+    if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
+        return f"head_dim {config.head_dim} is odd or above {MAX_HEAD_DIM}"
+    return None
+
+
+class NativeDecoder:
+    """See `forward.Forward`. Not thread-safe."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        team: Team,
+        config: ModelConfig,
+        weights: NativeWeights,
+        rotary: RotaryEmbedding,
+        cache: torch.Tensor,
+    ) -> None:
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype.
+
+        What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
+        """
+        self._library = library
+        self._team = team
+        self._workspace = Workspace(library)
+        self.pick = NativePick(library, team)
+        self._config = config
+        self._weights = weights
+        self._cache = cache
+        self._dtype = cache.dtype
+        self._rotary = rotary
+        self._tables = rotary.tables(TABLE_BYTES)
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits_at = self._logits.ctypes.data
+        self._model = weights.model
+        self._model.cache = cache.data_ptr()
+        self._model.num_blocks, self._model.block_size = cache.shape[2:4]
+        self._num_slots = cache.shape[2] * cache.shape[3]
+        if self._tables is not None:
+            self._rotate_by(*self._tables)
+        self._address = ctypes.addressof(self._model)
+        self.nanos: np.ndarray | None = None
+        """int64 [len(PARTS)]: where time is added to; None: it is not measured."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._config.vocab_size
+
+    def run(self, plan: StepPlan) -> torch.Tensor:
+        """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
+
+        Raises ValueError for tokens, slots or blocks that there are not. Block tables are the
+        scheduler's and believed: to look through them would take time with the context's length.
+        """
+        token_ids = _int32(plan.token_ids)
+        positions = _int32(plan.positions)
+        count = len(token_ids)
+        slots = np.asarray(plan.slots, np.int64)
+        sources = None
+        if len(plan.duplicate_tokens):
+            slots = np.concatenate((slots, plan.duplicate_slots))
+            sources = np.concatenate((np.arange(count, dtype=np.int32), plan.duplicate_tokens))
+        slots = np.ascontiguousarray(slots, np.int64)
+        copies = _int32(plan.copies)
+        self._check(token_ids, positions, slots, copies)
+        wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
+        hidden = torch.empty((len(wanted), self._config.hidden_size), dtype=self._dtype)
+        all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
+        if self._tables is None:
+            cos, sin = self._rotary.rotations(torch.from_numpy(positions))
+            self._rotate_by(cos, sin)
+            positions = np.arange(count, dtype=np.int32)
+        row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
+        tables = _int32(plan.block_tables)
+        step = native.Step(
+            count,
+            len(slots),
+            len(wanted),
+            len(copies),
+            token_ids.ctypes.data,
+            positions.ctypes.data,
+            slots.ctypes.data,
+            None if sources is None else sources.ctypes.data,
+            None if all_wanted else wanted.ctypes.data,
+            copies.ctypes.data,
+            native.Rows(
+                len(context_len),
+                tables.shape[1],
+                row_start.ctypes.data,
+                context_len.ctypes.data,
+                tables.ctypes.data,
+                FIND_RUNS,
+                None,
+            ),
+            hidden.data_ptr(),
+            None if self.nanos is None else self.nanos.ctypes.data,
+        )
+        self._library.rl_forward(
+            self._team.handle, self._workspace.handle, self._address, ctypes.addressof(step)
+        )
+        return hidden
+
+    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], good until the next call; see `forward.Forward`."""
+        self._project(hidden, masks, None)
+        return torch.from_numpy(self._logits[: len(hidden)])
+
+    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+        """See `forward.Forward`."""
+        tokens = np.empty(len(hidden), np.int32)
+        self._project(hidden, masks, tokens.ctypes.data)
+        return tokens
+
+    def _project(self, hidden: torch.Tensor, masks: Masks, tokens: int | None) -> None:
+        count = len(hidden)
+        if len(self._logits) < count:
+            # Kept: fresh memory of this size costs more than writing to it.
+            self._logits = np.empty((count, self._config.vocab_size), np.float32)
+            self._logits_at = self._logits.ctypes.data
+        hidden = hidden.contiguous()
+        addresses, _kept = addresses_of(masks, self._config.vocab_size)
+        self._library.rl_logits(
+            self._team.handle,
+            self._address,
+            hidden.data_ptr(),
+            count,
+            addresses.buffer_info()[0] if addresses else None,
+            self._logits_at,
+            tokens,
+        )
+
+    def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._rotations = (cos, sin)
+        self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
+
+    def _check(
+        self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
+    ) -> None:
+        """The kernels write wherever they are told to."""
+        if len(copies):
+            most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
+            if copies.min() < 0 or (copies.max(axis=0) > most).any():
+                raise ValueError("a block to be copied is not in the KV cache")
+        if not len(token_ids):
+            return
+        if not 0 <= token_ids.min() <= token_ids.max() < self._config.vocab_size:
+            raise ValueError("a token id is not in the vocabulary")
+        if not 0 <= slots.min() <= slots.max() < self._num_slots:
+            raise ValueError("a slot is not in the KV cache")
+        if not 0 <= positions.min() <= positions.max() < self._rotary.context_length:
+            raise ValueError("a position is beyond the context")
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.int32)

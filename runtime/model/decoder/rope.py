@@ -1,0 +1,105 @@
+"""Rotary position embedding: frequencies by transformers' own functions, for one context length."""
+
+from __future__ import annotations
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.wire.errors import UnsupportedModel
+
+TABLE_BYTES = 256 << 20
+"""Memory for the rotations of all positions, at most."""
+_TABULATED_AT_ONCE = 65536
+
+
+class RotaryEmbedding:
+    """cos and sin of any position.
+
+    Every position has one rotation, whatever else is in the batch or came before: cached keys stay
+    valid. The two scalings of transformers that look at the length of the running batch are
+    therefore pinned when the model is loaded:
+
+    - `dynamic` (NTK) changes its base beyond `max_position_embeddings`; the context ends there.
+    - `longrope` has a short and a long set of factors. The context ends at
+      `original_max_position_embeddings` (short set), unless a longer one is asked for explicitly:
+      then the long set serves all positions.
+
+    `context_length` is the context that results; `requested` may only shorten the model's own.
+    """
+
+    def __init__(
+        self, config: ModelConfig, requested: int | None, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        where = f"{config.path / 'config.json'}: rope_parameters"
+        parameters = dict(config.hf.rope_parameters or {})
+        kind = parameters.get("rope_type", "default")
+        self.context_length = min(requested or config.max_context, config.max_context)
+        seq_len = None
+        if kind == "longrope":
+            original = int(parameters["original_max_position_embeddings"])
+            if requested is None:
+                self.context_length = min(config.max_context, original)
+            seq_len = self.context_length
+
+        if kind == "default":
+            # Not among ROPE_INIT_FUNCTIONS: every model class of transformers has it as a method.
+            theta, dim = float(parameters["rope_theta"]), config.head_dim
+            frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
+            scaling = 1.0
+        elif kind in ROPE_INIT_FUNCTIONS:
+            try:
+                frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
+                    config.hf, torch.device("cpu"), seq_len=seq_len
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise UnsupportedModel(f"{where}: {kind}: {error!r}") from error
+        else:
+            known = ", ".join(sorted(["default", *ROPE_INIT_FUNCTIONS]))
+            raise UnsupportedModel(f"{where}: rope_type {kind!r} is not supported ({known})")
+        if 2 * len(frequencies) != config.head_dim:
+            raise UnsupportedModel(
+                f"{where}: rotates {2 * len(frequencies)} of {config.head_dim} dimensions; "
+                "partial rotation is not supported"
+            )
+        self._frequencies = frequencies.to(device, torch.float32)
+        self._scaling = float(scaling)
+        self._dtype = dtype
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def tabulate(self, max_bytes: int = TABLE_BYTES) -> None:
+        """Compute the rotations of all positions now, if they take no more than `max_bytes`: then
+        those of a step are two gathers in place of six operations."""
+        if self.context_length * len(self._frequencies) * 2 * self._dtype.itemsize > max_bytes:
+            return
+        device = self._frequencies.device
+        positions = torch.arange(self.context_length, device=device)
+        parts = [self._rotations(part) for part in positions.split(_TABULATED_AT_ONCE)]
+        self._tables = (torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
+
+    def tables(self, max_bytes: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """(cos, sin) of all positions, float32 [context_length, head_dim / 2] each; None where they
+        take more than `max_bytes`."""
+        if self.context_length * len(self._frequencies) * 2 * 4 > max_bytes:
+            return None
+        positions = torch.arange(self.context_length, device=self._frequencies.device)
+        return self.rotations(positions)
+
+    def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype."""
+        if self._tables is None:
+            return self._rotations(positions)
+        cos, sin = self._tables
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self.rotations(positions)
+        return cos.to(self._dtype), sin.to(self._dtype)
+
+    def rotations(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions int [T] -> (cos, sin), each float32 [T, head_dim / 2]."""
+        angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self._scaling != 1.0:
+            cos, sin = cos * self._scaling, sin * self._scaling
+        return cos, sin

@@ -1,0 +1,114 @@
+"""A plan's numbers, checked for nothing, turned into the device tensors of one step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rootlace.kernels import AttentionBatch, KernelSet
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.torch_decoder import StepInput
+
+NOT_FED = -1
+"""Of a token that the step before does not find."""
+
+
+class StepInputBuilder:
+    """Everything about a step that is the same for all layers is worked out here, once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        kernels: KernelSet,
+        rotary: RotaryEmbedding,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._config = config
+        self._kernels = kernels
+        self.rotary = rotary
+        self.block_size = block_size
+        self._dtype = dtype
+        self._device = device
+        self.windows = sorted(set(config.windows), key=lambda window: window or 0)
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """Upload (in one transfer) and plan attention for each distinct sliding window."""
+        duplicates = len(plan.duplicate_tokens)
+        tokens: list[np.ndarray] = []
+        if duplicates:
+            tokens = [np.arange(plan.num_tokens), plan.duplicate_tokens]
+        ids, positions, slots, sources, wanted = upload(
+            [
+                [plan.token_ids],
+                [plan.positions],
+                [plan.slots, plan.duplicate_slots],
+                tokens,
+                wanted_tokens(plan),
+            ],
+            self._device,
+        )
+        cos, sin = self.rotary(positions)
+        batch = self.attention_batch(plan)
+        attention = {window: self._kernels.plan_attention(batch, window) for window in self.windows}
+        return StepInput(
+            token_ids=ids,
+            cos=cos,
+            sin=sin,
+            write_slots=slots,
+            write_tokens=sources if duplicates else None,
+            attention=attention,
+            wanted=wanted,
+        )
+
+    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+        return AttentionBatch(
+            row_start=plan.row_start,
+            context_len=plan.context_len,
+            block_tables=plan.block_tables,
+            block_size=self.block_size,
+            num_heads=self._config.num_heads,
+            num_kv_heads=self._config.num_kv_heads,
+            head_dim=self._config.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def copies(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """The plan's block copies as (source, target) slots, int64 each."""
+        source, target = copied_slots(plan, self.block_size)
+        first, second = upload([[source], [target]], self._device)
+        return first, second
+
+
+def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(source, target) slots of the plan's block copies, int64 each."""
+    source, target, rows = plan.copies.astype(np.int64).T
+    # Row i of copy c, for all c and all i < rows[c], flattened.
+    which = np.repeat(np.arange(len(rows)), rows)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(rows) - rows, rows)
+    return source[which] * block_size + offset, target[which] * block_size + offset
+
+
+def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
+    """Flat tokens whose logits are needed: last tokens of sampled rows, then scored ranges."""
+    rows = np.fromiter((sample.row for sample in plan.samples), np.int64, len(plan.samples))
+    last = plan.row_start[rows + 1].astype(np.int64) - 1
+    scored = [
+        np.arange(score.flat_start, score.flat_start + len(score.targets))
+        for score in plan.prompt_scores
+    ]
+    return [last, *scored]
+
+
+def upload(arrays: list[list[np.ndarray]], device: torch.device) -> list[torch.Tensor]:
+    """One int64 device tensor per list (its arrays joined), by a single transfer."""
+    lengths = [sum(len(part) for part in parts) for parts in arrays]
+    flat = [np.asarray(part, dtype=np.int64) for parts in arrays for part in parts]
+    joined = torch.from_numpy(np.concatenate(flat))
+    if device.type == "cuda":
+        joined = joined.pin_memory()
+    return list(joined.to(device, non_blocking=True).split(lengths))

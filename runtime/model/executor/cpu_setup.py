@@ -1,0 +1,118 @@
+"""What a model on a CPU is computed with: the native kernels where they can be had."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.decoder import native_decoder
+from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
+from rootlace.runtime.model.decoder.native_weights import NativeWeights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.kv.scales import kv_scales
+from rootlace.wire.errors import InvalidRequest
+
+CPU = torch.device("cpu")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CpuModel:
+    """A decoder and its KV cache."""
+
+    forward: Forward
+    pool: torch.Tensor
+    kernels: str
+
+
+def on_cpu(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    rotary: RotaryEmbedding,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+    weights_of: LoadWeights,
+    progress: Progress | None,
+) -> CpuModel:
+    """Load the weights and allocate the KV pool.
+
+    Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
+    asked for does not fit into memory.
+    """
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    library = _library(config, kv_dtype, executor.kernels, progress)
+
+    def pool() -> torch.Tensor:
+        blocks = kv_pool.choose_num_blocks(
+            config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype
+        )
+        try:
+            return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)
+        except (OSError, OverflowError) as error:
+            raise InvalidRequest(
+                f"main memory has no room for a KV cache of {blocks} blocks of "
+                f"{cache.block_size} tokens: {error}"
+            ) from error
+
+    if library is not None:
+        # What torch is left with is too little for threads of its own, which would spin beside
+        # those of the kernels.
+        torch.set_num_threads(1)
+        threads = executor.threads or usable_cores()
+        log.info("native kernels run on %d threads", threads)
+        team = Team(library, threads)
+        loaded = [weights_of(config, dtype, CPU, progress)]
+        weights = NativeWeights(library, team, config, loaded, progress)
+        memory = pool()
+        forward = native_decoder.NativeDecoder(library, team, config, weights, rotary, memory)
+        return CpuModel(forward, memory, "native")
+
+    if executor.threads is not None:
+        torch.set_num_threads(executor.threads)
+    tensors = weights_of(config, dtype, CPU, progress)
+    scales = None
+    if kv_dtype == torch.float8_e4m3fn:
+        scales = kv_scales(config, tensors, rotary, dtype, CPU)
+    decoder = Decoder(config, tensors, REFERENCE, scales)
+    inputs = StepInputBuilder(config, REFERENCE, rotary, cache.block_size, dtype, CPU)
+    memory = pool()
+    return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE.name)
+
+
+def _library(
+    config: ModelConfig, kv_dtype: torch.dtype, asked: str, progress: Progress | None
+) -> ctypes.CDLL | None:
+    """The native kernels, None where the reference is to run."""
+    if asked == "reference":
+        return None
+    reason = native_decoder.why_not(config, kv_dtype)
+    if reason is None:
+        try:
+            return native.load(lambda what: _report(what, progress))
+        except NativeUnavailable as error:
+            reason = str(error)
+    if asked == "native":
+        raise InvalidRequest(f"kernels 'native': {reason}")
+    log.warning("the reference kernels run, which are slower than native ones: %s", reason)
+    return None
+
+
+def _report(what: str, progress: Progress | None) -> None:
+    log.info("%s", what)
+    if progress is not None:
+        progress(what, 0.0)

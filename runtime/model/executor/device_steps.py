@@ -1,0 +1,462 @@
+"""Steps on a device that runs beside the host: launched ahead, sampled there, collected later.
+
+Everything is given to one stream, in order; nothing here waits for the device but `collect`. What a
+step finds stays on the device for the next one: tokens are gathered from it (`StepPlan.feeds`), and
+rows are sampled on from it (`SampleRow.source`).
+
+A step of decode rows only goes through graphs (`graphs`), as one of the forward pass and sampling
+together, or as two where the host has something to say in between: masks that were filled during
+the forward pass, or rows that are late. All other steps are launched kernel by kernel; they have
+more tokens, and the device takes longer for them than the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.contracts.plan import (
+    ExecutorLost,
+    PromptScoreRow,
+    SampleRow,
+    StepPlan,
+    StepResult,
+    TokenScores,
+)
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.decode_staging import DecodeStaging, StagedDecode
+from rootlace.runtime.model.executor.device import Device
+from rootlace.runtime.model.executor.graphs import Graphs
+from rootlace.runtime.model.executor.mixed_staging import MixedStaging
+from rootlace.runtime.model.executor.plain_steps import LOGITS_BYTES
+from rootlace.runtime.model.executor.results import Fetched, Results
+from rootlace.runtime.model.executor.staging import HostBuffers
+from rootlace.runtime.model.sampling.device_scores import score_in_parts, token_scores
+from rootlace.runtime.model.sampling.step_sampler import SamplingPlan, StepSampler
+
+FIRST_HOST_BYTES = 1 << 20
+PREPARED_KINDS = 2
+"""Kinds of sampling that graphs are captured for while there is no work."""
+
+log = logging.getLogger(__name__)
+
+
+class GraphKey(NamedTuple):
+    """What a graph does: for so many rows, the forward pass, or sampling of a kind, or both."""
+
+    rows: int
+    forward: bool
+    sampling: object
+
+
+@dataclass(slots=True, eq=False)
+class DeviceStep:
+    """A step under way."""
+
+    plan: StepPlan
+    late: bool
+    rows: int = 0
+    """Rows its logits are padded to; 0: as many as it has samples."""
+    sampled: bool = False
+    sampling: SamplingPlan | None = None
+    """Host work of sampling, where it was done before the forward pass was launched."""
+    hidden: torch.Tensor | None = None
+    """Of prompt tokens to be scored."""
+    targets: torch.Tensor | None = None
+    samples: Sequence[SampleRow] = ()
+    fetched: Fetched | None = None
+    parts: list[str] = field(default_factory=list)
+    """What each of the fetched tensors is."""
+    error: Exception | None = None
+
+
+class DeviceSteps:
+    """See `Executor`. Not thread-safe."""
+
+    overlaps = True
+
+    def __init__(
+        self,
+        device: Device,
+        decoder: Decoder,
+        kernels: KernelSet,
+        inputs: StepInputBuilder,
+        cache: torch.Tensor,
+        sampler: StepSampler[Any],
+        graphs: Graphs,
+        *,
+        max_rows: int,
+        max_blocks: int,
+        scratch_block: int,
+        fixed: bool = True,
+    ) -> None:
+        """`cache` has a block that no plan names: `scratch_block`. `max_blocks` is the longest
+        block table. `fixed`: the kernels can plan attention for captured graphs."""
+        self._device = device
+        self._decoder = decoder
+        self._kernels = kernels
+        self._cache = cache
+        self._sampler = sampler
+        self.graphs = graphs
+        self.eager_steps = 0
+        where = device.device
+        with torch.inference_mode(), device.work():
+            self._tokens = torch.full((max_rows,), -1, dtype=torch.int32, device=where)
+            self._logprobs = torch.zeros(max_rows, dtype=torch.float32, device=where)
+            self._logits = torch.zeros(
+                max_rows, decoder.vocab_size, dtype=decoder.dtype, device=where
+            )
+            buffers = HostBuffers(device, FIRST_HOST_BYTES)
+            self._mixed = MixedStaging(inputs, kernels, buffers, where)
+            self._decode: DecodeStaging | None = None
+            if fixed:
+                self._decode = DecodeStaging(
+                    inputs,
+                    kernels,
+                    buffers,
+                    where,
+                    max_rows,
+                    max_blocks,
+                    scratch_block * inputs.block_size,
+                )
+        self._results = Results(device)
+        self._last: DeviceStep | None = None
+        self._kinds: dict[Hashable, SamplingPlan] = {}
+        self._remember(sampler.plan([], 1))
+
+    # ------------------------------------------------------------ the executor
+
+    def launch(self, plan: StepPlan) -> DeviceStep:
+        """Give the step to the device; a late plan's up to sampling. What that raises, `collect`
+        raises."""
+        step = DeviceStep(plan, plan.late)
+        last, self._last = self._last, step
+        try:
+            _check_order(last, plan)
+            with torch.inference_mode(), self._device.work():
+                self._begin(step)
+                if not step.late:
+                    self._end(step, plan.samples)
+        except Exception as error:
+            step.error = error
+        return step
+
+    def sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """End the step of a late plan. What that raises, `collect` raises."""
+        if step.error is not None:
+            return
+        try:
+            with torch.inference_mode(), self._device.work():
+                self._end(step, samples)
+        except Exception as error:
+            step.error = error
+
+    def collect(self, step: DeviceStep) -> StepResult:
+        """Wait for the step's results, not for what was launched after it."""
+        try:
+            if step.error is not None:
+                raise step.error
+            if step.fetched is None:
+                raise RuntimeError("a late plan is to be sampled before its result is collected")
+            found = dict(zip(step.parts, step.fetched.wait(), strict=True))
+        except Exception as error:
+            step.error = error
+            _raise_if_lost(self._device, error)
+            raise
+        return StepResult(
+            found.get("tokens", np.empty(0, np.int32)),
+            _sample_scores(step.samples, found),
+            _prompt_scores(step.plan.prompt_scores, found),
+        )
+
+    def stats(self) -> dict[str, int | float]:
+        count = self.graphs.count
+        return {
+            "graphs_captured": count.captured,
+            "graphs_dropped": count.dropped,
+            "graphs_failed": count.failed,
+            "graph_capture_seconds": count.seconds,
+            "graph_replays": count.replayed,
+            "eager_steps": self.eager_steps,
+        }
+
+    def prepare(self) -> bool:
+        """Capture the next graph of a whole step, of the kinds used last; False: there is none.
+
+        Never raises but `ExecutorLost`: nobody asked for it, so nobody is to suffer from it.
+        """
+        if self._decode is None or not self.graphs.enabled:
+            return False
+        for kind, plan in reversed(self._kinds.items()):
+            for rows in self._decode.buckets:
+                key = GraphKey(rows, True, kind)
+                if self.graphs.missing([key]):
+                    self._prepare(self._decode, key, plan)
+                    return True
+        return False
+
+    def _prepare(self, decode: DecodeStaging, key: GraphKey, plan: SamplingPlan) -> None:
+        try:
+            done = self._capture(decode, key, self._sampler.plan_like(plan, key.rows))
+        except Exception as error:
+            _raise_if_lost(self._device, error)
+            log.warning("%s could not be prepared", key, exc_info=True)
+            done = False
+        if not done:
+            self.graphs.give_up(key)
+
+    def _capture(self, decode: DecodeStaging, key: GraphKey, sampling: SamplingPlan) -> bool:
+        """Capture a whole step of empty rows. What the step launched last has found is lost.
+        False: it has no fixed form."""
+        self._last = None
+        with torch.inference_mode(), self._device.work():
+            staged = decode.stage(_empty_plan(), key.rows, sampling.arrays)
+            if staged is None or staged.sampling is None:
+                return False
+
+            def work() -> None:
+                self._whole(staged, sampling)
+
+            work()  # kernel by kernel once: what is compiled at first use cannot be captured
+            self.graphs.capture(key, work)
+        return True
+
+    # ------------------------------------------------------------ parts of a step
+
+    def _begin(self, step: DeviceStep) -> None:
+        """Copies, and the forward pass up to logits; sampling too, if nothing stands against it."""
+        plan = step.plan
+        at_once = not step.late and plan.wait_for_masks is None
+        rows = None if self._decode is None else self._decode.rows_for(plan)
+        if rows is None or not self._decode_step(step, rows, at_once):
+            self._mixed_step(step, at_once)
+
+    def _decode_step(self, step: DeviceStep, rows: int, at_once: bool) -> bool:
+        """False: this step has no fixed form."""
+        assert self._decode is not None
+        plan = step.plan
+        in_order = [sample.row for sample in plan.samples] == list(range(len(plan.samples)))
+        sampling = None
+        if at_once and in_order and plan.samples:
+            sampling = self._sampler.plan(plan.samples, rows)
+        whole = sampling is not None and sampling.kind is not None
+        staged = self._decode.stage(plan, rows, sampling.arrays if sampling and whole else {})
+        if staged is None:
+            return False
+        copies = self._mixed.copies(plan)
+        if copies:
+            sent = self._mixed.send(copies)
+            self._copy(sent["copy_source"], sent["copy_target"])
+        if sampling is not None and whole and staged.sampling is not None:
+            chosen = sampling
+            self._remember(chosen)
+            self._run(GraphKey(rows, True, chosen.kind), lambda: self._whole(staged, chosen))
+            step.sampled = True
+        else:
+            step.sampling = sampling
+            self._run(GraphKey(rows, True, None), lambda: self._forward(staged))
+        if in_order:
+            step.rows = rows
+        else:
+            wanted = np.array([sample.row for sample in plan.samples], np.int64)
+            sent = self._mixed.send({"wanted": wanted})
+            chosen_logits = self._logits.index_select(0, sent["wanted"])
+            self._logits[: len(wanted)].copy_(chosen_logits)
+        return True
+
+    def _mixed_step(self, step: DeviceStep, at_once: bool) -> None:
+        plan = step.plan
+        self.eager_steps += 1
+        if not plan.num_tokens:
+            copies = self._mixed.copies(plan)
+            if copies:
+                sent = self._mixed.send(copies)
+                self._copy(sent["copy_source"], sent["copy_target"])
+            return
+        count = len(plan.samples)
+        sampling = self._sampler.plan(plan.samples, count) if at_once and count else None
+        given, staged = self._mixed.stage(
+            plan, {} if sampling is None else _prefixed(sampling.arrays), self._tokens
+        )
+        if "copy_source" in staged:
+            self._copy(staged["copy_source"], staged["copy_target"])
+        hidden = self._decoder.forward(given, self._cache)
+        if count:
+            self._decoder.write_logits(hidden[:count], self._logits[:count])
+        if plan.prompt_scores:
+            step.hidden, step.targets = hidden[count:], staged["targets"]
+        if sampling is not None:
+            arrays = {name: staged[_PREFIX + name] for name in sampling.arrays}
+            self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
+            step.sampled = True
+
+    def _end(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """Sample, if that is not done, and begin to fetch what was found."""
+        plan = step.plan
+        step.samples = samples
+        if plan.wait_for_masks is not None:
+            plan.wait_for_masks()
+        if samples and not step.sampled:
+            self._sample(step, samples)
+            step.sampled = True
+        parts = self._scored(step)
+        if samples:
+            parts["tokens"] = self._tokens[: len(samples)]
+            if any(row.params.logprobs for row in samples):
+                parts["logprobs"] = self._logprobs[: len(samples)]
+        step.parts = list(parts)
+        step.fetched = self._results.fetch(list(parts.values()))
+        step.hidden = step.targets = None
+
+    def _sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
+        """From logits that are there; if they are padded, by a graph if there is one."""
+        rows = step.rows
+        sampling = step.sampling or self._sampler.plan(samples, rows or len(samples))
+        if rows and sampling.kind is not None:
+            assert self._decode is not None
+            places = self._decode.stage_sampling(rows, sampling.arrays)
+            if places is not None:
+                arrays = self._decode.sampling_tensors(places)
+                self._run(
+                    GraphKey(rows, False, sampling.kind),
+                    lambda: self._sampler.run(
+                        sampling, self._logits[:rows], arrays, self._tokens, self._logprobs
+                    ),
+                )
+                return
+        sent = self._mixed.send(sampling.arrays)
+        arrays = {name: sent[name] for name in sampling.arrays}
+        count = rows or len(samples)
+        self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
+
+    def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
+        """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
+        parts: dict[str, torch.Tensor] = {}
+        size = max(LOGITS_BYTES // (4 * self._decoder.vocab_size), 1)
+        asked = (row.params for row in step.samples if row.params.logprobs)
+        top = max((params.top_logprobs for params in asked), default=0)
+        if top:
+            tokens = self._tokens[: len(step.samples)]
+            _, ids, logprobs = score_in_parts(self._logits.__getitem__, tokens, top, size)
+            parts["top_ids"], parts["top_logprobs"] = ids, logprobs
+        hidden, targets = step.hidden, step.targets
+        if hidden is not None and targets is not None:
+            top = max(row.top_logprobs for row in step.plan.prompt_scores)
+            found = score_in_parts(
+                lambda part: self._decoder.logits(hidden[part]), targets, top, size
+            )
+            names = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
+            parts |= zip(names, found, strict=True)
+        return parts
+
+    # ------------------------------------------------------------ what graphs are captured of
+
+    def _run(self, key: GraphKey, work: Callable[[], None]) -> None:
+        if not self.graphs.run(key, work):
+            self.eager_steps += key.forward
+
+    def _whole(self, staged: StagedDecode, sampling: SamplingPlan) -> None:
+        assert self._decode is not None and staged.sampling is not None
+        self._forward(staged)
+        arrays = self._decode.sampling_tensors(staged.sampling)
+        logits = self._logits[: staged.bucket.rows]
+        self._sampler.run(sampling, logits, arrays, self._tokens, self._logprobs)
+
+    def _forward(self, staged: StagedDecode) -> None:
+        assert self._decode is not None
+        given = self._decode.step_input(staged, self._tokens)
+        hidden = self._decoder.forward(given, self._cache)
+        self._decoder.write_logits(hidden, self._logits[: staged.bucket.rows])
+
+    def _remember(self, sampling: SamplingPlan) -> None:
+        """What graphs are prepared for: the kinds used last."""
+        self._kinds.pop(sampling.kind, None)
+        self._kinds[sampling.kind] = sampling
+        if len(self._kinds) > PREPARED_KINDS:
+            del self._kinds[next(iter(self._kinds))]
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        cache = self._cache.view(-1, *self._cache.shape[2:])
+        self._kernels.copy_slots(cache, source, target)
+
+
+_PREFIX = "sampling "
+
+
+def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {_PREFIX + name: array for name, array in arrays.items()}
+
+
+def _raise_if_lost(device: Device, error: Exception) -> None:
+    """Faults of a kernel come to light at any later call, and end the device's context."""
+    if not device.works():
+        raise ExecutorLost(f"{device.device} is lost: {error!r}") from error
+
+
+def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
+    """Raises RuntimeError if what `plan` goes on from is not there."""
+    if last is not None and last.error is None and last.late and not last.sampled:
+        raise RuntimeError("a late plan is to be sampled before the next one is launched")
+    follows = len(plan.feeds) or any(row.source >= 0 for row in plan.samples)
+    if follows and (last is None or last.error is not None):
+        raise RuntimeError("the step before failed, or there was none: its tokens are unknown")
+
+
+def _sample_scores(
+    samples: Sequence[SampleRow], found: dict[str, np.ndarray]
+) -> list[TokenScores | None]:
+    scores: list[TokenScores | None] = [None] * len(samples)
+    for index, row in enumerate(samples):
+        if not row.params.logprobs:
+            continue
+        logprobs = found["logprobs"]
+        none = np.empty((len(samples), 0), np.int32)
+        top_ids = found.get("top_ids", none)
+        top_logprobs = found.get("top_logprobs", none.astype(np.float32))
+        here = slice(index, index + 1)
+        scores[index] = token_scores(logprobs, top_ids, top_logprobs, here, row.params.top_logprobs)
+    return scores
+
+
+def _prompt_scores(
+    rows: Sequence[PromptScoreRow], found: dict[str, np.ndarray]
+) -> list[TokenScores]:
+    scores = []
+    start = 0
+    for row in rows:
+        here = slice(start, start + len(row.targets))
+        scores.append(
+            token_scores(
+                found["prompt_logprobs"],
+                found["prompt_top_ids"],
+                found["prompt_top_logprobs"],
+                here,
+                row.top_logprobs,
+            )
+        )
+        start = here.stop
+    return scores
+
+
+def _empty_plan() -> StepPlan:
+    """A step of no rows: padded, it does what any step does, and nothing comes of it."""
+    none = np.empty(0, np.int32)
+    return StepPlan(
+        step=0,
+        token_ids=none,
+        positions=none,
+        slots=none.astype(np.int64),
+        row_start=np.zeros(1, np.int32),
+        context_len=none,
+        block_tables=np.zeros((0, 1), np.int32),
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=none,
+        duplicate_slots=none.astype(np.int64),
+    )

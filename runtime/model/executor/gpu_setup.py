@@ -1,0 +1,179 @@
+"""A model on a GPU: the KV pool sized by what is left, and the steps that run there."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from rootlace.kernels import KernelSet, kernels_for
+from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.device import CudaDevice
+from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceSteps
+from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes, measured, trial_steps
+from rootlace.runtime.model.kv.scales import kv_scales
+from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
+from rootlace.wire.errors import InvalidRequest
+
+KINDS = PREPARED_KINDS + 1
+"""Kinds of steps that there may be graphs of for every bucket: a few more than are prepared."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose weights are where it will run."""
+
+    config: ModelConfig
+    kernels: KernelSet
+    decoder: Decoder
+    inputs: StepInputBuilder
+    kv_dtype: torch.dtype
+    context_length: int
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    max_tokens: int
+    max_rows: int
+
+
+def load(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    rotary: RotaryEmbedding,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+    weights_of: LoadWeights,
+    progress: Progress | None,
+) -> LoadedModel:
+    """Put the weights on `device`. Raises `InvalidRequest` where kernels are asked for that are not
+    a GPU's."""
+    if executor.kernels == "native":
+        raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
+    if executor.threads is not None:
+        torch.set_num_threads(executor.threads)
+    # float32 means float32: TF32 would round every product to ten bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    kernels = REFERENCE if executor.kernels == "reference" else kernels_for(device)
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    weights = weights_of(config, dtype, device, progress)
+    scales = None
+    if kv_dtype == torch.float8_e4m3fn:
+        scales = kv_scales(config, weights, rotary, dtype, device)
+    decoder = Decoder(config, weights, kernels, scales)
+    inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
+    rotary.tabulate()
+    return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)
+
+
+def on_gpu(
+    model: LoadedModel,
+    device: torch.device,
+    limits: StepLimits,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+) -> tuple[DeviceSteps, torch.Tensor]:
+    """The executor's steps and the KV pool (see `kv_pool.allocate`; without the block that padding
+    writes to).
+
+    Runs the largest steps once, on a small pool, so that kernels are compiled and libraries set up
+    when the first request comes, and to see how much memory they take.
+    """
+    cuda = CudaDevice(device)
+    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if executor.cuda_graphs else 0
+    with cuda.work():
+        try:
+            step_bytes = _step_bytes(model, cuda, limits, cache.block_size)
+        except torch.OutOfMemoryError as error:
+            raise InvalidRequest(
+                f"{model.config.path}: beside the weights {device} has no memory for a step of "
+                f"{limits.max_tokens} tokens and {limits.max_rows} rows: lower max_step_tokens or "
+                "max_running"
+            ) from error
+
+        def left() -> int:
+            free, total = free_memory(device)
+            room = kv_bytes(free, total, step_bytes, most_graphs)
+            log.info(
+                "memory: %d MiB free beside the weights, %d for a step, %d for the KV cache",
+                *(value >> 20 for value in (free, step_bytes, room)),
+            )
+            return room
+
+        num_blocks = kv_pool.choose_num_blocks(
+            model.config,
+            cache,
+            executor.kv_memory_bytes,
+            model.context_length,
+            model.kv_dtype,
+            left,
+        )
+        try:
+            steps, pool = _steps(model, cuda, limits, cache.block_size, num_blocks, most_graphs)
+        except torch.OutOfMemoryError as error:
+            raise InvalidRequest(
+                f"{device} has no memory for a KV cache of {num_blocks} blocks of "
+                f"{cache.block_size} tokens"
+            ) from error
+    return steps, pool[:, :, :num_blocks]
+
+
+def _steps(
+    model: LoadedModel,
+    cuda: CudaDevice,
+    limits: StepLimits,
+    block_size: int,
+    num_blocks: int,
+    most_graphs: int,
+) -> tuple[DeviceSteps, torch.Tensor]:
+    """On a new pool, of a block more than plans may name."""
+    device = cuda.device
+    pool = kv_pool.allocate(model.config, num_blocks + 1, block_size, device, model.kv_dtype)
+    steps = DeviceSteps(
+        cuda,
+        model.decoder,
+        model.kernels,
+        model.inputs,
+        pool,
+        DeviceSampler(model.config.vocab_size, limits.max_rows, device, model.kernels),
+        Graphs(cuda, most_graphs > 0, most_graphs),
+        max_rows=limits.max_rows,
+        max_blocks=-(-model.context_length // block_size),
+        scratch_block=num_blocks,
+        # The reference's launches depend on the step.
+        fixed=model.kernels.name != "reference",
+    )
+    return steps, pool
+
+
+def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_size: int) -> int:
+    """What steps take at their peak, with all that is kept for them, without the KV pool."""
+    plans, blocks = trial_steps(
+        model.config.vocab_size,
+        limits.max_tokens,
+        limits.max_rows,
+        model.context_length,
+        block_size,
+    )
+
+    def run() -> None:
+        steps, _ = _steps(model, cuda, limits, block_size, blocks, most_graphs=0)
+        for plan in plans:
+            steps.collect(steps.launch(plan))
+
+    used = measured(run, cuda.device)
+    pool = (blocks + 1) * kv_pool.block_bytes(model.config, block_size, model.kv_dtype)
+    return max(used - pool, 0)

@@ -1,0 +1,191 @@
+"""The model runner: the executor that has a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import (
+    LoadWeights,
+    Progress,
+    checkpoint_dtype,
+    load_weights,
+)
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.steps import Steps
+from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.wire.errors import InvalidRequest
+
+
+class ModelRunner:
+    """Runs step plans on a decoder (`rootlace.runtime.contracts.plan.Executor`).
+
+    Between steps nothing is kept but the KV memory, the tokens found last and the masks that
+    requests share. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        steps: Steps,
+        cache: torch.Tensor,
+        context_length: int,
+        masks: MaskTables,
+        kernels: str,
+    ) -> None:
+        """`cache`: the blocks that plans may name; `kernels`: the name of what runs them."""
+        self.config = config
+        self.device = cache.device
+        self.dtype = dtype
+        self.kernels = kernels
+        self._cache = cache
+        self._context_length = context_length
+        self._masks = masks
+        self._steps = steps
+
+    @classmethod
+    def load(
+        cls,
+        executor: ExecutorConfig,
+        cache: CacheConfig,
+        max_step_tokens: int,
+        max_running: int,
+        progress: Progress | None = None,
+        weights_of: LoadWeights = load_weights,
+    ) -> ModelRunner:
+        """Read the model folder and allocate the KV pool.
+
+        `progress(what, fraction)` is called while weights are read. `weights_of` gets the weights;
+        whoever measures a shape may make them up, then the folder holds `config.json` alone. Raises
+        `UnsupportedModel` for the folder's faults, `InvalidRequest` for a configuration that does
+        not fit the model or the machine.
+        """
+        device = _device(executor.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # what kernels are launched on
+        config = ModelConfig.read(executor.model)
+        dtype = _dtype(executor.dtype, config)
+        if executor.context_length is not None and not (
+            0 < executor.context_length <= config.max_context
+        ):
+            raise InvalidRequest(
+                f"context_length {executor.context_length} is not between 1 and the model's "
+                f"{config.max_context} ({config.path / 'config.json'}: max_position_embeddings)"
+            )
+        steps: Steps
+        with torch.inference_mode():
+            rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
+            masks = MaskTables(config.vocab_size, device)
+            if device.type == "cuda":
+                from rootlace.runtime.model.executor import gpu_setup
+
+                limits = gpu_setup.StepLimits(max_step_tokens, max_running)
+                model = gpu_setup.load(
+                    config, dtype, device, rotary, cache, executor, weights_of, progress
+                )
+                steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
+                kernels = model.kernels.name
+            else:
+                found = on_cpu(config, dtype, rotary, cache, executor, weights_of, progress)
+                steps = PlainSteps(found.forward, REFERENCE, masks)
+                pool, kernels = found.pool, found.kernels
+        return cls(config, dtype, steps, pool, rotary.context_length, masks, kernels)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._cache.shape[2]
+
+    @property
+    def block_size(self) -> int:
+        return self._cache.shape[3]
+
+    @property
+    def context_length(self) -> int:
+        return self._context_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids
+
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; for tests and tools."""
+        return self._cache
+
+    def new_masks(self, rows: int, words: int) -> np.ndarray:
+        """int32 [rows, words], uninitialised: where the masks of a step are best filled."""
+        return self._masks.new_masks(rows, words)
+
+    # ------------------------------------------------------------ steps
+
+    @property
+    def overlaps(self) -> bool:
+        return self._steps.overlaps
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step; see `StepPlan` for the order of effects."""
+        return self._steps.launch(plan)
+
+    def sample(self, launched: Launched, samples: Sequence[SampleRow]) -> None:
+        """Let a late plan's step end."""
+        self._steps.sample(launched, samples)
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for a step's result. Raises what running it raised."""
+        return self._steps.collect(launched)
+
+    def prepare(self) -> bool:
+        """Do a little of what makes later steps faster, while there is none; False: nothing is
+        left to do. Nothing may be fed from the step before afterwards."""
+        return self._steps.prepare()
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters of how steps were launched; none where that makes no difference."""
+        return self._steps.stats()
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step from beginning to end. Raises ValueError for a late plan, which follows
+        another."""
+        if plan.late:
+            raise ValueError("a late plan cannot be run alone")
+        return self.collect(self.launch(plan))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device {name!r}: {error}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device {name!r} is not supported, only cpu and cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest(f"device {name!r}: this torch build or machine has no CUDA")
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if not 0 <= index < torch.cuda.device_count():
+            raise InvalidRequest(f"device {name!r}: there are {torch.cuda.device_count()} GPUs")
+        device = torch.device("cuda", index)
+    return device
+
+
+def _dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """`auto` is the checkpoint's type; float16 and float64 ones run in float32."""
+    if name == "auto":
+        stored = checkpoint_dtype(config)
+        return stored if stored == torch.bfloat16 else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,27 @@
+"""What the runner has its steps done by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult
+
+
+class Steps(Protocol):
+    """`launch`, `sample`, `collect` and `overlaps` are those of `Executor`."""
+
+    @property
+    def overlaps(self) -> bool: ...
+
+    def launch(self, plan: StepPlan) -> Any: ...
+
+    def sample(self, step: Any, samples: Sequence[SampleRow]) -> None: ...
+
+    def collect(self, step: Any) -> StepResult: ...
+
+    def prepare(self) -> bool:
+        """See `ModelRunner.prepare`."""
+
+    def stats(self) -> dict[str, int | float]:
+        """See `ModelRunner.stats`."""

@@ -1,0 +1,81 @@
+"""The KV cache's memory: how much, and one tensor for all of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from rootlace.kernels.native.memory import mapped
+from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.wire.errors import UnsupportedModel
+
+GIB = 1 << 30
+CPU_SHARE = 0.25
+"""Share of the available main memory that the cache takes at most, unless told."""
+CPU_LIMIT = 4 * GIB
+FULL_CONTEXTS = 64
+"""A CPU pool that holds this many full contexts is big enough."""
+
+
+def storage_dtype(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
+    """How keys and values of a model of `dtype` are stored."""
+    return torch.float8_e4m3fn if kv_dtype == "fp8_e4m3" else dtype
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers, keys and values."""
+    row = config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * config.num_layers * block_size * row
+
+
+def choose_num_blocks(
+    config: ModelConfig,
+    cache: CacheConfig,
+    kv_memory_bytes: int | None,
+    context_length: int,
+    dtype: torch.dtype,
+    measured: Callable[[], int] | None = None,
+) -> int:
+    """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
+
+    `measured` finds out what the cache may take of a device's memory; None: it is in main memory.
+    Raises `UnsupportedModel` if there is no memory for even one full block.
+    """
+    if cache.num_blocks is not None:
+        return cache.num_blocks
+    size = block_bytes(config, cache.block_size, dtype)
+    if kv_memory_bytes is not None:
+        memory = kv_memory_bytes
+    elif measured is not None:
+        memory = max(measured(), 0)
+    else:
+        share = int(psutil.virtual_memory().available * CPU_SHARE)
+        contexts = FULL_CONTEXTS * -(-context_length // cache.block_size) * size
+        memory = min(share, CPU_LIMIT, contexts)
+    blocks = memory // size
+    if blocks < 1:
+        raise UnsupportedModel(
+            f"{config.path}: no memory for the KV cache: {memory} bytes are available, "
+            f"one block of {cache.block_size} tokens takes {size}"
+        )
+    return int(blocks)
+
+
+def allocate(
+    config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised.
+
+    Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
+    are never written cost no memory. There pages are huge where the system gives such: blocks lie
+    all over the cache, and attention would else look up a page for each. There raises OSError if
+    the system has no room for it.
+    """
+    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    if device.type == "cpu":
+        return mapped(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.empty(shape, device=device, dtype=dtype)

@@ -1,0 +1,137 @@
+"""Scales of an fp8 KV cache: what stored keys and values of each layer and KV head stand for.
+
+e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number has the
+same relative precision. So a scale need not fit tightly, it must only keep values below 448 (they
+are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it has scales,
+else found by running the model once over random tokens: the largest magnitude of each head's keys
+(normed and rotated, as they are stored) and values, times `HEADROOM`, shall be stored as 448. The
+result is rounded up to a power of two, so that multiplying by it is exact in every format.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rootlace.kernels.interface import KVScales
+from rootlace.kernels.reference import REFERENCE
+from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import KV_SCALE, KV_SCALES, Checkpoint, is_kv_scale
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.wire.errors import UnsupportedModel
+
+E4M3_MAX = 448.0
+HEADROOM = 2.0
+"""How much larger than in the calibration a value may be before it is cut off."""
+CALIBRATION_TOKENS = 256
+CALIBRATION_SEED = 20
+BLOCK_SIZE = 16
+
+
+def kv_scales(
+    config: ModelConfig,
+    weights: ModelWeights,
+    rotary: RotaryEmbedding,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[KVScales, ...]:
+    """The scales of each layer, float32 [Nk] on `device`: the checkpoint's, else calibrated.
+
+    Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
+    not positive numbers, or neither one per layer nor one per KV head.
+    """
+    stored = stored_scales(config, device)
+    return calibrate(config, weights, rotary, dtype, device) if stored is None else stored
+
+
+def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, ...] | None:
+    """What the checkpoint says; None where it says nothing (or the folder has no checkpoint)."""
+    if not Checkpoint.exists(config.path):
+        return None
+    with Checkpoint(config.path) as checkpoint:
+        if not any(is_kv_scale(name) for name in checkpoint.names()):
+            return None
+        return tuple(
+            KVScales(
+                _stored(config, checkpoint, index, "k", device),
+                _stored(config, checkpoint, index, "v", device),
+            )
+            for index in range(config.num_layers)
+        )
+
+
+def _stored(
+    config: ModelConfig, checkpoint: Checkpoint, layer: int, kind: str, device: torch.device
+) -> torch.Tensor:
+    names = [f"model.layers.{layer}.{name}" for name in (*KV_SCALES[kind], KV_SCALE)]
+    name = next((name for name in names if name in checkpoint.names()), None)
+    if name is None:
+        raise UnsupportedModel(f"{config.path}: weights are missing: {names[0]}")
+    found = checkpoint.tensor(name)
+    values = found.to(torch.float32).flatten()
+    if len(values) not in (1, config.num_kv_heads):
+        raise UnsupportedModel(
+            f"{config.path}: {name} has shape {list(found.shape)}; expected one scale or "
+            f"{config.num_kv_heads}"
+        )
+    if not bool((values.isfinite() & (values > 0)).all()):
+        raise UnsupportedModel(f"{config.path}: {name} is not a positive number")
+    return values.expand(config.num_kv_heads).contiguous().to(device)
+
+
+@torch.inference_mode()
+def calibrate(
+    config: ModelConfig,
+    weights: ModelWeights,
+    rotary: RotaryEmbedding,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[KVScales, ...]:
+    """Run the model (on the reference kernels, whatever serves later) and look at its cache."""
+    count = min(CALIBRATION_TOKENS, rotary.context_length)
+    blocks = -(-count // BLOCK_SIZE)
+    cache = kv_pool.allocate(config, blocks, BLOCK_SIZE, device, dtype)
+    inputs = StepInputBuilder(config, REFERENCE, rotary, BLOCK_SIZE, dtype, device)
+    Decoder(config, weights, REFERENCE).forward(inputs.build(_plan(config, count)), cache)
+    written = cache.flatten(2, 3)[:, :, :count]  # [layers, 2, tokens, Nk, D]
+    largest = written.abs().amax(dim=(2, 4)).float()  # [layers, 2, Nk]
+    if not bool(largest.isfinite().all()):
+        raise UnsupportedModel(f"{config.path}: keys and values of random tokens are not finite")
+    scales = _power_of_two(largest * (HEADROOM / E4M3_MAX))
+    return tuple(KVScales(layer[0].contiguous(), layer[1].contiguous()) for layer in scales)
+
+
+def _power_of_two(values: torch.Tensor) -> torch.Tensor:
+    """The next one up, per element; 1 for 0 (a head whose keys are all zero)."""
+    mantissa, exponent = torch.frexp(values)  # values = mantissa * 2^exponent, 0.5 <= mantissa < 1
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+    found = torch.ldexp(torch.ones_like(values), exponent)
+    return torch.where(values > 0, found, torch.ones_like(values))
+
+
+def _plan(config: ModelConfig, count: int) -> StepPlan:
+    """One row of pseudo-random tokens behind the token that begins a text, if there is one: what
+    stands first is often attended to by all others, and then has unusual keys and values."""
+    tokens = np.random.default_rng(CALIBRATION_SEED).integers(0, config.vocab_size, count)
+    begin = getattr(config.hf, "bos_token_id", None)
+    if isinstance(begin, int) and 0 <= begin < config.vocab_size:
+        tokens[0] = begin
+    blocks = -(-count // BLOCK_SIZE)
+    nothing = np.empty(0, np.int64)
+    return StepPlan(
+        step=0,
+        token_ids=tokens.astype(np.int32),
+        positions=np.arange(count, dtype=np.int32),
+        slots=np.arange(count, dtype=np.int64),
+        row_start=np.array([0, count], np.int32),
+        context_len=np.array([count], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=nothing.astype(np.int32),
+        duplicate_slots=nothing,
+    )
