@@ -201,7 +201,7 @@ def _requests(rows: int, context: int, steps: int, streaming: bool) -> list[ToEn
     for rid in range(rows):
         own = random.integers(0, VOCAB, context - len(shared), dtype=np.int32)
         prompt = pack_ids(np.concatenate((shared, own)))
-        requests.append(Submit(rid, prompt, params, tell_every=1 if streaming else QUIET_TOKENS))
+        requests.append(Submit(rid, prompt, params, emit_every=1 if streaming else QUIET_TOKENS))
     return requests
 
 

@@ -52,11 +52,11 @@ class Matcher(Protocol):
         that `error` says why. An end-of-sequence token is taken where the text is complete; after
         it only `rollback` and `reset` are of use."""
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
-        """Take in a token that the mask allowed, if it is known without much ado that it is allowed
-        and that something has to follow (with `jumps`: which nothing forces). False, and nothing
-        has changed, where it is not: `advance` and the others know. `token_id` is one of the
-        vocabulary."""
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        """`advance` for the common case, as cheap as can be: take in a token that the mask allowed
+        if it plainly neither completes the text nor (with `jumps`) leads to where tokens are
+        forced. Otherwise False, and nothing has changed: ask `advance` and the others.
+        `token_id` is one of the vocabulary."""
 
     def is_accepting(self) -> bool:
         """Whether the text is complete."""

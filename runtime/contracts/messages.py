@@ -30,8 +30,8 @@ class Submit(_Message, tag="submit"):
     `params.n` is 1 here: the gateway makes n requests. `params.seed` is set, `params.max_tokens`
     is a number, and `params.stop_token_ids` holds every id that ends the request (EOS included
     unless ignored); stop strings are the gateway's business. `max_tokens=0` only computes the
-    prompt. The first token is told at once, the others `tell_every` at a time, at most every
-    `tell_seconds`, and at the end all: where nobody waits for single tokens, they need not cost
+    prompt. The first token is told at once, the others `emit_every` at a time, at most every
+    `emit_seconds`, and at the end all: where nobody waits for single tokens, they need not cost
     both sides a message each.
     """
 
@@ -42,8 +42,8 @@ class Submit(_Message, tag="submit"):
     constraint: Constraint | None = None
     namespace: str = ""
     program: str = ""
-    tell_every: Annotated[int, msgspec.Meta(ge=1)] = 1
-    tell_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Abort(_Message, tag="abort"):

@@ -27,7 +27,7 @@ class Matcher(Protocol):
 
     def advance(self, token_id: int) -> bool: ...
 
-    def went_on(self, token_id: int, jumps: bool) -> bool: ...
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool: ...
 
     def is_finished(self) -> bool: ...
 
@@ -49,7 +49,7 @@ class Request:
     are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
     them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
     `waited` are seconds that it waited elsewhere before; they count as queued. Of its tokens the
-    first is told at once, then `tell_every` at a time, at most every `tell_seconds`, and at the end
+    first is told at once, then `emit_every` at a time, at most every `emit_seconds`, and at the end
     all.
     """
 
@@ -62,5 +62,5 @@ class Request:
     matcher: Matcher | None = None
     jump_forward: bool = False
     waited: float = 0.0
-    tell_every: int = 1
-    tell_seconds: float = 0.0
+    emit_every: int = 1
+    emit_seconds: float = 0.0

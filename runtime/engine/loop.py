@@ -203,8 +203,8 @@ class EngineLoop:
             matcher=matcher,
             jump_forward=jumps and self._jump_forward,
             waited=waited,
-            tell_every=message.tell_every,
-            tell_seconds=message.tell_seconds,
+            emit_every=message.emit_every,
+            emit_seconds=message.emit_seconds,
         )
 
     def stats(self) -> dict[str, int | float]:

@@ -49,7 +49,7 @@ class TokenIntake:
         except BaseException as error:  # a panic in a compiled library is no Exception
             return _failed(sequence, error)
 
-    def went_on(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
+    def try_sampled_fast(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
         """Take in the `token` of a sequence that bans no stops; False, and nothing is done, if it
         may end there, or its constraint has more to say of it.
 
@@ -60,7 +60,7 @@ class TokenIntake:
         matcher = sequence.matcher
         if matcher is not None:
             try:
-                if not matcher.went_on(token, sequence.jumps):
+                if not matcher.try_advance_fast(token, sequence.jumps):
                     return False
             except BaseException:  # whatever it is, `sampled` meets it again
                 return False
@@ -153,7 +153,7 @@ class TokenIntake:
             room = sequence.full - sequence.length - 1
             count = 0
             for token in tokens[: max(room, 0)]:
-                if token in sequence.stops or not matcher.went_on(token, False):
+                if token in sequence.stops or not matcher.try_advance_fast(token, False):
                     break
                 count += 1
             if count:

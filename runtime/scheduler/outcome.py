@@ -12,14 +12,14 @@ from rootlace.runtime.scheduler.sequence import Ending, Sequence
 def due(sequence: Sequence, now: float) -> bool:
     """Whether what is new is to be told: the first token is, then so many at a time, or so often.
 
-    Times are cut at multiples of `tell_seconds`, so that all who asked alike are told together.
+    Times are cut at multiples of `emit_seconds`, so that all who asked alike are told together.
     """
     if not sequence.announced:
         return True
     request = sequence.request
-    if sequence.length - sequence.told < request.tell_every:
+    if sequence.length - sequence.told < request.emit_every:
         return False
-    seconds = request.tell_seconds
+    seconds = request.emit_seconds
     return not seconds or now // seconds > sequence.told_at // seconds
 
 

@@ -159,7 +159,7 @@ class Scheduler:
         return updates
 
     def held_back(self, plan: StepPlan) -> list[Update]:
-        """News that only wait for their time (`Request.tell_seconds`), told now that `plan` runs:
+        """News that only wait for their time (`Request.emit_seconds`), told now that `plan` runs:
         of all, if it may take long, and of those who wait for blocks in any case."""
         now = self._clock()
         sequences = self._running.retracted
@@ -168,7 +168,7 @@ class Scheduler:
         news = [
             outcome.news(sequence, now, held_back=True)
             for sequence in sequences
-            if sequence.request.tell_seconds
+            if sequence.request.emit_seconds
         ]
         return [update for update in news if update is not None]
 
@@ -221,7 +221,7 @@ class Scheduler:
             if sequence.epoch != epoch or sequence.finished:
                 dropped += 1
                 continue
-            if sequence.plain and intake.went_on(sequence, token, scored):
+            if sequence.plain and intake.try_sampled_fast(sequence, token, scored):
                 if not outcome.due(sequence, now):
                     continue
                 update = outcome.news(sequence, now)

@@ -175,7 +175,7 @@ def test_tokens_taken_in_at_once_are_those_of_llguidance_also_taken_back(
         while done < len(text):
             token = text[done]
             jumps = pick.random() < 0.5
-            if matcher.went_on(token, jumps):
+            if matcher.try_advance_fast(token, jumps):
                 at_once += 1
                 assert other.advance(token) and not other.is_finished()
                 assert not (jumps and other.forced_tokens())
@@ -299,7 +299,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
         if matcher is first:
             assert alone.advance(start)
         for token in text:
-            assert not matcher.went_on(token, False)
+            assert not matcher.try_advance_fast(token, False)
             np.testing.assert_array_equal(matcher.allowed_mask(), alone.allowed_mask())
             assert matcher.advance(token) and alone.advance(token)
             assert not matcher.declared

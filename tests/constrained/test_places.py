@@ -37,9 +37,11 @@ def test_a_known_way_is_gone_at_once(compiler: GrammarCompiler, kind: str) -> No
     for count, token in enumerate(tokens):
         expected = other.mask_row()
         assert other.ready is None or other.ready is expected
-        assert not other.went_on(compiler.vocabulary.eos_token_ids[0], False)
+        assert not other.try_advance_fast(compiler.vocabulary.eos_token_ids[0], False)
         last = count + 1 == len(tokens)
-        assert other.went_on(token, False) is not last, "what may be the end is not taken in"
+        assert other.try_advance_fast(token, False) is not last, (
+            "what may be the end is not taken in"
+        )
         if not last:
             row = other.ready
             assert row is not None and row.table.filled(row.row)
@@ -59,7 +61,7 @@ def test_what_is_forced_is_not_passed_by(compiler: GrammarCompiler, kind: str) -
     for _ in range(2):
         matcher = made(compiler, kind)
         for token in tokens:
-            if matcher.went_on(token, True):
+            if matcher.try_advance_fast(token, True):
                 assert not matcher.forced_tokens()
             else:
                 assert matcher.advance(token)
@@ -71,7 +73,7 @@ def test_the_other_backends_take_nothing_in_at_once(compiler: GrammarCompiler) -
         config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
         matcher = GrammarCompiler(compiler.vocabulary, config=config).compile(regex="a+").matcher()
         token = compiler.vocabulary.byte_tokens[ord("a")]
-        assert not matcher.went_on(token, False) and matcher.ready is None
+        assert not matcher.try_advance_fast(token, False) and matcher.ready is None
         assert matcher.advance(token)
 
 

@@ -47,7 +47,7 @@ class OnlySeven(Plain):
         self.count += token_id == 7
         return token_id == 7
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_finished(self) -> bool:

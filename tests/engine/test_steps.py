@@ -185,7 +185,7 @@ def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) ->
     told: list[Update] = []
     steps = Steps(scheduler, executor, overlap, told.extend)
     params = SamplingParams(max_tokens=40, seed=0)
-    stream = Request(0, np.array([1, 2, 3], np.int32), params, tell_seconds=3600.0)
+    stream = Request(0, np.array([1, 2, 3], np.int32), params, emit_seconds=3600.0)
     scheduler.add(stream)
     landed: list[Update] = []
     for _ in range(10):
@@ -210,7 +210,7 @@ def test_what_is_held_back_is_told_before_a_prompt_is_computed(overlap: bool) ->
 def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> None:
     """Forced tokens, whose scores come with the step that computes them; prompts in between."""
 
-    def told(tell_seconds: float) -> list[tuple[list[int], list[float], list[int]]]:
+    def told(emit_seconds: float) -> list[tuple[list[int], list[float], list[int]]]:
         executor = SimulatedExecutor(512, 4, 1000, 100, verify=True, overlaps=overlap)
         scheduler = Scheduler(
             SchedulerConfig(max_step_tokens=16, check_invariants=True),
@@ -234,7 +234,7 @@ def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> No
                 params,
                 matcher=Script(seed + rid, 18, 100, forcing=6) if rid % 3 else None,
                 jump_forward=True,
-                tell_seconds=tell_seconds,
+                emit_seconds=emit_seconds,
             )
             scheduler.add(request)
             for _ in range(3):

@@ -232,7 +232,7 @@ async def test_single_tokens_are_asked_for_where_somebody_looks_at_them(
         Generate(5, 1, params=SamplingParams(max_tokens=2, stop=("never",))),
     )
     await c.result(5)
-    quiet, streamed, checked = (message.tell_every for message in c.engine.submitted)
+    quiet, streamed, checked = (message.emit_every for message in c.engine.submitted)
     assert quiet > 1 and streamed == checked == 1
 
 

@@ -25,7 +25,7 @@ class Plain:
     def automaton(self) -> AutomatonState | None:
         return None
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def forced_tokens(self) -> list[int]:
@@ -106,7 +106,7 @@ class Script(Plain):
         self.seen.append(token_id)
         return True
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         """Knows it at some places only."""
         seen = [*self.seen, token_id]
         if self.checking or len(seen) >= self.length or self._hash("on", seen)[0] % 4 == 0:

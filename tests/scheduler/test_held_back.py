@@ -30,7 +30,7 @@ def test_what_is_forced_from_the_start_comes_with_the_prompts_scores(overlap, cu
         list(range(14)),
         30,
         constrain=lambda: Script(seed, 20, 100, 6),
-        tell_seconds=NEVER,
+        emit_seconds=NEVER,
         prompt_logprobs_from=10,
     )
     assert job.forced[0] == 0 and job.cached == 9
@@ -49,7 +49,7 @@ def test_a_stop_token_is_told_together_with_the_end(overlap: bool) -> None:
         9,
         constrain=lambda: Script(seed, 3, 100, 10),
         stop_token_ids=(tokens[-1],),
-        tell_seconds=NEVER,
+        emit_seconds=NEVER,
     )
     (update,) = job.updates
     assert update.token_ids == tuple(tokens)
@@ -66,7 +66,7 @@ def test_tokens_that_are_told_early_have_their_scores(overlap: bool, seed: int) 
             [rid, *range(5)],
             30,
             constrain=lambda rid=rid: Script(10 * seed + rid, 25, 100, 6),  # type: ignore[misc]
-            tell_seconds=NEVER,
+            emit_seconds=NEVER,
             logprobs=True,
         )
         for _ in range(4):
@@ -83,7 +83,7 @@ def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
     world = World(block_size=4, num_blocks=12, overlap=overlap)
     world.scheduler._running.reserve = 0.0
     for rid in range(2):
-        world.submit([rid, 7, 8], 40, tell_seconds=NEVER)
+        world.submit([rid, 7, 8], 40, emit_seconds=NEVER)
     waited = 0
     while world.scheduler.has_work:
         world.step()
@@ -115,7 +115,7 @@ def test_from_whatever_was_told_a_request_goes_on_to_the_same_end(overlap, seed)
 
     first = world()
     rid = first.submit(
-        [1, 2, 3], 30, constrain=constrain, tell_seconds=0.02, logprobs=True, prompt_logprobs_from=0
+        [1, 2, 3], 30, constrain=constrain, emit_seconds=0.02, logprobs=True, prompt_logprobs_from=0
     )
     job = first.jobs[rid]
     while job.finish is None:
@@ -128,7 +128,7 @@ def test_from_whatever_was_told_a_request_goes_on_to_the_same_end(overlap, seed)
         told += update.token_ids
         again = world()
         other = again.run(
-            [1, 2, 3], 30, constrain=constrain, tell_seconds=0.02, logprobs=True,
+            [1, 2, 3], 30, constrain=constrain, emit_seconds=0.02, logprobs=True,
             prompt_logprobs_from=0, output=told,
         )  # fmt: skip
         assert other.output == job.output[len(told) :]

@@ -90,8 +90,8 @@ class Machine(RuleBasedStateMachine):
                 prompt,
                 namespace=namespace,
                 program=program,
-                tell_every=every,
-                tell_seconds=seconds,
+                emit_every=every,
+                emit_seconds=seconds,
                 **params,
             )
         except ContextLengthExceeded:

@@ -24,7 +24,7 @@ def told(world: World, every: int, job: Job) -> list[Update]:
             job.params,
             matcher=matcher,
             jump_forward=job.jump,
-            tell_every=every,
+            emit_every=every,
         )
     )
     world.drain()
@@ -80,7 +80,7 @@ def test_an_abort_tells_no_tokens() -> None:
     world = World()
     world.jobs[0] = Job([1], SamplingParams(max_tokens=50, seed=0), "")
     params = world.jobs[0].params
-    world.scheduler.add(Request(0, np.array([1], np.int32), params, tell_every=8))
+    world.scheduler.add(Request(0, np.array([1], np.int32), params, emit_every=8))
     for _ in range(6):
         world.step()
     update = world.scheduler.abort(0)
@@ -97,7 +97,7 @@ def test_streams_are_told_together_and_no_more_often_than_asked(overlap: bool) -
     for rid in when:
         world.jobs[rid] = Job([rid, rid], params, "")
         ids = np.array([rid, rid], np.int32)
-        world.scheduler.add(Request(rid, ids, params, tell_seconds=0.05))
+        world.scheduler.add(Request(rid, ids, params, emit_seconds=0.05))
         world.step()
     seen = dict.fromkeys(when, 0)
     while world.scheduler.has_work:

@@ -148,8 +148,8 @@ class World:
         constrain: Callable[[], Matcher] | None = None,
         jump: bool = True,
         output: list[int] | None = None,
-        tell_every: int = 1,
-        tell_seconds: float = 0.0,
+        emit_every: int = 1,
+        emit_seconds: float = 0.0,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -169,8 +169,8 @@ class World:
                 program,
                 matcher,
                 jump,
-                tell_every=tell_every,
-                tell_seconds=tell_seconds,
+                emit_every=emit_every,
+                emit_seconds=emit_seconds,
             )
         )
         self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)

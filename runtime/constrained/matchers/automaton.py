@@ -236,7 +236,7 @@ class AutomatonMatcher:
 
     # ------------------------------------------------------------ the text
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         place = self._place
         after = place.onward.get(token_id)
         if after is None or (jumps and not after.quiet):

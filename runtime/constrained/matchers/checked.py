@@ -185,7 +185,7 @@ class CheckedMatcher:
         self.fill_bitmask(words)
         return bool(words.any())
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_accepting(self) -> bool:

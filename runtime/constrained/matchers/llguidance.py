@@ -283,7 +283,7 @@ class LLGuidanceMatcher:
         if _is_worn(self._matcher):
             self._grammar.discard(self._prototype)
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_accepting(self) -> bool:

@@ -161,7 +161,7 @@ class OutlinesMatcher:
         self._error = ""
         return True
 
-    def went_on(self, token_id: int, jumps: bool) -> bool:
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_accepting(self) -> bool:

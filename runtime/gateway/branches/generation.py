@@ -66,9 +66,9 @@ class Generation:
         prompt = state.packed_ids()
         params = self._engine_params(len(state.ids))
         requests = Requests(gateway.engine)
-        tell_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
+        emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         # Where a stop string may come, each token counts: the engine is to stop at once.
-        tell_seconds = gateway.config.stream_interval if op.stream and not op.params.stop else 0.0
+        emit_seconds = gateway.config.stream_interval if op.stream and not op.params.stop else 0.0
         for index in range(op.params.n):
             sample = Sample(index, gateway.tokenizer, state.ids, op.params)
             self._samples.append(sample)
@@ -82,8 +82,8 @@ class Generation:
                     op.constraint,
                     branch.namespace,
                     branch.program,
-                    tell_every,
-                    tell_seconds,
+                    emit_every,
+                    emit_seconds,
                 ),
                 partial(self._hear, sample),
             )
