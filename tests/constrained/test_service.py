@@ -127,7 +127,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial's child sleeps over a pattern of many `z`, and takes memory for many `y`."""
     script = f"""
 import sys, time
-from rootlace.runtime.constrained import compiler, trial
+from rootlace.runtime.constrained.service import compiler, trial
 build = compiler.GrammarCompiler.build
 def slow(self, constraint):
     if "zzz" in constraint.source: time.sleep(1000)
