@@ -66,6 +66,13 @@ SHAPES = {
         Shape("down", 256, 768),
         Shape("head", 32000, 256),
     ),
+    "qwen3-0.6b": (
+        Shape("qkv", 4096, 1024),
+        Shape("output", 1024, 2048),
+        Shape("gate_up", 6144, 1024),
+        Shape("down", 1024, 3072),
+        Shape("head", 151936, 1024),
+    ),
     "large": (
         Shape("gate_up", 16384, 2048),
         Shape("down", 2048, 8192),
@@ -97,6 +104,8 @@ class Setting:
     seconds: float
     """For all kernels of one shape and number of rows."""
     compiled_rows: tuple[int, ...]
+    alone: bool = False
+    """Only our own."""
 
 
 class Bench:
@@ -143,13 +152,12 @@ class Bench:
         # A pass goes over some of the weights, the next one over those behind them.
         length = max(1, min(len(weights), int(PASS_SECONDS / guess)))
         x = torch.randn(rows, shape.inputs).to(self._setting.dtype)
-        kernels: dict[str, Callable[[], object]] = {
-            "native": self._native(x, packed, length),
-            "torch": _torch(x, weights, length),
-        }
-        reordered = _reordered(x, weights, length)
-        if reordered is not None:
-            kernels["packed"] = reordered
+        kernels: dict[str, Callable[[], object]] = {"native": self._native(x, packed, length)}
+        if not self._setting.alone:
+            kernels["torch"] = _torch(x, weights, length)
+            reordered = _reordered(x, weights, length)
+            if reordered is not None:
+                kernels["packed"] = reordered
         if rows in self._setting.compiled_rows:
             kernels["compiled"] = _compiled(x, weights[:length])
         best = best_in_turns(kernels, self._setting.seconds)
@@ -290,7 +298,7 @@ def show(results: list[Result], console: Console) -> None:
                 one = by.get(kernel)
                 cells += ["", "", "", ""] if one is None else _cells(one)
             others = [r.seconds for kernel, r in by.items() if kernel != "native"]
-            cells.append(f"{min(others) / by['native'].seconds:.2f}")
+            cells.append(f"{min(others) / by['native'].seconds:.2f}" if others else "")
             table.add_row(*cells)
         console.print(table)
 
@@ -318,8 +326,11 @@ def main() -> None:
     parser.add_argument(
         "--compile", nargs="+", type=int, default=[], metavar="ROWS", help="torch.compile at these"
     )
+    parser.add_argument("--alone", action="store_true", help="only our own kernels")
     args = parser.parse_args()
-    setting = Setting(getattr(torch, args.dtype), args.threads, args.seconds, tuple(args.compile))
+    setting = Setting(
+        getattr(torch, args.dtype), args.threads, args.seconds, tuple(args.compile), args.alone
+    )
     console = Console()
     if not console.is_terminal:
         console.width = 170

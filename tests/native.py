@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def native_library() -> ctypes.CDLL:
     return found
 
 
-TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64")
+TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64", "-DROOTLACE_TWIN")
 """Kinds of processor that kernels are compiled for."""
 
 
@@ -53,11 +54,13 @@ def compiled(
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     path = folder / "kernels.so"
-    files = [str(SOURCES / f"{name}.cpp") for name in sources]
+    files = [str(SOURCES / f"{name}.cpp") for name in (*sources, "prepare")]
     command = [compiler.path, *FLAGS, target, "-shared", *files, "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[:2000]
     found = ctypes.CDLL(str(path))
+    if refused := found.rl_prepare():
+        pytest.skip(os.strerror(refused))
     for name in functions:
         function = getattr(found, name)
         function.restype, function.argtypes = library.FUNCTIONS[name]

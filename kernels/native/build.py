@@ -215,7 +215,7 @@ def _output(command: list[str]) -> str | None:
 
 
 def _files(folder: Path, *suffixes: str) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
 
 
 def _common_digest(sources: Path, target: Sequence[str] | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from typing import Any
@@ -99,6 +100,7 @@ STRUCTURES = (Linear, Layer, Model, Rows, Step)
 
 # Name -> (result, arguments). Arrays are passed as addresses.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "rl_prepare": (c_int32, []),
     "rl_sizes": (None, [c_void_p]),
     "rl_team_new": (c_void_p, [c_int32]),
     "rl_team_free": (None, [c_void_p]),
@@ -157,6 +159,8 @@ def open_library(path: str) -> ctypes.CDLL:
             raise NativeUnavailable(f"the compiled kernels have no {name}")
         function.restype = result
         function.argtypes = arguments
+    if refused := library.rl_prepare():
+        raise NativeUnavailable(f"the system refuses what they need: {os.strerror(refused)}")
     sizes = (c_int64 * len(STRUCTURES))()
     library.rl_sizes(sizes)
     if list(sizes) != [ctypes.sizeof(structure) for structure in STRUCTURES]:

@@ -113,6 +113,10 @@ struct RlDraw {
 void rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
              int32_t* tokens);
 
+// Asks the system for what this library's instructions need. 0, or the reason (an errno) why none of
+// the other functions may be called.
+int32_t rl_prepare();
+
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 

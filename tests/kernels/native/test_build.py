@@ -210,11 +210,13 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_sources(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`library.load` compiles `sources`, which have the functions it expects, into `cache`."""
-    bodies = "\n".join(f"void {name}() {{}}" for name in library.FUNCTIONS if name != "rl_sizes")
+    defined = ("rl_prepare", "rl_sizes")
+    bodies = "\n".join(f"void {name}() {{}}" for name in library.FUNCTIONS if name not in defined)
     sizes = ", ".join(str(ctypes.sizeof(one)) for one in library.STRUCTURES)
     count = len(library.STRUCTURES)
     (sources / "all.cpp").write_text(
         f"""extern "C" {{ {bodies}
+int rl_prepare() {{ return 0; }}
 void rl_sizes(long long* sizes) {{
   const long long all[] = {{{sizes}}};
   for (int i = 0; i < {count}; i++) sizes[i] = all[i];
@@ -272,6 +274,6 @@ def test_compiling_by_hand_without_a_compiler(
 def test_a_library_without_the_functions(sources: Path, cache: Path) -> None:
     with (
         library_file(cache, sources=sources) as path,
-        pytest.raises(NativeUnavailable, match="have no rl_sizes"),
+        pytest.raises(NativeUnavailable, match="have no rl_prepare"),
     ):
         open_library(str(path))

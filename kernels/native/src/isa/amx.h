@@ -1,0 +1,45 @@
+// Intel's tile unit (AMX): products of bfloat16 tiles, summed in float32.
+//
+// Registers: sums 0 to 3, then two tiles of the left factor (4, 5) and two of the right (6, 7).
+// The compilers' own intrinsics are not used: GCC 12 does not tell itself that they read memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rootlace {
+
+// How the registers are configured: register r holds rows[r] rows of bytes[r] bytes.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+class AmxTiles {
+ public:
+  static void configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
+  // Registers are given back: what is in use is saved and restored whenever threads take turns.
+  static void release() { asm volatile("tilerelease"); }
+
+  template <int C>
+  static void zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(C));
+  }
+  // Rows `stride` bytes apart.
+  template <int R>
+  static void load(const void* from, size_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
+  }
+  template <int R>
+  static void store(void* to, size_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(R) : "memory");
+  }
+  // C += A B, B in pairs of rows.
+  template <int C, int A, int B>
+  static void multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  }
+};
+
+}  // namespace rootlace

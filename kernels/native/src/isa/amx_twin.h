@@ -1,0 +1,67 @@
+// What the tile unit computes, in plain C++: the order of its sums and its rounding are those of
+// TDPBF16PS in Intel's manual (volume 2). On a processor with the unit tests compare the two.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "amx.h"
+
+namespace rootlace {
+
+class TwinTiles {
+ public:
+  void configure(const TileShapes& shapes) {
+    shapes_ = shapes;
+    std::memset(registers_, 0, sizeof registers_);
+  }
+  void release() { configure({}); }
+
+  template <int C>
+  void zero() {
+    std::memset(registers_[C], 0, sizeof registers_[C]);
+  }
+  template <int R>
+  void load(const void* from, size_t stride) {
+    zero<R>();
+    for (int row = 0; row < shapes_.rows[R]; row++)
+      std::memcpy(registers_[R][row], static_cast<const char*>(from) + row * stride,
+                  shapes_.bytes[R]);
+  }
+  template <int R>
+  void store(void* to, size_t stride) const {
+    for (int row = 0; row < shapes_.rows[R]; row++)
+      std::memcpy(static_cast<char*>(to) + row * stride, registers_[R][row], shapes_.bytes[R]);
+  }
+  // Products of even and of odd numbers are added up apart, each with one rounding; their sum is
+  // added to C. Subnormal numbers count as zero, where they are read and where they come out.
+  template <int C, int A, int B>
+  void multiply() {
+    for (int row = 0; row < shapes_.rows[A]; row++)
+      for (int column = 0; column < shapes_.bytes[B] / 4; column++) {
+        float even = 0, odd = 0;
+        for (int k = 0; k < shapes_.bytes[A] / 4; k++) {
+          uint32_t a = registers_[A][row][k], b = registers_[B][k][column];
+          even = normal(std::fma(low(a), low(b), even));
+          odd = normal(std::fma(high(a), high(b), odd));
+        }
+        float& sum = reinterpret_cast<float&>(registers_[C][row][column]);
+        sum = normal(normal(sum) + normal(even + odd));
+      }
+  }
+
+ private:
+  static float normal(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+  static float number(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return normal(x);
+  }
+  static float low(uint32_t pair) { return number(pair << 16); }
+  static float high(uint32_t pair) { return number(pair & 0xffff0000u); }
+
+  TileShapes shapes_;
+  uint32_t registers_[8][16][16] = {};
+};
+
+}  // namespace rootlace

@@ -1,0 +1,155 @@
+// Weights in panels for products with vectors, and these products.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "api.h"
+#include "tile.h"
+
+namespace rootlace {
+
+inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// How weights lie in memory. Panels one behind the other, each [words of the inputs][COLUMNS]
+// 32-bit words. Gated: panel 2i has gate's columns i * COLUMNS and on, panel 2i + 1 the same of up.
+template <class T>
+class VectorPanels {
+ public:
+  static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
+  static constexpr int COLUMNS = VECS * LANES;
+  static constexpr int ROWS = TILE_ROWS;  // tasks have a multiple of so many rows
+  static constexpr int MOST_ROWS = 96;    // of a task: its sums are kept for so many
+
+  const int inputs, columns;  // columns of the result: of gate and of up, if gated
+  const int parts;            // panels for the same columns: 1, 2 if gated
+  const int panels;           // of each part
+
+  VectorPanels(int outputs, int inputs, bool gated)
+      : inputs(inputs),
+        columns(gated ? outputs / 2 : outputs),
+        parts(gated ? 2 : 1),
+        panels(ceil_div(columns, COLUMNS)),
+        words_(ceil_div(inputs, STEP<T>)) {}
+
+  size_t bytes() const { return size() * panels * parts * sizeof(T); }
+
+  void pack(const T* weights, int index, T* packed) const {
+    int first = index / parts * COLUMNS;
+    const T* rows = weights + (static_cast<size_t>(index % parts) * columns + first) * inputs;
+    int count = std::min(COLUMNS, columns - first);
+    T* panel = packed + index * size();
+    std::memset(static_cast<void*>(panel), 0, size() * sizeof(T));
+    // A few inputs of all rows at a time: they are read once and written as whole lines.
+    constexpr int CHUNK = 64 / sizeof(T);
+    for (int begin = 0; begin < inputs; begin += CHUNK) {
+      int end = std::min(begin + CHUNK, inputs);
+      for (int column = 0; column < count; column++) {
+        const T* row = rows + static_cast<size_t>(column) * inputs;
+        for (int k = begin; k < end; k++)
+          panel[k / STEP<T> * ROW + column * STEP<T> + k % STEP<T>] = row[k];
+      }
+    }
+  }
+
+  // Products of one thread; for as long as it has nothing else to do.
+  class Multiplier {
+   public:
+    explicit Multiplier(const VectorPanels& panels) : panels_(panels) {}
+
+    // sums[rows, COLUMNS] = x[rows, inputs], `ldx` elements apart, times the columns of the vectors
+    // vec .. vec + vecs - 1 of a panel.
+    void multiply(const T* x, size_t ldx, int rows, const T* packed, int panel, int vec, int vecs,
+                  float* sums) {
+      const T* from = packed + panel * panels_.size() + vec * LANES * STEP<T>;
+      bool few = rows <= 4 * TILE_ROWS;
+      int stretches =
+          ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
+      if (rows <= TILE_ROWS && vecs <= tile_vecs(rows)) stretches = 1;
+      int words = panels_.words_;
+      int steps = ceil_div(ceil_div(words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
+      for (int step = 0; step < words; step += steps) {
+        int k = step * STEP<T>;
+        stretch(x + k, ldx, rows, from + step * ROW, std::min(steps * STEP<T>, panels_.inputs - k),
+                vecs, sums, step > 0);
+      }
+    }
+
+   private:
+    void stretch(const T* a, size_t lda, int rows, const T* b, int depth, int all, float* sums,
+                 bool add) {
+      int tiles = ceil_div(rows, TILE_ROWS);
+      int vecs = std::min(all, tile_vecs(ceil_div(rows, tiles)));
+      int passes = tiles * ceil_div(all, vecs);
+      // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
+      // each pass. Of a part of a panel they are not in a row.
+      Ahead ahead;
+      int lines = all == VECS ? AHEAD_STEPS * VECS : 0;
+      if (passes > 1) {
+        ahead.from = reinterpret_cast<const char*>(b + depth / STEP<T> * ROW);
+        ahead.lines = ceil_div(lines, passes);
+      } else if (rows > 1) {
+        ahead = {reinterpret_cast<const char*>(b) + LONE_AHEAD, lines, true};
+      }
+      int fetched = depth / STEP<T> / AHEAD_STEPS * ahead.lines, left = lines;
+      for (int vec = 0; vec < all; vec += vecs) {
+        int width = std::min(vecs, all - vec);
+        for (int i = 0, row = 0; i < tiles; i++) {
+          int count = rows / tiles + (i < rows % tiles);
+          tile_of(count, width)(a + row * lda, lda, b + vec * LANES * STEP<T>, depth,
+                                sums + row * COLUMNS + vec * LANES, add, ahead);
+          row += count;
+          ahead.from += fetched * 64;
+          left -= ahead.lines;
+          if (left <= 0) ahead.lines = 0;
+        }
+      }
+    }
+
+    const VectorPanels& panels_;
+  };
+
+ private:
+  // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
+  // only a few tiles of rows need them, in the first: these would wait for the second.
+  static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
+  // How far ahead of a lone tile its weights are fetched.
+  static constexpr int LONE_AHEAD = 4096;
+  static constexpr size_t ROW = static_cast<size_t>(COLUMNS) * STEP<T>;  // elements
+
+  size_t size() const { return words_ * ROW; }  // of a panel, in elements
+
+  using Tile = void (*)(const T* a, size_t lda, const T* b, int depth, float* c, bool add,
+                        Ahead ahead);
+
+  template <int COUNT, int WIDTH>
+  static void one_tile(const T* a, size_t lda, const T* b, int depth, float* c, bool add,
+                       Ahead ahead) {
+    tile<COUNT, WIDTH>(a, lda, b, ROW, depth, c, COLUMNS, add, ahead);
+  }
+
+  // How many rows tiles of so many vectors have at most.
+  static constexpr int tile_rows(int vecs) {
+    int rows = TILE_ROWS;
+    while (tile_vecs(rows) < vecs) rows--;
+    return rows;
+  }
+
+  template <int WIDTH, int... COUNT>
+  static Tile tile_of(int rows, std::integer_sequence<int, COUNT...>) {
+    static constexpr Tile all[] = {one_tile<COUNT + 1, WIDTH>...};
+    return all[rows - 1];
+  }
+  template <int WIDTH>
+  static Tile tile_with(int rows) {
+    return tile_of<WIDTH>(rows, std::make_integer_sequence<int, tile_rows(WIDTH)>());
+  }
+  static Tile tile_of(int rows, int vecs) {
+    return vecs == 3 ? tile_with<3>(rows) : vecs == 2 ? tile_with<2>(rows) : tile_with<1>(rows);
+  }
+
+  int words_;  // 32-bit words of an input vector
+};
+
+}  // namespace rootlace
