@@ -43,23 +43,23 @@ from rootlace.language.expressions import (
     user_end,
 )
 from rootlace.language.failures import ProgramError
+from rootlace.language.state import AsyncProgramState, ProgramState
 from rootlace.program.function import Function, function
-from rootlace.program.state import AsyncProgramState, ProgramState
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
     from rootlace.client.default import flush_cache, get_server_info, set_default_backend
     from rootlace.client.endpoint import RuntimeEndpoint
     from rootlace.client.runtime import Runtime
+    from rootlace.language.fork import Forks
     from rootlace.program.engine import Engine
-    from rootlace.program.fork import Forks
     from rootlace.trace.graph import Trace
 
     __version__: str
 
 _LAZY = {
     "Engine": "rootlace.program.engine",
-    "Forks": "rootlace.program.fork",
+    "Forks": "rootlace.language.fork",
     "Runtime": "rootlace.client.runtime",
     "RuntimeEndpoint": "rootlace.client.endpoint",
     "Trace": "rootlace.trace.graph",

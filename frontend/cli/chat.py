@@ -14,7 +14,7 @@ from rootlace.cli.failure import fail
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.program.state import ProgramState
+    from rootlace.program.branch import Branch
 
 HELP = "/stats tokens per turn · /reset start anew · /quit (or Ctrl-D) · Ctrl-C stops a reply"
 
@@ -73,31 +73,32 @@ class Conversation:
         self._system = system
         defaults = {"temperature": temperature, "max_tokens": max_tokens}
         self._run = ProgramRun(endpoint_of(backend), defaults, stream=True)
-        self._state = self._begin()
+        self._branch = self._begin()
 
     def reset(self) -> None:
         self.turns.clear()
-        self._state.branch.close("the conversation was reset")
-        self._state = self._begin()
+        self._branch.remote.close("the conversation was reset")
+        self._branch = self._begin()
 
     def ask(self, message: str) -> Any:
         """Yield the reply as it comes. Raises the typed error of what fails."""
-        from rootlace import assistant, gen, user
+        from rootlace import ProgramState, assistant, gen, user
 
-        turn: ProgramState = self._state.fork(1)[0]
+        (turn,) = self._branch.fork(1)
+        state = ProgramState(turn)
         done = False
         try:
-            turn += user(message)
-            turn += assistant(gen("reply"))
-            yield from turn.text_iter("reply")
-            meta = turn.get_meta_info("reply")
+            state += user(message)
+            state += assistant(gen("reply"))
+            yield from state.text_iter("reply")
+            meta = state.get_meta_info("reply")
             done = True
         finally:
             if not done:
-                turn.branch.cancel()
-                turn.branch.close("this turn was interrupted")
-        self._state.branch.close("the conversation went on")
-        self._state = turn
+                turn.remote.cancel()
+                turn.remote.close("this turn was interrupted")
+        self._branch.remote.close("the conversation went on")
+        self._branch = turn
         self.turns.append(
             Turn(meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"])
         )
@@ -108,15 +109,14 @@ class Conversation:
             self._run.finish()
         self._run.conclude(None)
 
-    def _begin(self) -> ProgramState:
+    def _begin(self) -> Branch:
         from rootlace import system
         from rootlace.program.branch import Branch
-        from rootlace.program.state import ProgramState
 
-        state = ProgramState(Branch(self._run))
+        branch = Branch(self._run)
         if self._system:
-            state += system(self._system)
-        return state
+            branch.append(system(self._system))
+        return branch
 
 
 def _talk(conversation: Conversation) -> None:

@@ -15,8 +15,8 @@ from rootlace.cli.backend import connected
 from rootlace.cli.failure import fail
 
 if TYPE_CHECKING:
+    from rootlace.language.state import ProgramState
     from rootlace.program.function import Function
-    from rootlace.program.state import ProgramState
 
 INTERRUPTED = 130
 
@@ -153,9 +153,6 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
         for text in state.text_iter():
             sys.stdout.write(text)
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        state.branch.run.cancel()
-        raise
     finally:
         typer.echo()
     return state

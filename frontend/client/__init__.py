@@ -1,6 +1,7 @@
 """A program's side of the wire: connections, and the runtimes they lead to.
 
-`connection` has the one I/O thread; `completion` is how threads and coroutines wait for a result;
+`connection` has the one I/O thread; `completion` is how threads and coroutines wait for a result,
+`answer` the result of one operation; `cached_text` computes text before it is asked for.
 `endpoint` is a runtime that is already running, `runtime` one that is started as a child process,
 and `default` the one that programs use when they are not told.
 """

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rootlace.client.completion import Completion
+from rootlace.client.answer import Answer
 from rootlace.client.connection import Connection
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
@@ -20,22 +20,7 @@ from rootlace.wire.errors import (
     RootlaceError,
     ServerUnavailable,
     Unauthorized,
-    from_code,
 )
-
-
-class _Answer(Completion):
-    """The sink of one operation that belongs to no branch."""
-
-    __slots__ = ("event",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.event: protocol.Event | None = None
-
-    def __call__(self, event: protocol.Event) -> None:
-        self.event = event
-        self.finish()
 
 
 class RuntimeEndpoint:
@@ -83,16 +68,11 @@ class RuntimeEndpoint:
     def ask(self, op_type: type[protocol.FlushCache] | type[protocol.GetStatus]) -> protocol.Event:
         """Send one operation that belongs to no branch and wait for its answer."""
         connection = self.connect()
-        answer = _Answer()
+        answer = Answer()
         connection.send(op_type(op=connection.next_op()), answer)
         connection.count_round_trip()
         connection.flush()
-        answer.wait()
-        event = answer.event
-        assert event is not None
-        if isinstance(event, protocol.Failed):
-            raise from_code(event.code, event.message)
-        return event
+        return answer.get()
 
     def flush_cache(self, empty_cache: bool = True) -> None:
         """Forget every cached prefix that no running request uses."""

@@ -17,8 +17,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
+from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
+from rootlace.wire.protocol import Text
 
 GATEWAY_MODULE = "rootlace.runtime.gateway"
 _LOG_TAIL_LINES = 20
@@ -210,9 +212,7 @@ class Runtime:
         """Compute a text's KV now, for requests that will start with it."""
         if not prefix:
             raise InvalidRequest("an empty prefix cannot be cached")
-        from rootlace.program.function import Function
-
-        Function(lambda s: s.append(prefix)).cache(self)
+        cached_text.cache(self.endpoint.connect(), [Text(prefix)])
 
     def shutdown(self, grace: float = 10.0) -> None:
         """Stop the runtime: what runs is cancelled. Killed if it takes over `grace` seconds.

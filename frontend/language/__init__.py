@@ -1,6 +1,9 @@
-"""What a program is written with: immutable expressions and the options they take.
+"""What a program is written with, and what stands behind it.
 
 `expressions` (`gen`, `select`, roles) are values that can be joined with `+` and reused;
 `sampling` turns the options users write into what travels; `choices` says how `select` compares;
-`failures` remembers the line of the program that made an expression, for errors.
+`failures` remembers the line of the program that made an expression, for errors. A `definition` is
+a program's function with its parameters. `state` and `fork` are what it appends to and reads
+`variables` from; behind them stands one of two interpreters (`interpreter` says what they must
+offer): `rootlace.program` runs the program, `rootlace.trace` finds its graph.
 """

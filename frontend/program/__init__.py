@@ -1,7 +1,8 @@
-"""Running a program: `@function`, its state, and the branches that the state stands for.
+"""Running a program.
 
-In the order of a run: `function` (the decorator), `run` (one run and its end), `state` (what the
-program sees), `branch` (the operations it sends), `variables` (what it may read), `transcript`
-(its text), `fork`, `cursor` (streaming). `batch` runs one program on many arguments and shares
-their common `prefix`; `engine` generates without a program.
+In the order of a run: `function` (the decorator), `execution` (here, in a thread or as a task),
+`run` (what its branches have in common), `branch` (what is appended) and `remote_branch` (what is
+sent for it), `operations` (what comes back), `transcript` (the text), `reader` and `cursor`
+(reading it, whole or as it comes). `batch` runs one program on many arguments, which start from a
+shared `prefix`; `engine` generates without a program.
 """

@@ -9,38 +9,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rootlace.client.completion import LOOK_UP_SECONDS, Completion
+from rootlace.client import cached_text
+from rootlace.client.completion import LOOK_UP_SECONDS
 from rootlace.client.default import endpoint_of
+from rootlace.language.definition import Body, Definition
+from rootlace.language.state import ProgramState
 from rootlace.program.branch import Branch
-from rootlace.program.function import complete
+from rootlace.program.execution import complete, complete_async, in_own_loop
 from rootlace.program.prefix import SharedPrefix, merge
 from rootlace.program.run import ProgramRun
-from rootlace.program.state import ProgramState
 from rootlace.trace.tracer import Reference, constant_prefix
-from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidRequest, RootlaceError, from_code
+from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from rootlace.client.connection import Connection
     from rootlace.client.endpoint import RuntimeEndpoint
-    from rootlace.program.function import Function
-
-Body = Callable[[Any], Any]
-
-
-class _Outcome(Completion):
-    """The sink of one of the shared prefix's operations."""
-
-    __slots__ = ("error",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.error: RootlaceError | None = None
-
-    def __call__(self, event: protocol.Event) -> None:
-        if isinstance(event, protocol.Failed):
-            self.error = from_code(event.code, event.message)
-        self.finish()
 
 
 class _Batch:
@@ -48,7 +30,7 @@ class _Batch:
 
     def __init__(
         self,
-        function: Function,
+        function: Definition,
         endpoint: RuntimeEndpoint,
         options: Mapping[str, Any],
         size: int,
@@ -69,17 +51,16 @@ class _Batch:
         texts = merge(constant_prefix(self._function, chat, common))
         if not texts:
             return None
-        branch = self._connection.next_branch()
         try:
             # A prefix that fails (too long, say) fails the programs themselves, with their lines.
-            _compute(self._connection, branch, texts, self._program)
+            branch, _ = cached_text.compute(self._connection, texts, self._program)
         except InvalidRequest:
             return None
         return SharedPrefix(branch, texts)
 
     def start(self) -> ProgramRun:
-        run = self._function.start_in_batch(
-            self._endpoint, self._options, self._live_prefix(), self._program
+        run = ProgramRun(
+            self._endpoint, self._options, prefix=self._live_prefix(), program=self._program
         )
         with self._lock:
             self._running.add(run)
@@ -106,13 +87,7 @@ class _Batch:
 
     def close(self) -> None:
         if self._prefix is not None and self._connection.lost is None:
-            connection = self._connection
-            if self._cancelled:
-                cancel = protocol.Cancel(connection.next_op(), self._prefix.branch)
-                connection.send(cancel, _Outcome())
-            close = protocol.Close(connection.next_op(), self._prefix.branch)
-            connection.send(close, _Outcome())
-            connection.flush()
+            cached_text.close(self._connection, self._prefix.branch, cancel=self._cancelled)
 
     def run_one(self, body: Body) -> ProgramState:
         """One program to its end; its failure stays in its state."""
@@ -129,35 +104,13 @@ class _Batch:
         run = self.start()
         state = ProgramState(Branch(run))
         try:
-            await self._function.complete_async(run, body, state)
+            await complete_async(run, body, state)
         except Exception:
             assert run.error is not None
         return state
 
 
-def _compute(
-    connection: Connection, branch: int, texts: tuple[protocol.Text, ...], program: str = ""
-) -> list[_Outcome]:
-    """Open `branch` with `texts` computed; what is then to be waited for.
-
-    Raises InvalidRequest, and leaves no branch, if they cannot be sent.
-    """
-    outcomes = []
-    try:
-        for op in (
-            protocol.Open(connection.next_op(), branch, program=program),
-            protocol.Append(connection.next_op(), branch, texts),
-            protocol.Prefill(connection.next_op(), branch),
-        ):
-            outcomes.append(_Outcome())
-            connection.send(op, outcomes[-1])
-    except InvalidRequest:
-        connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
-        raise
-    return outcomes
-
-
-def bodies(function: Function, batch: Sequence[Any]) -> list[Body]:
+def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
     """Check every element's arguments before anything runs."""
     if isinstance(batch, (str, Mapping)) or not isinstance(batch, Sequence):
         raise TypeError("run_batch() takes a list of dictionaries (or tuples) of arguments")
@@ -175,7 +128,7 @@ def bodies(function: Function, batch: Sequence[Any]) -> list[Body]:
     return checked
 
 
-def common_arguments(function: Function, batch: Sequence[Any]) -> dict[str, Any]:
+def common_arguments(function: Definition, batch: Sequence[Any]) -> dict[str, Any]:
     """What the trace for the prefix gets: the arguments that are the same in the whole batch as
     they are, the others as references."""
     rows = [
@@ -201,7 +154,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def run_batch(
-    function: Function,
+    function: Definition,
     batch: Sequence[Any],
     num_threads: str | int,
     progress_bar: bool,
@@ -216,8 +169,6 @@ def run_batch(
     if function.is_async:
         if generator_style:
             raise InvalidRequest("generator_style is for ordinary programs")
-        from rootlace.program.function import _own_loop
-
         coroutine = run_batch_async(
             function,
             batch,
@@ -226,7 +177,7 @@ def run_batch(
             options,
             progress_bar,
         )
-        return _own_loop(coroutine, function.name)
+        return in_own_loop(coroutine, function.name)
     common = common_arguments(function, batch)
     results = _in_threads(function, todo, width, progress_bar, endpoint, options, common)
     return results if generator_style else list(results)
@@ -241,7 +192,7 @@ def _width(num_threads: str | int, size: int) -> int:
 
 
 def _in_threads(
-    function: Function,
+    function: Definition,
     todo: list[Body],
     width: int,
     progress_bar: bool,
@@ -282,7 +233,7 @@ def _result(future: Future[ProgramState]) -> ProgramState:
 
 
 async def run_batch_async(
-    function: Function,
+    function: Definition,
     batch: Sequence[Any],
     concurrency: int,
     backend: Any,
@@ -342,19 +293,12 @@ def _progress(shown: bool, name: str, total: int) -> Iterator[Callable[[], None]
         yield lambda: progress.advance(task)
 
 
-def cache_prefix(function: Function, backend: Any) -> str:
+def cache_prefix(function: Definition, backend: Any) -> str:
     """See `Function.cache`."""
     endpoint = endpoint_of(backend)
     connection = endpoint.connect()
     texts = merge(constant_prefix(function, connection.model.chat))
     if not texts:
         return ""
-    branch = connection.next_branch()
-    outcomes = _compute(connection, branch, texts)
-    connection.send(protocol.Close(connection.next_op(), branch), _Outcome())
-    connection.flush()
-    for outcome in outcomes:
-        outcome.wait()
-        if outcome.error is not None:
-            raise outcome.error
+    cached_text.cache(connection, texts)
     return "".join(text.text for text in texts)

@@ -1,11 +1,10 @@
-"""A branch: the operations a program has sent for one of its states, and what came of them."""
+"""A branch of a running program: what it has appended, as text and as operations."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
 
-from rootlace.client.completion import Completion
 from rootlace.language import sampling
 from rootlace.language.expressions import (
     Appendable,
@@ -16,71 +15,34 @@ from rootlace.language.expressions import (
     TokenIds,
     items,
 )
-from rootlace.language.failures import Failure, ProgramError, Site, call_site
-from rootlace.program.prefix import PrefixMatcher
+from rootlace.language.failures import ProgramError
+from rootlace.language.variables import Constant, Gathered, Readable
+from rootlace.program.operations import Generation, Selection
+from rootlace.program.reader import BranchReader
+from rootlace.program.remote_branch import RemoteBranch
+from rootlace.program.run import ProgramRun
 from rootlace.program.transcript import Conversation, Transcript
-from rootlace.program.variables import Constant, Generation, Operation, Readable, Selection
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import Cancelled, InvalidRequest, RootlaceError
-
-if TYPE_CHECKING:
-    from rootlace.program.run import ProgramRun
-
-
-class _Quoting(Operation):
-    """An append that quotes other branches."""
-
-    __slots__ = ("sources",)
-
-    def __init__(self, branch: Branch, site: Site, sources: Sequence[Branch]) -> None:
-        super().__init__(branch, site, "join()")
-        self.sources = tuple(sources)
-
-
-class _Closing(Completion):
-    """A close or cancel: nobody cares whether it failed."""
-
-    __slots__ = ()
-
-    def __call__(self, event: protocol.Event) -> None:
-        self.finish()
+from rootlace.wire.errors import InvalidRequest, RootlaceError
 
 
 class Branch:
-    """Turns expressions into operations as they are appended; never waits for the server.
-
-    Used by one thread (or loop) at a time, besides the I/O thread that reports events.
-    """
+    """Turns expressions into operations as they are appended; never waits for the server."""
 
     def __init__(self, run: ProgramRun, parent: Branch | None = None) -> None:
         self.run = run
-        self.id = run.connection.next_branch()
-        self.parent = parent
+        self.remote: RemoteBranch = RemoteBranch(run, parent.remote if parent else None)
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
-        self.failure: Failure | None = None
-        self.last: Operation | None = None
-        self.closed = ""
-        self._abandoned = False
-        self._children = 0
-        self._quoting: list[_Quoting] = []
+        self.reader = BranchReader(
+            run, self.remote, self.transcript, self.conversation, self.variables
+        )
         self._parts: list[protocol.Part] = []
-        self._matcher: PrefixMatcher | None = None
-        self._opened = False
-        run.adopt(self)
-        if parent is not None:
-            parent.ensure_open()
-            parent._children += 1
-            self._open(parent.id)
-        elif run.prefix is not None:
-            self._matcher = PrefixMatcher(run.prefix)
-
-    # ------------------------------------------------------------ growing
 
     def append(self, expression: Appendable) -> None:
         """Send what `expression` stands for. Raises at once only for what no server could do."""
-        self._check_open()
+        self.remote.check_open()
         for item in items(expression):
             if isinstance(item, str):
                 self._add_text(protocol.Text(item))
@@ -98,24 +60,48 @@ class Branch:
             else:
                 raise TypeError(f"{item!r} can only be appended while a program is traced")
         self._send_parts()
-        if self.run.stream:
-            self.run.signal.fire()
+        self.remote.news()
 
-    def quote(self, sources: Sequence[Branch]) -> None:
-        """Append what `sources` have gained since they were opened, without waiting for it."""
-        self._check_open()
-        self.ensure_open()
-        operation = _Quoting(self, call_site(), sources)
-        parts = tuple(protocol.Quote(source.id) for source in sources)
-        for source in sources:
-            source._quoting.append(operation)
-            self.transcript.append(source.transcript.excerpt(source.transcript.start))
-        self._issue(protocol.Append(self._next(), self.id, parts), operation)
+    def fork(self, size: int) -> list[Branch]:
+        """`size` branches that start where this one stands."""
+        self.remote.check_open()
+        return [self._fork() for _ in range(size)]
 
-    def fork(self) -> Branch:
-        """A branch that starts where this one stands."""
-        self._check_open()
-        return Branch(self.run, self)
+    def _fork(self) -> Branch:
+        fork = Branch(self.run, self)
+        # A fork that the program lets go of is given back, whatever it still does.
+        weakref.finalize(fork, fork.remote.drop).atexit = False
+        return fork
+
+    def join(self, forks: Sequence[Branch], mode: str) -> None:
+        """End `forks` and bring back their variables, or their texts. Nothing is waited for."""
+        if mode == "gather_variable":
+            self._gather(forks)
+        else:
+            self._quote(forks)
+        for fork in forks:
+            fork.remote.close("this fork was joined")
+
+    def _gather(self, forks: Sequence[Branch]) -> None:
+        found: dict[str, list[Readable]] = {}
+        for fork in forks:
+            for name, variable in fork.variables.items():
+                if name not in self.variables:
+                    found.setdefault(name, []).append(variable)
+        for name, parts in found.items():
+            self.variables[name] = Gathered(parts)
+
+    def _quote(self, forks: Sequence[Branch]) -> None:
+        self.remote.check_open()
+        self.remote.quote([fork.remote for fork in forks])
+        for fork in forks:
+            self.transcript.append(fork.transcript.excerpt(fork.transcript.start))
+
+    def position(self) -> int:
+        return len(self.transcript)
+
+    def name_from(self, position: int, name: str) -> None:
+        self.variables[name] = self.transcript.excerpt(position)
 
     def set_variable(self, name: str, value: object) -> None:
         self.variables[name] = Constant(value)
@@ -132,33 +118,33 @@ class Branch:
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
-        self.ensure_open()
-        operation = Generation(self, site, expression.what, asked.params, asked.type)
+        self.remote.ensure_open()
+        operation = Generation(self.remote, site, expression.what, asked.params, asked.type)
         self._record(expression.name, operation)
         op = protocol.Generate(
-            op=self._next(),
-            branch=self.id,
+            op=self.remote.next_op(),
+            branch=self.remote.id,
             name=expression.name or "",
             params=asked.params,
             constraint=asked.constraint,
             stream=self.run.stream,
         )
-        self._issue(op, operation)
+        self.remote.issue(op, operation)
 
     def _select(self, expression: Select) -> None:
         self._send_parts()
-        self.ensure_open()
-        operation = Selection(self, expression.site, expression.what, expression.choices)
+        self.remote.ensure_open()
+        operation = Selection(self.remote, expression.site, expression.what, expression.choices)
         self._record(expression.name, operation)
         op = protocol.Select(
-            op=self._next(),
-            branch=self.id,
+            op=self.remote.next_op(),
+            branch=self.remote.id,
             choices=expression.choices,
             name=expression.name or "",
             method=expression.method,
             temperature=expression.temperature,
         )
-        self._issue(op, operation)
+        self.remote.issue(op, operation)
 
     def _record(self, name: str | None, operation: Generation | Selection) -> None:
         self.transcript.append(operation)
@@ -190,127 +176,7 @@ class Branch:
         for text in chat_format.end(self.run.chat, expression.role):
             self._add_text(text)
 
-    # ------------------------------------------------------------ sending
-
-    def ensure_open(self) -> None:
-        """Open it on the server, if that waited for the branch's first text."""
-        if not self._opened:
-            held = self._matcher.give_up() if self._matcher else ()
-            self._matcher = None
-            self._open(None)
-            if held:
-                self._append(held)
-
-    def _open(self, parent: int | None) -> None:
-        self._opened = True
-        program = self.run.program if parent is None else ""
-        op = protocol.Open(self._next(), self.id, parent=parent, program=program)
-        self._issue(op, Operation(self, call_site(), "opening a branch"))
-
     def _send_parts(self) -> None:
         parts, self._parts = tuple(self._parts), []
-        if not parts:
-            return
-        if self._matcher is not None:
-            matches, parts = self._matcher.feed(parts)
-            if matches is None:
-                return
-            parent = self._matcher.prefix.branch if matches else None
-            self._matcher = None
-            self._open(parent)
-        else:
-            self.ensure_open()
         if parts:
-            self._append(parts)
-
-    def _append(self, parts: tuple[protocol.Part, ...]) -> None:
-        op = protocol.Append(self._next(), self.id, parts)
-        self._issue(op, Operation(self, call_site(), "appending text"))
-
-    def _next(self) -> int:
-        return self.run.connection.next_op()
-
-    def _issue(self, op: protocol.Op, operation: Operation) -> None:
-        self.last = operation
-        try:
-            self.run.connection.send(op, operation)
-        except InvalidRequest as error:
-            self._refuse(operation, error)
-        if self.run.cancelled:  # the canceller may not have seen this branch's latest operation
-            self.cancel()
-
-    def _refuse(self, operation: Operation, error: InvalidRequest) -> NoReturn:
-        """End `operation`, which cannot be sent, as the server ends one that fails."""
-        operation.failure = failure = self.failed(operation, error)
-        operation.finish()
-        # What follows would continue a text without this operation: the branch is broken.
-        self.run.connection.send(protocol.Cancel(self._next(), self.id), _Closing())
-        raise failure.exception()
-
-    def _check_open(self) -> None:
-        if self.run.cancelled:
-            raise Cancelled("the program was cancelled")
-        if self.closed:
-            raise InvalidRequest(f"{self.closed}: its state can be read, but not appended to")
-
-    # ------------------------------------------------------------ what the I/O thread reports
-
-    def failed(self, operation: Operation, error: RootlaceError) -> Failure:
-        """The failure that readers of `operation` get to see: the first one, whose it may be."""
-        if self.failure is None:
-            self.failure = self._inherited(operation, error)
-        if self.failure is None:
-            self.failure = Failure(operation.site, operation.what, error)
-            if not self._abandoned:
-                self.run.note(self.failure)
-        return self.failure
-
-    def _inherited(self, operation: Operation, error: RootlaceError) -> Failure | None:
-        if isinstance(operation, _Quoting):
-            for source in operation.sources:
-                if source.failure is not None:
-                    return source.failure
-        if isinstance(error, Cancelled) and self.parent is not None:
-            return self.parent.failure
-        return None
-
-    def news(self) -> None:
-        if self.run.stream:
-            self.run.signal.fire()
-
-    # ------------------------------------------------------------ the end
-
-    def close(self, why: str = "the program has ended") -> None:
-        """Give the branch back once its operations are over. What it said stays readable."""
-        if self.closed:
-            return
-        self.closed = why
-        self.run.release(self, self._abandoned)
-        if not self._opened:
-            return
-        # A branch must live until those that quote it have got its text.
-        for operation in self._quoting:
-            if not operation.done:
-                operation.add_callback(self._send_close)
-                return
-        self._send_close()
-
-    def cancel(self) -> None:
-        """Abort what runs and what is queued. From any thread."""
-        if self._opened and self.last is not None and not self.last.done:
-            self.run.connection.send(protocol.Cancel(self._next(), self.id), _Closing())
-
-    def drop(self) -> None:
-        """Nobody holds the state any more (called by the garbage collector)."""
-        if not self.closed and not self.run.ended.done:
-            self._abandoned = True
-            if not self._children and not self._quoting:
-                self.cancel()
-            self.close("this fork was dropped")
-
-    def _send_close(self) -> None:
-        for operation in self._quoting:
-            if not operation.done:
-                operation.add_callback(self._send_close)
-                return
-        self.run.connection.send(protocol.Close(self._next(), self.id), _Closing())
+            self.remote.append(parts)

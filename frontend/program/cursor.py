@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Protocol
 
 from rootlace.client.completion import call_in_loop, wait_for_event
-from rootlace.program.branch import Branch
+from rootlace.language.variables import Readable
+from rootlace.program.meta_info import logprob_meta
+from rootlace.program.operations import Generation
 from rootlace.program.run import ProgramRun
-from rootlace.program.transcript import Piece
-from rootlace.program.variables import Generation, Readable, logprob_meta
+from rootlace.program.transcript import Piece, Transcript
 from rootlace.wire import protocol
 
 Step = tuple[str, dict[str, Any] | None]
@@ -75,15 +76,16 @@ def _read_whole(readable: Readable) -> tuple[list[Step], bool]:
 class TextCursor:
     """The whole text of a branch, from its first piece."""
 
-    def __init__(self, branch: Branch, with_meta: bool = True) -> None:
-        self._branch = branch
+    def __init__(self, run: ProgramRun, transcript: Transcript, with_meta: bool = True) -> None:
+        self._run = run
+        self._transcript = transcript
         self._with_meta = with_meta
         self._index = 0
         self._reader: _GenerationReader | None = None
 
     def read(self) -> tuple[list[Step], bool]:
-        ended = self._branch.run.ended.done
-        transcript = self._branch.transcript
+        ended = self._run.ended.done
+        transcript = self._transcript
         steps: list[Step] = []
         for piece in transcript.slice(self._index, len(transcript)):
             new, finished = self._read_piece(piece)
@@ -107,16 +109,23 @@ class TextCursor:
 class VariableCursor:
     """One variable, from when the program first names it. One that it never names has no text."""
 
-    def __init__(self, branch: Branch, name: str, with_meta: bool = True) -> None:
-        self._branch = branch
+    def __init__(
+        self,
+        run: ProgramRun,
+        variables: Mapping[str, Readable],
+        name: str,
+        with_meta: bool = True,
+    ) -> None:
+        self._run = run
+        self._variables = variables
         self._name = name
         self._with_meta = with_meta
         self._reader: _GenerationReader | None = None
 
     def read(self) -> tuple[list[Step], bool]:
-        ended = self._branch.run.ended.done
+        ended = self._run.ended.done
         if self._reader is None:
-            variable = self._branch.variables.get(self._name)
+            variable = self._variables.get(self._name)
             if variable is None:
                 return [], ended
             if not isinstance(variable, Generation):

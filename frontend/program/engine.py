@@ -13,9 +13,8 @@ from rootlace.language.expressions import Appendable, Gen, TokenIds
 from rootlace.language.failures import call_site
 from rootlace.program.branch import Branch
 from rootlace.program.cursor import VariableCursor, follow, follow_async
+from rootlace.program.operations import Generation
 from rootlace.program.run import ProgramRun
-from rootlace.program.state import ProgramState
-from rootlace.program.variables import Generation
 from rootlace.wire.errors import InvalidRequest
 
 _NAME = "output"
@@ -28,17 +27,16 @@ class _Request:
     def __init__(self, engine: Engine, prompt: Appendable, options: dict[str, Any], stream: bool):
         self.n: int = options.get("n", 1)
         self.run = ProgramRun(engine.endpoint, {}, stream=stream)
-        branch = Branch(self.run)
-        self.state = ProgramState(branch)
+        self._branch = Branch(self.run)
         try:
-            branch.append(prompt)
-            branch.append(Gen(_NAME, options, call_site()))
+            self._branch.append(prompt)
+            self._branch.append(Gen(_NAME, options, call_site()))
         finally:
             self._last = self.run.finish()
 
     def replies(self) -> list[Reply]:
         """One per sample; to be called when all is over."""
-        generation = self.state.branch.variables[_NAME]
+        generation = self._branch.variables[_NAME]
         assert isinstance(generation, Generation)
         return [_reply(text, meta) for text, meta in generation.samples()]
 
@@ -58,11 +56,14 @@ class _Request:
             self.run.cancel()
             raise
 
+    def _cursor(self) -> VariableCursor:
+        return VariableCursor(self.run, self._branch.variables, _NAME)
+
     def stream(self) -> Iterator[tuple[int, Reply]]:
         """(number of the sample, reply): the first sample as it comes, the others at the end."""
         text = ""
         try:
-            for new, meta in follow(self.run, VariableCursor(self.state.branch, _NAME)):
+            for new, meta in follow(self.run, self._cursor()):
                 text += new
                 yield 0, _reply(text, meta or {})
             yield from enumerate(self.replies()[1:], 1)
@@ -73,7 +74,7 @@ class _Request:
     async def stream_async(self) -> AsyncIterator[tuple[int, Reply]]:
         text = ""
         try:
-            async for new, meta in follow_async(self.run, VariableCursor(self.state.branch, _NAME)):
+            async for new, meta in follow_async(self.run, self._cursor()):
                 text += new
                 yield 0, _reply(text, meta or {})
             for numbered in enumerate(self.replies()[1:], 1):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
-from rootlace.program.state import AsyncProgramState, ProgramState, State
+from rootlace.language.definition import Body, Definition
+from rootlace.language.state import ProgramState
 
 if TYPE_CHECKING:
-    from rootlace.program.prefix import SharedPrefix
     from rootlace.program.run import ProgramRun
     from rootlace.trace.graph import Trace
 
-_RESERVED = frozenset({"backend", "stream"})
 
-
-class Function:
+class Function(Definition):
     """A program. `run` it, `run_batch` it, `bind` some arguments, or `trace` it.
 
     Keyword arguments that are no parameters of the program are sampling defaults for every `gen` in
@@ -27,49 +22,6 @@ class Function:
     Where a parameter of the program has such a name, the argument is the program's. Anything else
     is a TypeError.
     """
-
-    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        functools.update_wrapper(self, func)
-        self.func = func
-        self.bind_arguments = dict(bound or {})
-        self.is_async = inspect.iscoroutinefunction(func)
-        self._signature = inspect.signature(func)
-        parameters = list(self._signature.parameters.values())
-        if not parameters or parameters[0].kind not in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
-            raise TypeError(f"{self.name}: the first parameter of a program is its state")
-        self._parameters = parameters[1:]
-        for parameter in self._parameters:
-            if parameter.name in _RESERVED:
-                raise TypeError(f"{self.name}: {parameter.name!r} is run()'s own argument")
-
-    @property
-    def name(self) -> str:
-        return getattr(self.func, "__qualname__", repr(self.func))
-
-    @property
-    def arg_names(self) -> list[str]:
-        """The program's parameters, without the state."""
-        return [parameter.name for parameter in self._parameters]
-
-    @property
-    def required(self) -> list[str]:
-        """The parameters without a default, in order; those behind them have one."""
-        return [
-            parameter.name
-            for parameter in self._parameters
-            if parameter.default is parameter.empty
-            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-
-    def bind(self, **arguments: Any) -> Function:
-        """The same program with some of its arguments fixed. Raises TypeError for unknown ones."""
-        for name in arguments:
-            if name not in self.arg_names:
-                raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
-        return Function(self.func, {**self.bind_arguments, **arguments})
 
     # ------------------------------------------------------------ running
 
@@ -83,14 +35,14 @@ class Function:
         is given back at once: iterate `state.text_iter()`; errors are raised there. An `async def`
         program gets an event loop of its own here; use `run_async` where one is running.
         """
-        values, options = self.split(kwargs)
-        body = self.body(args, values)
-        run = self._start(backend, options, stream)
+        from rootlace.program import execution
+
+        run, body = self._start(args, kwargs, backend, stream)
         if stream:
-            return self._run_in_thread(run, body)
+            return execution.run_in_thread(run, body, self.name, self.is_async)
         if self.is_async:
-            return _own_loop(self.complete_async(run, body), self.name)
-        return complete(run, body)
+            return execution.complete_in_own_loop(run, body, self.name)
+        return execution.complete(run, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`run`; inside a trace, trace."""
@@ -103,7 +55,11 @@ class Function:
 
     def stream(self, *args: Any, backend: Any = None, **kwargs: Any) -> Iterator[str]:
         """Run the program and yield its text as it comes. Closing the iterator cancels it."""
-        return _text_of(self.run(*args, stream=True, backend=backend, **kwargs))
+        from rootlace.program import execution
+
+        run, body = self._start(args, kwargs, backend, stream=True)
+        state = execution.run_in_thread(run, body, self.name, self.is_async)
+        return execution.text_of(run, state)
 
     async def run_async(
         self, *args: Any, stream: bool = False, backend: Any = None, **kwargs: Any
@@ -115,12 +71,12 @@ class Function:
         """
         if not self.is_async:
             raise TypeError(f"{self.name} is not an `async def` program; use run() or run_batch()")
-        values, options = self.split(kwargs)
-        body = self.body(args, values)
-        run = self._start(backend, options, stream)
+        from rootlace.program import execution
+
+        run, body = self._start(args, kwargs, backend, stream)
         if stream:
-            return self._run_in_task(run, body)
-        return await self.complete_async(run, body)
+            return execution.run_in_task(run, body)
+        return await execution.complete_async(run, body)
 
     def run_batch(
         self,
@@ -176,142 +132,22 @@ class Function:
 
     # ------------------------------------------------------------ how
 
-    def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The program's own arguments, and sampling defaults under canonical names."""
-        own = set(self.arg_names)
-        greedy = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
-        values: dict[str, Any] = {}
-        options: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            if name in own or (greedy and name not in sampling.OPTIONS - sampling.EVERYDAY):
-                values[name] = value
-            else:
-                options[name] = value
-        return values, sampling.normalise(options, f"{self.name}()")
-
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return sampling.normalise(kwargs, f"{self.name}.run_batch()")
 
-    def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Callable[[State], Any]:
-        """The program with its arguments, ready for a state. TypeError if they do not fit."""
-        merged = {**self.bind_arguments, **values}
-        try:
-            self._signature.bind(None, *args, **merged)
-        except TypeError as error:
-            raise TypeError(f"{self.name}(): {error}") from None
-        return lambda state: self.func(state, *args, **merged)
-
-    def _start(self, backend: Any, options: Mapping[str, Any], stream: bool) -> ProgramRun:
+    def _start(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, stream: bool
+    ) -> tuple[ProgramRun, Body]:
+        """A run of the program, and what is to be run in it."""
         from rootlace.client.default import endpoint_of
         from rootlace.program.run import ProgramRun
 
-        return ProgramRun(endpoint_of(backend), options, stream=stream)
-
-    def start_in_batch(
-        self,
-        backend: Any,
-        options: Mapping[str, Any],
-        prefix: SharedPrefix | None,
-        program: str,
-    ) -> ProgramRun:
-        """A run that is one of many."""
-        from rootlace.client.default import endpoint_of
-        from rootlace.program.run import ProgramRun
-
-        return ProgramRun(endpoint_of(backend), options, prefix=prefix, program=program)
-
-    def _run_in_thread(self, run: ProgramRun, body: Callable[[State], Any]) -> ProgramState:
-        from rootlace.program.branch import Branch
-
-        state = ProgramState(Branch(run))
-
-        def work() -> None:
-            # The error is kept in the run, for whoever follows the stream.
-            try:
-                if self.is_async:
-                    _own_loop(self.complete_async(run, body, state), self.name)
-                else:
-                    complete(run, body, state)
-            except BaseException as error:
-                if run.error is None:
-                    run.conclude(error)
-
-        run.thread = threading.Thread(target=work, name=f"rootlace {self.name}", daemon=True)
-        run.thread.start()
-        return state
-
-    def _run_in_task(self, run: ProgramRun, body: Callable[[State], Any]) -> ProgramState:
-        import asyncio
-
-        from rootlace.program.branch import Branch
-
-        state = ProgramState(Branch(run))
-        task = asyncio.ensure_future(self.complete_async(run, body, state))
-        # The error is kept in the run; looking at it here keeps asyncio from reporting it as lost.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        run.ended.add_callback(lambda: task)  # the loop itself holds tasks weakly
-        return state
-
-    async def complete_async(
-        self, run: ProgramRun, body: Callable[[State], Any], state: ProgramState | None = None
-    ) -> ProgramState:
-        """Run `body` to its end on a new branch (or that of `state`)."""
-        from rootlace.program.branch import Branch
-
-        state = state or ProgramState(Branch(run))
-        inner = AsyncProgramState(state.branch)
-        state.ret_value = await run.execute_async(lambda: body(inner))
-        return state
+        values, options = self.split(kwargs)
+        body = self.body(args, values)
+        return ProgramRun(endpoint_of(backend), options, stream=stream), body
 
     def __repr__(self) -> str:
         return f"<rootlace.function {self.name}>"
-
-
-def complete(
-    run: ProgramRun, body: Callable[[State], Any], state: ProgramState | None = None
-) -> ProgramState:
-    """Run `body` to its end on a new branch (or that of `state`)."""
-    from rootlace.program.branch import Branch
-
-    state = state or ProgramState(Branch(run))
-    state.ret_value = run.execute(functools.partial(body, state))
-    return state
-
-
-def _text_of(state: ProgramState) -> Iterator[str]:
-    try:
-        yield from state.text_iter()
-    finally:
-        if not state.branch.run.ended.done:
-            state.branch.run.cancel()
-
-
-def _own_loop(coroutine: Any, name: str) -> Any:
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_looking_up(coroutine))
-    coroutine.close()
-    raise RuntimeError(f"{name}: an event loop is running here; await the `_async` method instead")
-
-
-async def _looking_up(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run `coroutine`, and wake the loop now and then so that Ctrl-C is noticed."""
-    import asyncio
-
-    from rootlace.client.completion import LOOK_UP_SECONDS
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(LOOK_UP_SECONDS)
-
-    ticking = asyncio.ensure_future(tick())
-    try:
-        return await coroutine
-    finally:
-        ticking.cancel()
 
 
 @overload

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rootlace.client.completion import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure
+from rootlace.language.variables import Pending
 from rootlace.program.prefix import SharedPrefix
 from rootlace.wire import chat_format, protocol
 
 if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
-    from rootlace.program.branch import Branch
-    from rootlace.program.variables import Operation
+
+
+class Member(Protocol):
+    """A branch of a run, as far as the run deals with it."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def last(self) -> Completion | None:
+        """Its latest operation."""
+
+    def close(self) -> None: ...
+
+    def cancel(self) -> None: ...
 
 
 class ProgramRun:
@@ -45,33 +59,32 @@ class ProgramRun:
         self.error: BaseException | None = None
         self.cancelled = False
         self.thread: threading.Thread | None = None
-        self._branches: dict[int, Branch] = {}
-        self._joined: list[Operation] = []
+        self._open: dict[int, Member] = {}
+        self._closed: list[Member] = []  # those whose operations are waited for at the end
         self._failures: list[Failure] = []
 
-    def adopt(self, branch: Branch) -> None:
-        self._branches[branch.id] = branch
+    def adopt(self, branch: Member) -> None:
+        self._open[branch.id] = branch
 
-    def release(self, branch: Branch, abandoned: bool) -> None:
-        """`branch` was closed: at the end, wait for what it still does unless nobody cares."""
-        if self._branches.pop(branch.id, None) is not None and not abandoned:
-            last = branch.last
-            if last is not None:
-                self._joined.append(last)
+    def release(self, branch: Member, abandoned: bool) -> None:
+        """`branch` was closed. At the end, wait for what it still does unless it is `abandoned`."""
+        if self._open.pop(branch.id, None) is not None and not abandoned:
+            self._closed.append(branch)
 
     def note(self, failure: Failure) -> None:
         self._failures.append(failure)
 
     # ------------------------------------------------------------ the end
 
-    def finish(self) -> list[Operation]:
-        """Close every branch; what is then to be waited for before `settle`."""
-        for branch in list(self._branches.values()):
+    def finish(self) -> list[Completion]:
+        """Close every branch. Gives the operations to wait for before `settle`."""
+        for branch in list(self._open.values()):
             branch.close()
-        return [operation for operation in self._joined if not operation.done]
+        ends = [branch.last for branch in self._closed]
+        return [last for last in ends if last is not None and not last.done]
 
     def settle(self) -> None:
-        """All is over: raise the first failure that the program has not met itself."""
+        """All operations are over: raise the first failure that the program has not seen itself."""
         for failure in self._failures:
             if not failure.seen:
                 raise failure.exception()
@@ -79,23 +92,20 @@ class ProgramRun:
     def cancel(self) -> None:
         """Abort everything, here and on the server. From any thread."""
         self.cancelled = True
-        for branch in list(self._branches.values()):
+        for branch in [*self._open.values(), *self._closed]:
             branch.cancel()
-        for operation in self._joined:
-            if not operation.done:
-                operation.branch.cancel()
         self.connection.flush()
 
     def conclude(self, error: BaseException | None) -> None:
         """The program is over; wake everybody who follows it."""
         self.error = error
-        self._joined.clear()
+        self._closed.clear()
         self.ended.finish()
         self.signal.fire()
 
     # ------------------------------------------------------------ waiting
 
-    def wait_for(self, operations: Iterable[Completion]) -> None:
+    def wait_for(self, operations: Iterable[Pending]) -> None:
         """Block until all are over: one round trip, if one was needed."""
         counted = False
         for operation in operations:
@@ -106,7 +116,7 @@ class ProgramRun:
                     counted = True
                 operation.wait()
 
-    async def wait_for_async(self, operations: Iterable[Completion]) -> None:
+    async def wait_for_async(self, operations: Iterable[Pending]) -> None:
         counted = False
         for operation in operations:
             if not operation.done:

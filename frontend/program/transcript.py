@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rootlace.program.variables import Generation, Operation, Selection
+from rootlace.language.variables import Pending
+from rootlace.program.operations import Generation, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Excerpt:
     start: int
     end: int
 
-    def requires(self) -> Iterable[Operation]:
+    def requires(self) -> Iterable[Pending]:
         for piece in self.transcript.slice(self.start, self.end):
             if not isinstance(piece, str):
                 yield from piece.requires()

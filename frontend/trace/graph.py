@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from rootlace.language.failures import Site
-
-if TYPE_CHECKING:
-    from rootlace.trace.tracer import TracedBranch
 
 Kind = Literal["text", "ids", "role", "value", "gen", "select", "fork", "join", "call"]
 
@@ -27,7 +24,15 @@ class Node:
     site: Site
     name: str | None = None
     uses: tuple[Node, ...] = ()
-    branches: tuple[TracedBranch, ...] = ()
+    branches: tuple[BranchGraph, ...] = ()
+
+
+@dataclass(eq=False)
+class BranchGraph:
+    """What happens on one branch, in order, and the variables that it names."""
+
+    nodes: list[Node] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -39,7 +44,7 @@ class Trace:
     """
 
     name: str
-    root: TracedBranch
+    root: BranchGraph
     prefix: str = ""
     stopped: str = ""
 
@@ -65,14 +70,14 @@ class Trace:
         return "\n".join(lines)
 
 
-def _walk(branch: TracedBranch) -> Iterator[Node]:
+def _walk(branch: BranchGraph) -> Iterator[Node]:
     for node in branch.nodes:
         yield node
         for inner in node.branches:
             yield from _walk(inner)
 
 
-def _edges(branch: TracedBranch, before: Node | None) -> Iterator[tuple[int, int]]:
+def _edges(branch: BranchGraph, before: Node | None) -> Iterator[tuple[int, int]]:
     for node in branch.nodes:
         if before is not None:
             yield before.id, node.id
@@ -84,7 +89,7 @@ def _edges(branch: TracedBranch, before: Node | None) -> Iterator[tuple[int, int
         before = node
 
 
-def _draw(branch: TracedBranch, indent: str = "") -> Iterator[str]:
+def _draw(branch: BranchGraph, indent: str = "") -> Iterator[str]:
     for index, node in enumerate(branch.nodes):
         last = index == len(branch.nodes) - 1
         yield f"{indent}{'└─' if last else '├─'} {_describe(node)}"

@@ -12,9 +12,10 @@ import contextvars
 import inspect
 import re
 import traceback
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
+from rootlace.language.definition import Definition
 from rootlace.language.expressions import (
     Appendable,
     Expression,
@@ -26,13 +27,11 @@ from rootlace.language.expressions import (
     items,
 )
 from rootlace.language.failures import Site, call_site
-from rootlace.program.state import ProgramState, State
-from rootlace.trace.graph import Kind, Node, Trace
+from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.variables import Constant, Pending, Readable
+from rootlace.trace.graph import BranchGraph, Kind, Node, Trace
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.chat_format import PLAIN
-
-if TYPE_CHECKING:
-    from rootlace.program.function import Function
 
 # Unicode noncharacters: no text of a program has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -84,14 +83,22 @@ class Reference(Expression):
     __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
 
 
+class _Symbol(Constant):
+    """A variable of a traced program."""
+
+    def meta(self) -> Any:
+        return Reference(f"meta information of {self.value.label}")
+
+
 class TracedBranch:
-    """Stands for a `Branch` while tracing: it records instead of sending."""
+    """The branch of a program that is traced: it records instead of sending."""
 
     def __init__(self, tracer: Tracer, parent: TracedBranch | None = None) -> None:
         self.tracer = tracer
-        self.nodes: list[Node] = []
-        self.variables: dict[str, Any] = dict(parent.variables) if parent else {}
-        self.opened: bool = parent.opened if parent else False
+        self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
+        self.graph = BranchGraph(variables=self.variables)
+        self.reader = TracedReader(tracer, self.variables)
+        self._opened: bool = parent._opened if parent else False
 
     def append(self, expression: Appendable) -> None:
         for item in items(expression):
@@ -105,8 +112,8 @@ class TracedBranch:
                 else:
                     self._append_one(piece)
         elif isinstance(item, RoleBegin):
-            self._text(chat_format.begin(self.tracer.chat, item.role, self.opened))
-            self.opened = True
+            self._text(chat_format.begin(self.tracer.chat, item.role, self._opened))
+            self._opened = True
             self._add("role", f"{item.role} {{", item.site)
         elif isinstance(item, RoleEnd):
             self._add("role", f"}} {item.role}", item.site)
@@ -139,7 +146,7 @@ class TracedBranch:
     def _named(self, kind: Kind, name: str | None, detail: str, site: Site) -> None:
         node = self._add(kind, detail, site, name=name)
         if name is not None:
-            self.variables[name] = Reference(name, node)
+            self.variables[name] = _Symbol(Reference(name, node))
 
     def _add(
         self,
@@ -149,37 +156,45 @@ class TracedBranch:
         *,
         name: str | None = None,
         uses: tuple[Node, ...] = (),
-        branches: tuple[TracedBranch, ...] = (),
+        branches: Sequence[TracedBranch] = (),
     ) -> Node:
-        detail = self.tracer.plain(detail)
-        node = Node(self.tracer.number(), kind, detail, site, name, uses, branches)
-        self.nodes.append(node)
+        graphs = tuple(branch.graph for branch in branches)
+        number = self.tracer.number()
+        node = Node(number, kind, self.tracer.plain(detail), site, name, uses, graphs)
+        self.graph.nodes.append(node)
         return node
 
-    def fork_all(self, size: int) -> list[TracedBranch]:
+    def fork(self, size: int) -> list[TracedBranch]:
         self.tracer.leave_prefix()
         branches = [TracedBranch(self.tracer, self) for _ in range(size)]
-        self._add("fork", str(size), call_site(), branches=tuple(branches))
+        self._add("fork", str(size), call_site(), branches=branches)
         return branches
 
-    def join(self, sources: Sequence[TracedBranch], mode: str) -> None:
-        ends = tuple(source.nodes[-1] for source in sources if source.nodes)
+    def join(self, forks: Sequence[TracedBranch], mode: str) -> None:
+        ends = tuple(fork.graph.nodes[-1] for fork in forks if fork.graph.nodes)
         node = self._add("join", mode, call_site(), uses=ends)
         if mode == "gather_variable":
-            for source in sources:
-                for name in source.variables:
-                    self.variables.setdefault(name, Reference(name, node))
+            for fork in forks:
+                for name in fork.variables:
+                    self.variables.setdefault(name, _Symbol(Reference(name, node)))
 
-    def set_variable(self, name: str, value: object) -> None:
-        self.variables[name] = value
+    def set_variable(self, name: str, value: Any) -> None:
+        self.variables[name] = Constant(value)
 
-    def call(self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def position(self) -> int:
+        return len(self.graph.nodes)
+
+    def name_from(self, position: int, name: str) -> None:
+        last = self.graph.nodes[-1] if self.graph.nodes else None
+        self.variables[name] = _Symbol(Reference(name, last))
+
+    def call(self, function: Definition, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The program calls another one: its trace is a part of this one."""
         self.tracer.leave_prefix()
         own = {name: value for name, value in kwargs.items() if name not in ("backend", "stream")}
         values, _ = function.split(own)
         inner = TracedBranch(self.tracer)
-        self._add("call", function.name, call_site(), branches=(inner,))
+        self._add("call", function.name, call_site(), branches=[inner])
         return _run(function, inner, args, values)
 
 
@@ -221,119 +236,44 @@ class Tracer:
             raise StopTracing("the constant prefix has ended")
 
 
-class TracedForks(list[Any]):
-    """Stands for `Forks`."""
+class TracedReader:
+    """The reader of a program that is traced: there is nothing to wait for, and all is symbols."""
 
-    def __init__(self, states: list[Any], source: TracedBranch) -> None:
-        super().__init__(states)
-        self._source = source
+    streams = False
 
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return [state.branch.variables.get(key, Reference(key)) for state in self]
-        return super().__getitem__(key)
+    def __init__(self, tracer: Tracer, variables: Mapping[str, Readable]) -> None:
+        self._tracer = tracer
+        self._variables = variables
 
-    def __iadd__(self, other: Any) -> TracedForks:  # type: ignore[misc]
-        for index, state in enumerate(self):
-            if isinstance(other, (str, Expression)):
-                state.append(other)
-            else:
-                state.append(other(index) if callable(other) else other[index])
-        return self
+    def find(self, name: str) -> Readable:
+        self._tracer.leave_prefix()
+        return self._variables.get(name) or _Symbol(Reference(name))
 
-    def join(self, mode: str = "gather_variable") -> None:
-        self._source.join([state.branch for state in self], mode)
+    def pending(self) -> Iterable[Pending]:
+        return ()
 
-    def __enter__(self) -> TracedForks:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self.join()
-
-
-class _TracedScope:
-    def __init__(self, branch: TracedBranch, name: str) -> None:
-        self._branch = branch
-        self._name = name
-
-    def __enter__(self) -> None:
+    def wait_for(self, pending: Iterable[Pending]) -> None:
         pass
 
-    def __exit__(self, *error: object) -> None:
-        node = self._branch.nodes[-1] if self._branch.nodes else None
-        self._branch.variables[self._name] = Reference(self._name, node)
+    async def wait_for_async(self, pending: Iterable[Pending]) -> None:
+        pass
 
-
-class TracedState(ProgramState):
-    """The state a traced program gets: reading gives references, at once."""
-
-    branch: Any
-
-    def __init__(self, branch: TracedBranch) -> None:
-        super().__init__(branch)  # type: ignore[arg-type]
-
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Any:
-        states = [type(self)(branch) for branch in self.branch.fork_all(int(size))]
-        return TracedForks(states, self.branch)
-
-    def var_scope(self, name: str) -> Any:
-        return _TracedScope(self.branch, name)
-
-    def get_var(self, name: str) -> Any:
-        return self._reference(name)
-
-    get = get_var
-
-    def get_meta_info(self, name: str) -> Any:
-        return self._reference("meta information of " + name)
-
-    def text(self, name: str | None = None) -> Any:
-        return self._reference("the text so far" if name is None else name)
+    def text(self) -> Any:
+        self._tracer.leave_prefix()
+        return Reference("the text so far")
 
     def messages(self) -> Any:
-        return self._reference("the messages so far")
-
-    def sync(self) -> None:
-        pass
+        self._tracer.leave_prefix()
+        return Reference("the messages so far")
 
     def error(self) -> None:
         return None
 
-    def _reference(self, name: str) -> Any:
-        self.branch.tracer.leave_prefix()
-        found = self.branch.variables.get(name)
-        return Reference(name) if found is None else found
+    def follow(self, name: str | None) -> Iterator[str]:
+        raise StopTracing(f"{call_site()} needs the text as it is generated")
 
-
-class TracedAsyncState(TracedState):
-    """The same for `async def` programs: references come when awaited."""
-
-    def __getitem__(self, name: str) -> Any:
-        return self._soon(self._reference(name))
-
-    async def _soon(self, value: Any) -> Any:
-        return value
-
-    def get_var(self, name: str) -> Any:
-        return self._soon(self._reference(name))
-
-    get = get_var
-
-    def get_meta_info(self, name: str) -> Any:
-        return self._soon(super().get_meta_info(name))
-
-    def text(self, name: str | None = None) -> Any:
-        return self._soon(super().text(name))
-
-    def messages(self) -> Any:
-        return self._soon(super().messages())
-
-    def sync(self) -> Any:
-        return self._soon(None)
-
-    def error(self) -> Any:
-        return self._soon(None)
+    def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+        raise StopTracing(f"{call_site()} needs the text as it is generated")
 
 
 _current: contextvars.ContextVar[TracedBranch | None] = contextvars.ContextVar(
@@ -346,11 +286,11 @@ def tracing() -> TracedBranch | None:
     return _current.get()
 
 
-def trace(function: Function, args: Sequence[Any], values: Mapping[str, Any]) -> Trace:
+def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) -> Trace:
     """See `Function.trace`."""
     tracer = Tracer(PLAIN)
     root = TracedBranch(tracer)
-    result = Trace(function.name, root)
+    result = Trace(function.name, root.graph)
     try:
         _run(function, root, args, values)
     except StopTracing as reason:
@@ -364,7 +304,7 @@ def trace(function: Function, args: Sequence[Any], values: Mapping[str, Any]) ->
 
 
 def constant_prefix(
-    function: Function, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
+    function: Definition, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
 ) -> list[protocol.Text]:
     """What every run of the program with the arguments `common` starts with, as tracing tells.
 
@@ -380,13 +320,12 @@ def constant_prefix(
 
 
 def _run(
-    function: Function, branch: TracedBranch, args: Sequence[Any], values: Mapping[str, Any]
+    function: Definition, branch: TracedBranch, args: Sequence[Any], values: Mapping[str, Any]
 ) -> State:
     merged = {**function.bind_arguments, **values}
     for name in function.required[len(args) :]:
         merged.setdefault(name, Reference(name))
-    kind = TracedAsyncState if function.is_async else TracedState
-    state = kind(branch)
+    state = AsyncProgramState(branch) if function.is_async else ProgramState(branch)
     token = _current.set(branch)
     try:
         outcome = function.func(state, *args, **merged)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any, Self, overload
 
-from rootlace.client.completion import Completion
 from rootlace.language.expressions import (
     Appendable,
     Expression,
@@ -18,11 +17,9 @@ from rootlace.language.expressions import (
     user,
 )
 from rootlace.language.failures import ProgramError
-from rootlace.program.variables import Gathered, Readable
-
-if TYPE_CHECKING:
-    from rootlace.program.branch import Branch
-    from rootlace.program.fork import Forks
+from rootlace.language.fork import Forks
+from rootlace.language.interpreter import Branch
+from rootlace.language.variables import Gathered, Readable
 
 
 class _Role:
@@ -53,7 +50,7 @@ class _Scope:
         self._name = name
 
     def __enter__(self) -> None:
-        self._start = len(self._state.branch.transcript)
+        self._start = self._state.branch.position()
 
     def __exit__(
         self,
@@ -62,8 +59,7 @@ class _Scope:
         traceback: TracebackType | None,
     ) -> None:
         if error is None:
-            branch = self._state.branch
-            branch.variables[self._name] = branch.transcript.excerpt(self._start)
+            self._state.branch.name_from(self._start, self._name)
 
 
 class _Copy:
@@ -136,9 +132,7 @@ class State:
 
         `position_ids_offset` is accepted for sglang's programs and has no effect there either.
         """
-        from rootlace.program.fork import Forks
-
-        return Forks.of(self, int(size))
+        return Forks(self, int(size))
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
         """A fork for a `with` block."""
@@ -153,44 +147,6 @@ class State:
     def __contains__(self, name: object) -> bool:
         """Whether the program has named the variable; its value may still be on its way."""
         return name in self.branch.variables
-
-    def _find(self, name: str) -> Readable:
-        branch = self.branch
-        if branch.run.watched_from_outside() and name not in branch.variables:
-            branch.run.wait_until(lambda: name in branch.variables)
-        found = branch.variables.get(name)
-        if found is None:
-            if branch.run.error is not None:
-                raise branch.run.error
-            known = ", ".join(sorted(branch.variables)) or "none"
-            raise KeyError(f"no variable {name!r} in this state; there are: {known}")
-        return found
-
-    def _everything(self) -> tuple[Completion, ...]:
-        """What has to be over before text and messages are complete."""
-        run = self.branch.run
-        if run.watched_from_outside():
-            return (run.ended,)
-        return () if self.branch.last is None else (self.branch.last,)
-
-    def _check(self) -> None:
-        if self.branch.failure is not None:
-            raise self.branch.failure.exception()
-
-    def _text(self) -> str:
-        self._check()
-        return self.branch.transcript.excerpt().get()
-
-    def _messages(self) -> list[dict[str, str]]:
-        self._check()
-        messages = self.branch.conversation.messages
-        return [{"role": role, "content": text.get().lstrip()} for role, text in messages]
-
-    def _error(self) -> BaseException | None:
-        run = self.branch.run
-        if run.ended.done and run.error is not None:
-            return run.error
-        return None if self.branch.failure is None else self.branch.failure.exception()
 
 
 class ProgramState(State):
@@ -209,15 +165,19 @@ class ProgramState(State):
         Raises KeyError for a name the program has not used, ProgramError if its `gen` failed or
         (`gen(type=...)`) wrote a text that is no value of the type.
         """
-        variable = self._find(name)
-        self.branch.run.wait_for(variable.requires())
-        return variable.get()
+        return self._read(name).get()
 
     get = get_var
 
+    def _read(self, name: str) -> Readable:
+        reader = self.branch.reader
+        variable = reader.find(name)
+        reader.wait_for(variable.requires())
+        return variable
+
     def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
         gathered = Gathered(variables)
-        self.branch.run.wait_for(gathered.requires())
+        self.branch.reader.wait_for(gathered.requires())
         return gathered.get()
 
     def get_meta_info(self, name: str) -> Any:
@@ -225,9 +185,7 @@ class ProgramState(State):
 
         A list where the value is one; None for a variable that was set by the program.
         """
-        variable = self._find(name)
-        self.branch.run.wait_for(variable.requires())
-        return variable.meta()
+        return self._read(name).meta()
 
     @overload
     def text(self) -> str: ...
@@ -240,49 +198,34 @@ class ProgramState(State):
         type (a list where the value is one).
         """
         if name is not None:
-            variable = self._find(name)
-            self.branch.run.wait_for(variable.requires())
-            return variable.written()
-        self.branch.run.wait_for(self._everything())
-        return self._text()
+            return self._read(name).written()
+        self.sync()
+        return self.branch.reader.text()
 
     def messages(self) -> list[dict[str, str]]:
         """The finished messages, as {"role", "content"}."""
-        self.branch.run.wait_for(self._everything())
-        return self._messages()
+        self.sync()
+        return self.branch.reader.messages()
 
     def sync(self) -> None:
         """Wait for everything that was appended; raises nothing (see `error`)."""
-        self.branch.run.wait_for(self._everything())
+        reader = self.branch.reader
+        reader.wait_for(reader.pending())
 
     def error(self) -> BaseException | None:
         """What went wrong, or None; waits like `sync`."""
         self.sync()
-        return self._error()
+        return self.branch.reader.error()
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text, or one variable, as it is generated (a run with `stream=True`).
 
         Without streaming, all of it at once. Raises at the end if the program failed.
         """
-        if not self.branch.run.stream:
-            yield self.text() if var_name is None else self.text(var_name)
-            return
-        from rootlace.program.cursor import TextCursor, VariableCursor, follow
-
-        branch = self.branch
-        cursor: TextCursor | VariableCursor
-        if var_name is None:
-            cursor = TextCursor(branch, with_meta=False)
+        if self.branch.reader.streams:
+            yield from self.branch.reader.follow(var_name)
         else:
-            cursor = VariableCursor(branch, var_name, with_meta=False)
-        try:
-            for text, _ in follow(branch.run, cursor):
-                if text:
-                    yield text
-        except KeyboardInterrupt:  # Ctrl-C while waiting for more
-            branch.run.cancel()
-            raise
+            yield self.text() if var_name is None else self.text(var_name)
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -291,7 +234,7 @@ class ProgramState(State):
 
         The last pair of a variable carries its final information, and may have no text.
         """
-        async for step in _follow_async(self, var_name, return_meta_data):
+        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
             yield step
 
     def __str__(self) -> str:
@@ -312,65 +255,48 @@ class AsyncProgramState(State):
         return self.get_var(name)
 
     async def get_var(self, name: str) -> Any:
-        variable = self._find(name)
-        await self.branch.run.wait_for_async(variable.requires())
-        return variable.get()
+        return (await self._read(name)).get()
 
     get = get_var
+
+    async def _read(self, name: str) -> Readable:
+        reader = self.branch.reader
+        variable = reader.find(name)
+        await reader.wait_for_async(variable.requires())
+        return variable
 
     async def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
         # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
         gathered = Gathered(variables)
-        await self.branch.run.wait_for_async(gathered.requires())
+        await self.branch.reader.wait_for_async(gathered.requires())
         return gathered.get()
 
     async def get_meta_info(self, name: str) -> Any:
-        variable = self._find(name)
-        await self.branch.run.wait_for_async(variable.requires())
-        return variable.meta()
+        return (await self._read(name)).meta()
 
     async def text(self, name: str | None = None) -> Any:
         if name is not None:
-            variable = self._find(name)
-            await self.branch.run.wait_for_async(variable.requires())
-            return variable.written()
-        await self.branch.run.wait_for_async(self._everything())
-        return self._text()
+            return (await self._read(name)).written()
+        await self.sync()
+        return self.branch.reader.text()
 
     async def messages(self) -> list[dict[str, str]]:
-        await self.branch.run.wait_for_async(self._everything())
-        return self._messages()
+        await self.sync()
+        return self.branch.reader.messages()
 
     async def sync(self) -> None:
-        await self.branch.run.wait_for_async(self._everything())
+        reader = self.branch.reader
+        await reader.wait_for_async(reader.pending())
 
     async def error(self) -> BaseException | None:
         await self.sync()
-        return self._error()
+        return self.branch.reader.error()
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        async for step in _follow_async(self, var_name, return_meta_data):
+        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
             yield step
 
     def __repr__(self) -> str:
         return f"AsyncProgramState(variables={sorted(self.branch.variables)})"
-
-
-async def _follow_async(
-    state: State, var_name: str | None, return_meta_data: bool
-) -> AsyncIterator[Any]:
-    from rootlace.program.cursor import TextCursor, VariableCursor, follow_async
-
-    branch = state.branch
-    cursor: TextCursor | VariableCursor
-    if var_name is None:
-        cursor = TextCursor(branch, return_meta_data)
-    else:
-        cursor = VariableCursor(branch, var_name, return_meta_data)
-    async for text, meta in follow_async(branch.run, cursor):
-        if return_meta_data:
-            yield text, meta
-        elif text:
-            yield text

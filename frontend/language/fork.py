@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from rootlace.language.expressions import Appendable, Expression
-from rootlace.program.state import State
-from rootlace.program.variables import Gathered, Readable
 from rootlace.wire.errors import InvalidRequest
+
+# sglang's name for the second is the one without "na".
+_JOIN_MODES = ("gather_variable", "concate_and_append", "concatenate_and_append")
 
 
 class Forks(Sequence[Any]):
@@ -21,16 +21,12 @@ class Forks(Sequence[Any]):
     it joins at the end of the block.
     """
 
-    def __init__(self, states: list[Any], source: Any) -> None:
-        self._states = states
-        self._source = source
-        self._joined = False
-
-    @classmethod
-    def of(cls, source: State, size: int) -> Forks:
+    def __init__(self, source: Any, size: int) -> None:
         if size < 1:
             raise InvalidRequest(f"fork() needs a size of at least 1, not {size}")
-        return cls([_fork(source) for _ in range(size)], source)
+        self._states = [type(source)(branch) for branch in source.branch.fork(size)]
+        self._source = source
+        self._joined = False
 
     # ------------------------------------------------------------ a sequence of states
 
@@ -55,7 +51,8 @@ class Forks(Sequence[Any]):
             raise TypeError("a fork's states cannot be replaced")
 
     def get_var(self, name: str) -> Any:
-        return self._source._read_all([state._find(name) for state in self._states], self)
+        found = [state.branch.reader.find(name) for state in self._states]
+        return self._source._read_all(found, self)
 
     def __iadd__(self, other: Appendable | Sequence[Appendable] | Callable[[int], Any]) -> Self:
         if isinstance(other, (str, Expression)):
@@ -89,28 +86,12 @@ class Forks(Sequence[Any]):
         """
         if self._joined:
             raise InvalidRequest("these forks were joined before")
-        if mode == "gather_variable":
-            self._gather()
-        elif mode in ("concate_and_append", "concatenate_and_append"):
-            self._source.branch.quote([state.branch for state in self._states])
-        else:
+        if mode not in _JOIN_MODES:
             raise InvalidRequest(
                 f"join mode must be 'gather_variable' or 'concate_and_append', not {mode!r}"
             )
+        self._source.branch.join([state.branch for state in self._states], mode)
         self._joined = True
-        for state in self._states:
-            state.branch.close("this fork was joined")
-
-    def _gather(self) -> None:
-        variables = self._source.branch.variables
-        known = set(variables)
-        found: dict[str, list[Readable]] = {}
-        for state in self._states:
-            for name, variable in state.branch.variables.items():
-                if name not in known:
-                    found.setdefault(name, []).append(variable)
-        for name, parts in found.items():
-            variables[name] = Gathered(parts)
 
     def __enter__(self) -> Self:
         return self
@@ -126,11 +107,3 @@ class Forks(Sequence[Any]):
 
     def __repr__(self) -> str:
         return f"Forks({len(self._states)})"
-
-
-def _fork(source: State) -> State:
-    branch = source.branch.fork()
-    state = type(source)(branch)
-    # A fork that the program lets go of is given back, whatever it still does.
-    weakref.finalize(state, branch.drop).atexit = False
-    return state

@@ -1,46 +1,39 @@
-"""What a program can read: values that may not be there yet.
-
-Everything readable says which operations it `requires`; once they are over, `get` gives the value
-or raises the `ProgramError` of the operation that failed. The reader decides how to wait (blocking
-or awaiting), so this file knows nothing of threads and loops.
-"""
+"""The operations that a program reads from or waits for: each is the sink of its own events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rootlace import types
 from rootlace.client.completion import Completion
 from rootlace.language.failures import Failure, ProgramError, Site
+from rootlace.program.meta_info import logprob_meta, mean_logprob, triple, usage_meta
 from rootlace.wire import protocol
-from rootlace.wire.errors import UnreadableValue, from_code
-
-if TYPE_CHECKING:
-    from rootlace.program.branch import Branch
+from rootlace.wire.errors import RootlaceError, UnreadableValue, from_code
 
 
-class Readable(Protocol):
-    """Something that can be read once the operations it requires are over."""
+class Owner(Protocol):
+    """The branch that an operation belongs to, as far as its operations know it."""
 
-    def requires(self) -> Iterable[Operation]: ...
+    @property
+    def failure(self) -> Failure | None: ...
 
-    def get(self) -> Any: ...
+    def failed(self, operation: Operation, error: RootlaceError) -> Failure:
+        """`operation` failed with `error`; the failure that its readers get to see."""
 
-    def written(self) -> Any:
-        """As `get`, but generated values as the text that the model wrote."""
-
-    def meta(self) -> Any: ...
+    def news(self) -> None:
+        """Something came for an operation of the branch."""
 
 
 class Operation(Completion):
     """One operation on the wire: the sink of its events."""
 
-    __slots__ = ("branch", "failure", "site", "what")
+    __slots__ = ("failure", "owner", "site", "what")
 
-    def __init__(self, branch: Branch, site: Site, what: str) -> None:
+    def __init__(self, owner: Owner, site: Site, what: str) -> None:
         super().__init__()
-        self.branch = branch
+        self.owner = owner
         self.site = site
         self.what = what
         self.failure: Failure | None = None
@@ -51,11 +44,11 @@ class Operation(Completion):
         else:
             if isinstance(event, protocol.Failed):
                 error = from_code(event.code, event.message)
-                self.failure = self.branch.failed(self, error)
+                self.failure = self.owner.failed(self, error)
             else:
                 self.on_success(event)
             self.finish()
-        self.branch.news()
+        self.owner.news()
 
     def on_chunk(self, chunk: protocol.Chunk) -> None:
         pass
@@ -64,23 +57,33 @@ class Operation(Completion):
         pass
 
 
-class Generation(Operation):
-    """The value of a `gen`. With a `type`, texts are read as its JSON whenever they are asked for.
+class Quoting(Operation):
+    """An append that quotes other branches."""
 
-    Streams: `so_far` grows while it runs.
+    __slots__ = ("sources",)
+
+    def __init__(self, owner: Owner, site: Site, sources: Sequence[Owner]) -> None:
+        super().__init__(owner, site, "join()")
+        self.sources = tuple(sources)
+
+
+class Generation(Operation):
+    """The value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
+
+    While it runs, `chunks_from` gives what has come so far of a stream.
     """
 
     __slots__ = ("_chunks", "_params", "_type", "n", "result")
 
     def __init__(
         self,
-        branch: Branch,
+        owner: Owner,
         site: Site,
         what: str,
         params: protocol.SamplingParams,
         type: Any = None,
     ) -> None:
-        super().__init__(branch, site, what)
+        super().__init__(owner, site, what)
         self._params = params
         self._type = type
         self.n = params.n
@@ -166,8 +169,8 @@ class Selection(Operation):
 
     __slots__ = ("choices", "result")
 
-    def __init__(self, branch: Branch, site: Site, what: str, choices: tuple[str, ...]) -> None:
-        super().__init__(branch, site, what)
+    def __init__(self, owner: Owner, site: Site, what: str, choices: tuple[str, ...]) -> None:
+        super().__init__(owner, site, what)
         self.choices = choices
         self.result: protocol.Selected | None = None
 
@@ -190,90 +193,13 @@ class Selection(Operation):
         self.get()
         result = self.result
         assert result is not None
-        tokens = [list(map(_triple, choice)) for choice in result.token_logprobs]
+        tokens = [list(map(triple, choice)) for choice in result.token_logprobs]
+        means = [mean_logprob(choice) for choice in result.token_logprobs]
         return {
             "choices": list(self.choices),
             "index": result.index,
             "scores": list(result.scores),
-            "normalized_prompt_logprobs": [_mean(choice) for choice in result.token_logprobs],
+            "normalized_prompt_logprobs": means,
             "input_token_logprobs": tokens,
             **usage_meta(result.usage, result.timing),
         }
-
-
-class Constant:
-    """What `set_var` stored."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def requires(self) -> Iterable[Operation]:
-        return ()
-
-    def get(self) -> Any:
-        return self.value
-
-    written = get
-
-    def meta(self) -> None:
-        return None
-
-
-class Gathered:
-    """A variable of several joined forks: a list, in the order of the forks."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[Readable]) -> None:
-        self.parts = list(parts)
-
-    def requires(self) -> Iterable[Operation]:
-        for part in self.parts:
-            yield from part.requires()
-
-    def get(self) -> list[Any]:
-        return [part.get() for part in self.parts]
-
-    def written(self) -> list[Any]:
-        return [part.written() for part in self.parts]
-
-    def meta(self) -> list[Any]:
-        return [part.meta() for part in self.parts]
-
-
-def usage_meta(usage: protocol.Usage, timing: protocol.Timing) -> dict[str, Any]:
-    """Tokens and seconds of an operation, under sglang's names where it has them."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "forced_tokens": usage.forced_tokens,
-        "queue_time": timing.queued,
-        "time_to_first_token": timing.first_token,
-        "e2e_latency": timing.total,
-    }
-
-
-def logprob_meta(
-    kind: str, logprobs: Sequence[protocol.TokenLogprob], top: bool = False
-) -> dict[str, Any]:
-    """Log-probabilities as (logprob, id, text), and the best alternatives if there are some (or
-    `top` says that they were asked for)."""
-    meta: dict[str, Any] = {f"{kind}_token_logprobs": list(map(_triple, logprobs))}
-    if top or any(token.top for token in logprobs):
-        meta[f"{kind}_top_logprobs"] = [
-            [(logprob, token_id, text) for token_id, logprob, text in token.top]
-            for token in logprobs
-        ]
-    return meta
-
-
-def _triple(token: protocol.TokenLogprob) -> tuple[float | None, int, str]:
-    return (token.logprob, token.token_id, token.text)
-
-
-def _mean(tokens: Sequence[protocol.TokenLogprob]) -> float | None:
-    values = [token.logprob for token in tokens if token.logprob is not None]
-    return sum(values) / len(values) if values else None

@@ -1,0 +1,85 @@
+"""A program as it is written: a Python function whose first parameter is a state."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from rootlace.language import sampling
+from rootlace.language.state import State
+
+Body = Callable[[State], Any]
+"""A program with its arguments: all it still needs is a state."""
+
+_RESERVED = frozenset({"backend", "stream"})
+
+
+class Definition:
+    """A program's function, its parameters (without the state) and the arguments bound to them."""
+
+    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+        functools.update_wrapper(self, func)  # type: ignore[arg-type]  # subclasses are called
+        self.func = func
+        self.bind_arguments = dict(bound or {})
+        self.is_async = inspect.iscoroutinefunction(func)
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise TypeError(f"{self.name}: the first parameter of a program is its state")
+        self._parameters = parameters[1:]
+        for parameter in self._parameters:
+            if parameter.name in _RESERVED:
+                raise TypeError(f"{self.name}: {parameter.name!r} is run()'s own argument")
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__qualname__", repr(self.func))
+
+    @property
+    def arg_names(self) -> list[str]:
+        """The program's parameters, without the state."""
+        return [parameter.name for parameter in self._parameters]
+
+    @property
+    def required(self) -> list[str]:
+        """The parameters without a default, in order; those behind them have one."""
+        return [
+            parameter.name
+            for parameter in self._parameters
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+
+    def bind(self, **arguments: Any) -> Self:
+        """The same program with some of its arguments fixed. Raises TypeError for unknown ones."""
+        for name in arguments:
+            if name not in self.arg_names:
+                raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
+        return type(self)(self.func, {**self.bind_arguments, **arguments})
+
+    def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The program's own arguments, and sampling defaults under canonical names."""
+        own = set(self.arg_names)
+        greedy = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters)
+        values: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in own or (greedy and name not in sampling.OPTIONS - sampling.EVERYDAY):
+                values[name] = value
+            else:
+                options[name] = value
+        return values, sampling.normalise(options, f"{self.name}()")
+
+    def body(self, args: Sequence[Any], values: Mapping[str, Any]) -> Body:
+        """The program with its arguments, ready for a state. TypeError if they do not fit."""
+        merged = {**self.bind_arguments, **values}
+        try:
+            self._signature.bind(None, *args, **merged)
+        except TypeError as error:
+            raise TypeError(f"{self.name}(): {error}") from None
+        return lambda state: self.func(state, *args, **merged)

@@ -1,0 +1,68 @@
+"""What stands behind a state: a branch that takes what is appended, and a reader of its values.
+
+There are two interpreters of a program. `rootlace.program` runs it: appending sends operations to
+a runtime. `rootlace.trace` finds its graph: appending records nodes, and reading gives symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Protocol, Self
+
+from rootlace.language.expressions import Appendable
+from rootlace.language.variables import Pending, Readable
+
+
+class Reader(Protocol):
+    """Reads a branch. `wait_for` and `wait_for_async` end when all that they are given is over."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether text comes while it is generated."""
+
+    def find(self, name: str) -> Readable:
+        """The variable `name`. Raises KeyError for a name the program has not used."""
+
+    def pending(self) -> Iterable[Pending]:
+        """What must be over before `text`, `messages` and `error` say all there is to say."""
+
+    def wait_for(self, pending: Iterable[Pending]) -> None: ...
+
+    async def wait_for_async(self, pending: Iterable[Pending]) -> None: ...
+
+    def text(self) -> str: ...
+
+    def messages(self) -> list[dict[str, str]]: ...
+
+    def error(self) -> BaseException | None: ...
+
+    def follow(self, name: str | None) -> Iterator[str]:
+        """The text of the branch, or of the variable `name`, as it is generated."""
+
+    def follow_async(self, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+        """The same on an event loop; `with_meta`: pairs of text and meta information."""
+
+
+class Branch(Protocol):
+    """Takes what a program appends, in order."""
+
+    variables: dict[str, Readable]
+
+    @property
+    def reader(self) -> Reader: ...
+
+    def append(self, expression: Appendable) -> None: ...
+
+    def set_variable(self, name: str, value: Any) -> None: ...
+
+    def position(self) -> int:
+        """Where it stands, for `name_from`."""
+
+    def name_from(self, position: int, name: str) -> None:
+        """Make what was appended since `position` the variable `name`."""
+
+    def fork(self, size: int) -> Sequence[Self]:
+        """Branches that start where this one stands."""
+
+    def join(self, forks: Sequence[Self], mode: str) -> None:
+        """End `forks`, and bring back their variables ("gather_variable") or their texts."""
