@@ -98,9 +98,13 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 class ForeignLoad:
-    """How many cores other programs kept busy meanwhile: a measurement is good only near zero."""
+    """How many cores other programs kept busy meanwhile: a measurement is good only near zero.
 
-    def __init__(self) -> None:
+    "Own" is the process `pid` (None: this one) and those below it.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._pid = pid
         self._start = (time.monotonic(), self._machine(), self._own())
 
     def cores(self) -> float:
@@ -109,7 +113,7 @@ class ForeignLoad:
         return max(0.0, (self._machine() - machine) - (self._own() - own)) / max(elapsed, 1e-9)
 
     def own_seconds(self) -> float:
-        """CPU seconds that this program and its children took meanwhile."""
+        """CPU seconds that the own processes took meanwhile."""
         return self._own() - self._start[2]
 
     @staticmethod
@@ -117,12 +121,15 @@ class ForeignLoad:
         times = psutil.cpu_times()
         return sum(times) - times.idle - getattr(times, "iowait", 0.0)
 
-    @staticmethod
-    def _own() -> float:
-        """CPU seconds of this process and those below it (they must still be alive)."""
-        me = psutil.Process()
+    def _own(self) -> float:
+        """CPU seconds of the own processes, of which those that ended are not known any more."""
         total = 0.0
-        for process in (me, *me.children(recursive=True)):
+        try:
+            head = psutil.Process(self._pid)
+            family = [head, *head.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return total
+        for process in family:
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:

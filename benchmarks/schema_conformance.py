@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.common import environment, percentile, write_json
-from benchmarks.constrained_engines import load_tokenizer
+from benchmarks.constrained.engines import load_tokenizer
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint

@@ -1,7 +1,7 @@
 """How a kernel is launched on an architecture: looked up in a small committed table.
 
 Nothing is tried out when a server starts. `tuned/sm_90.json` and its like are written by a
-measurement on that architecture (`benchmarks/gpu.py --tune`) or by hand; an architecture without a
+measurement on that architecture (`python -m benchmarks.gpu --tune`) or by hand; an architecture without a
 table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0 on (99 KiB
 of shared memory). One file:
 

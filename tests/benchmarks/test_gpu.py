@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu
-from benchmarks.gpu_parts import attention, decode_step, plots, targets, tune
-from benchmarks.gpu_parts.decode_plans import DecodePlans
-from benchmarks.gpu_parts.engine import EOS, InProcessEngine, grammar_compiler, synthetic_tokenizer
-from benchmarks.gpu_parts.fast_loop import FastLoop
-from benchmarks.gpu_parts.models import SHAPES, RandomModel, random_model
-from benchmarks.gpu_parts.serving import greedy
-from benchmarks.gpu_parts.setting import Report, Setting
-from benchmarks.gpu_parts.trace import device_idle, union
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import attention, decode_step, plots, targets, tune
+from benchmarks.gpu.decode_plans import DecodePlans
+from benchmarks.gpu.engine import EOS, InProcessEngine, grammar_compiler, synthetic_tokenizer
+from benchmarks.gpu.fast_loop import FastLoop
+from benchmarks.gpu.models import SHAPES, RandomModel, random_model
+from benchmarks.gpu.serving import greedy
+from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.trace import device_idle, union
 from rootlace.kernels import KernelSet
 from rootlace.kernels.triton import TRITON, tuning
 from rootlace.wire.protocol import Constraint, SamplingParams
@@ -143,7 +143,7 @@ def test_a_part_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ValueError("this case only")
         raise RuntimeError("the whole part")
 
-    monkeypatch.setattr("benchmarks.gpu_parts.tree.measure", broken)
+    monkeypatch.setattr("benchmarks.gpu.tree.measure", broken)
     arguments = ["--smoke", "--device", "cpu", "--only", "tree_attention"]
     result = gpu.measure_all(gpu.parse_arguments(arguments))
     assert list(result["parts"]) == ["ceilings", "tree_attention"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import host_overhead
-from benchmarks.host_parts import engine_loop, stack, tree_operations
+from benchmarks.host_overhead import __main__ as host_overhead
+from benchmarks.host_overhead import engine_loop, stack, tree_operations
 
 
 @pytest.mark.parametrize("streaming", [False, True])

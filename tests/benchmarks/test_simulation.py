@@ -1,4 +1,4 @@
-"""Around `rootlace simulate`: fitted costs, made-up traces, the choice of a policy."""
+"""Around `rootlace simulate`: fitted costs and made-up traces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.choose_policy import judge
 from benchmarks.fit_cost import NAMES, features, fit
 from benchmarks.synthetic_traces import LOADS, write_trace
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.simulation.bounds import infinite_bound
-from rootlace.runtime.simulation.cost import StepCost
-from rootlace.runtime.simulation.policies import all_policies
-from rootlace.runtime.simulation.study import run_study
 from rootlace.runtime.simulation.trace import read_trace
 from rootlace.runtime.simulation.workload import Load, Workload
 from rootlace.wire.protocol import SamplingParams
@@ -71,20 +67,3 @@ def test_made_up_traces_are_read_and_repeat(name: str, tmp_path: Path) -> None:
     trace = read_trace(paths[0])
     assert len(trace) == 300 and trace.format == "mooncake"
     assert infinite_bound(Workload(trace, Load(granularity=32))) > 0.2
-
-
-def test_the_verdict(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    write_trace("hot-and-cold", 150, 0, path)
-    workload = Workload(read_trace(path), Load(rate=4, granularity=64))
-    cost = StepCost(step=0.01, prefill=1e-4)
-    study = run_study(workload, all_policies(), [100_000, 200_000], cost, max_running=8)
-    rows = judge(study, "lpm")
-    assert [row["cache_tokens"] for row in rows] == [100_000, 200_000]
-    for row in rows:
-        rates = [r.hit_rate for r in study.reports if r.cache_tokens == row["cache_tokens"]]
-        assert row["best_hit_rate"] == max(rates)
-        assert row["of_best"] == pytest.approx(row["hit_rate"] / max(rates))
-        assert row["waiting_ratio"] == row["waiting_p99"] / row["waiting_p99_fcfs"]
-        assert row["meets"] == (row["of_best"] >= 0.96 and row["waiting_ratio"] <= 1.2)
-    assert all(row["waiting_ratio"] == 1.0 for row in judge(study, "fcfs"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import rootlace as rl
+from benchmarks.peers.known_peers import DRIVERS
 from tests.tiny_model import make_tiny_model
 
 
@@ -32,76 +32,29 @@ def runtime(models: Path) -> Iterator[rl.Runtime]:
         yield started
 
 
-COMMON = """
-import argparse, time, workloads
-
-def parser():
-    ap = argparse.ArgumentParser()
-    ap.add_argument("--model")
-    ap.add_argument("--dtype")
-    ap.add_argument("--threads", type=int)
-    return ap
-
-def run_once(engine, w):
-    outputs, todo, prompt = {}, w.start(), 0
-    start = time.perf_counter()
-    while todo:
-        r = todo.pop()
-        outputs[r.rid] = engine.answer(r)
-        prompt += len(r.prompt)
-        todo += w.done(r, outputs[r.rid])
-    wall = time.perf_counter() - start
-    return outputs, dict(
-        wall_s=wall, ttft_mean_s=wall / 2, latency_mean_s=wall, requests=len(outputs),
-        prompt_tokens=prompt, output_tokens=sum(map(len, outputs.values())),
-        own_cores=1.0, foreign_cores=0.0,
-    )
-
-def bench(engine, arguments):
-    raise SystemExit("bench() was to be replaced")
-"""
-
-WORKLOADS = """
-import sys
-sys.path.insert(0, {root!r})
-from benchmarks.peers_parts.workloads import WORKLOADS
-from dataclasses import dataclass
-
-@dataclass
-class Req:
-    rid: str
-    prompt: list
-    max_new: int
-
-class Told:
-    def __init__(self, inner):
-        self.inner, self.known = inner, {{}}
-    def tell(self, requests):
-        self.known.update((r.name, r) for r in requests)
-        return [Req(r.name, r.prompt, r.wanted) for r in requests]
-    def start(self):
-        return self.tell(self.inner.start())
-    def done(self, req, out):
-        return self.tell(self.inner.answered(self.known[req.rid], out))
-
-def make(name, seed=0, scale=1.0):
-    return Told(WORKLOADS[name](seed, scale, {vocab}))
-"""
-
 RUN_VLLM = """
 import os, sys, time
-import common
+sys.path.insert(0, {real!r})
+from serve import News, arguments_of, serve
 
 class Engine:
     name = "echo"
-    def __init__(self, a):
+    replies_are_ids = True
+
+    def __init__(self):
         print("chatter on standard output")
-        self.a, self.resets = a, 0
+        self.resets, self.waiting = 0, []
+
     def reset(self):
         self.resets += 1
+
     def cached(self):
         return 7 * self.resets
-    def answer(self, r):
+
+    def add(self, request):
+        self.waiting.append(request)
+
+    def step(self):
         trouble = os.environ.get("TROUBLE")
         if trouble == "raise":
             raise ValueError("out of luck")
@@ -110,24 +63,22 @@ class Engine:
             os._exit(3)
         if trouble == "hang":
             time.sleep(60)
-        return (r.prompt * 20)[-r.max_new:]
+        request = self.waiting.pop()
+        reply = (request.prompt * 20)[-request.wanted:]
+        return [News(request.name, reply, True, time.perf_counter())]
 
 if __name__ == "__main__":
-    ap = common.parser()
-    a = ap.parse_args()
+    arguments_of()
     if os.environ.get("TROUBLE") == "start":
         raise SystemExit("no such model")
-    common.bench(Engine(a), a)
+    serve(Engine())
 """
 
 
 @pytest.fixture
 def drivers(tmp_path: Path) -> Path:
-    """Drivers in the shape of the real ones, whose `vllm` repeats what it is told."""
+    """A folder of drivers whose `vllm` repeats what it is told."""
     folder = tmp_path / "drivers"
     folder.mkdir()
-    root = str(Path(__file__).resolve().parents[3])
-    (folder / "common.py").write_text(textwrap.dedent(COMMON))
-    (folder / "workloads.py").write_text(WORKLOADS.format(root=root, vocab=260))
-    (folder / "run_vllm.py").write_text(RUN_VLLM)
+    (folder / "run_vllm.py").write_text(RUN_VLLM.format(real=str(DRIVERS)))
     return folder

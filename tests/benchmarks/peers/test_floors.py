@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers_parts.floors import Ceilings, Shape, floor_of, work_of
-from benchmarks.peers_parts.workloads import WORKLOADS, Request
+from benchmarks.peers.floors import Ceilings, Shape, floor_of, work_of
+from benchmarks.peers.workloads import WORKLOADS, Request
 from tests.benchmarks.peers.test_workloads import SIZES, answer
 
 SHAPE_B = Shape(768, 3072, 12, 12, 4, 64, 32_000, 2)

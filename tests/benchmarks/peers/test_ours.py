@@ -6,11 +6,11 @@ import pytest
 
 import rootlace as rl
 from benchmarks.ideal_cache import IdealCache
-from benchmarks.peers_parts.measure import drive
-from benchmarks.peers_parts.peer_process import PeerError
-from benchmarks.peers_parts.turns import Ours, Task, run_url
-from benchmarks.peers_parts.url_peer import UrlPeer
-from benchmarks.peers_parts.workloads import WORKLOADS, Request, Workload
+from benchmarks.peers.drive import drive
+from benchmarks.peers.peer_process import PeerError
+from benchmarks.peers.turns import Ours, Task, run_url
+from benchmarks.peers.url_peer import UrlPeer
+from benchmarks.peers.workloads import WORKLOADS, Request, Workload
 
 
 def task(name: str) -> Task:
@@ -75,7 +75,7 @@ def test_a_refused_request_is_an_error(runtime: rl.Runtime) -> None:
         def start(self) -> list[Request]:
             return [Request("r0", [150] * 9000, 4)]
 
-    from benchmarks.peers_parts.raw_requests import RawRequests
+    from benchmarks.peers.raw_requests import RawRequests
 
     with pytest.raises(rl.RootlaceError, match="9000"):
         drive(RawRequests(runtime.endpoint), TooLong())

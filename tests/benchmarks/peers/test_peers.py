@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.peers_parts import ceilings, report
-from benchmarks.peers_parts.measure import Row
-from benchmarks.peers_parts.options import checkpoint, parse_arguments
-from benchmarks.peers_parts.report import PROGRAMS, RAW, Results, met_line
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import ceilings, report
+from benchmarks.peers.measure import Row
+from benchmarks.peers.options import checkpoint, parse_arguments
+from benchmarks.peers.report import PROGRAMS, RAW, Results, met_line
 
 BASE = Row(
     engine=RAW,

@@ -8,7 +8,7 @@ import interegular
 import numpy as np
 import pytest
 
-from benchmarks.regexes import REGEXES, NamedRegex
+from benchmarks.given import REGEXES, NamedRegex
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
 

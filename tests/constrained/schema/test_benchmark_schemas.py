@@ -7,7 +7,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.schemas import SCHEMAS, NamedSchema
+from benchmarks.given import SCHEMAS, NamedSchema
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.schema import formats
 from rootlace.runtime.constrained.schema.finite import regex_of_schema

@@ -1,0 +1,1 @@
+"""What constraints cost: compiling, masks, and serving with them."""

@@ -1,0 +1,296 @@
+"""Constrained decoding: engines side by side on masks, and end to end on JSON extraction.
+
+    python -m benchmarks.constrained --json benchmarks/results/constrained.json
+
+First every engine that is installed (ours, llguidance, xgrammar, outlines-core), each in its own
+process on the same vocabulary: 20 regular expressions and a set of JSON schemas are compiled, and
+known texts are walked token by token. Printed are compile times (the best of five; and again with
+whatever the engine caches), mask times (first visit of a position, and later ones), memory, how
+many constraints and texts each takes, and the share of forced tokens. Then the embedded model
+serves an extraction load unconstrained, constrained, and constrained with forced text appended,
+in turns.
+
+Of the served loads, `closed` asks for one or two short facts, `records` for a record of eight
+fields with enumerations, both by schemas that allow no other property; `open` and `open records`
+leave the schemas open, so that llguidance makes the masks. `--also FOLDER` serves `records` with
+another model, too: the embedded one is so small that a step takes only about two milliseconds, of
+which what the host does for a constraint is a larger part than elsewhere.
+
+`--tokenizer` names a folder with a big vocabulary; the embedded model's small one is the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.common import ForeignLoad, environment, package_version, percentile, write_json
+from benchmarks.constrained.engines import ENGINES
+from benchmarks.constrained.serving import MODES, measure_serving, runs_of
+from benchmarks.given import REGEXES, SCHEMAS
+from benchmarks.plot import plot_constrained
+from benchmarks.prefix_reuse import new_table
+from rootlace.runtime.assets import demo_model
+
+LOADS = ("closed", "open", "records", "open records")
+KINDS = {"regex": "20 regular expressions", "json_schema": f"{len(SCHEMAS)} JSON schemas"}
+
+
+def measure_engine(
+    name: str, tokenizer: Path, seconds: float, progress: Progress
+) -> dict[str, Any]:
+    """Run `benchmarks.constrained.masks` for one engine and collect what it says."""
+    task = progress.add_task(name, total=len(REGEXES) + len(SCHEMAS))
+    command = [sys.executable, "-m", "benchmarks.constrained.masks", name, str(tokenizer)]
+    load = ForeignLoad()
+    lines: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        [*command, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.append(json.loads(line))
+            progress.update(task, advance="name" in lines[-1])
+    progress.remove_task(task)
+    if not lines:
+        return {"error": "not installed, or it could not start"}
+    single = {key: value for line in lines if "name" not in line for key, value in line.items()}
+    constraints = [line for line in lines if "name" in line]
+    return {
+        **single,
+        "foreign_cores": load.cores(),
+        "kinds": {
+            kind: summarise([line for line in constraints if line["kind"] == kind])
+            for kind in KINDS
+        },
+        "constraints": [
+            {key: value for key, value in line.items() if not key.endswith("_us")}
+            | {
+                f"{key[:-3]}_p99_us": percentile(line[key], 0.99)
+                for key in line
+                if key.endswith("_us")
+            }
+            for line in constraints
+        ],
+    }
+
+
+def summarise(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Percentiles over all constraints of one kind that the engine took."""
+    taken = [line for line in lines if "error" not in line]
+    compiles = [line["compile_ms"] for line in taken]
+    first = [value for line in taken for value in line["first_us"]]
+    later = [value for line in taken for value in line["later_us"]]
+    tokens = sum(line["tokens"] for line in taken)
+    return {
+        "taken": len(taken),
+        "of": len(lines),
+        "texts": sum(line["texts"] for line in taken),
+        "texts_refused": sum(line["texts_refused"] for line in taken),
+        "compile_p50_ms": percentile(compiles, 0.5),
+        "compile_p99_ms": percentile(compiles, 0.99),
+        "cached_p50_ms": percentile([line["cached_ms"] for line in taken], 0.5),
+        "mask_first_p50_us": percentile(first, 0.5),
+        "mask_first_p99_us": percentile(first, 0.99),
+        "mask_first_max_us": max(first, default=float("nan")),
+        "mask_p50_us": percentile(later, 0.5),
+        "mask_p99_us": percentile(later, 0.99),
+        "forced_share": sum(line["forced"] for line in taken) / tokens if tokens else 0.0,
+    }
+
+
+def compile_table(kind: str, engines: dict[str, dict[str, Any]]) -> Table:
+    title = f"{KINDS[kind]}: compiling, ms"
+    table = new_table(title, "engine", "taken", "texts", "p50", "p99", "cached")
+    for name, found in engines.items():
+        if "error" in found:
+            table.add_row(name, found["error"])
+            continue
+        row = found["kinds"][kind]
+        table.add_row(
+            name,
+            f"{row['taken']}/{row['of']}",
+            f"{row['texts'] - row['texts_refused']}/{row['texts']}",
+            f"{row['compile_p50_ms']:.2f}",
+            f"{row['compile_p99_ms']:.1f}",
+            f"{row['cached_p50_ms']:.3f}",
+        )
+    return table
+
+
+def mask_table(kind: str, engines: dict[str, dict[str, Any]]) -> Table:
+    title = f"{KINDS[kind]}: masks, us"
+    table = new_table(title, "engine", "p50", "p99", "1st p50", "1st p99", "1st max", "forced")
+    for name, found in engines.items():
+        if "error" in found:
+            continue
+        row = found["kinds"][kind]
+        table.add_row(
+            name,
+            f"{row['mask_p50_us']:.1f}",
+            f"{row['mask_p99_us']:.1f}",
+            *(f"{row[f'mask_first_{which}_us']:.0f}" for which in ("p50", "p99", "max")),
+            f"{row['forced_share']:.0%}",
+        )
+    return table
+
+
+def serving_table(found: dict[str, Any]) -> Table:
+    table = new_table(
+        f"Extraction ({found['load']}, {found['model']}), {found['concurrency']} at a time",
+        "decoding",
+        "tok/s",
+        "req/s",
+        "p50 ms",
+        "p99 ms",
+        "forced",
+        "ratio",
+    )
+    for mode in MODES:
+        row = found["modes"][mode]
+        table.add_row(
+            {"constrained": "constrained, no jump", "jump": "constrained, jump"}.get(mode, mode),
+            f"{row['tokens_per_second']:.0f}",
+            f"{row['requests_per_second']:.1f}",
+            f"{row['latency_p50_ms']:.0f}",
+            f"{row['latency_p99_ms']:.0f}",
+            f"{row['forced_share']:.0%}",
+            f"{found['ratios'].get(f'{mode} / unconstrained', 1.0):.2f}x",
+        )
+    return table
+
+
+def targets(engines: dict[str, Any], serving: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each target of the design with what was measured."""
+    checks: dict[str, tuple[str, float, bool]] = {}
+    ours, peer = engines.get("rootlace (automaton)", {}), engines.get("llguidance", {})
+    if "kinds" in ours:
+        regex = ours["kinds"]["regex"]
+        compiled = regex["compile_p50_ms"]
+        checks["compile p50 of 20 regexes"] = ("< 2 ms", compiled, compiled < 2)
+        later, first = regex["mask_p99_us"], regex["mask_first_p99_us"]
+        checks["mask p99 of a row that is there"] = ("< 50 us", later, later < 50)
+        checks["mask p99 of a first visit"] = ("< 5000 us", first, first < 5000)
+        if "kinds" in peer:
+            cached, theirs = regex["cached_p50_ms"], peer["kinds"]["regex"]["compile_p50_ms"]
+            checks["compile p50 with a warm cache"] = (
+                f"< llguidance's {theirs:.3f} ms",
+                cached,
+                cached < theirs,
+            )
+    for found in serving:
+        at = f", {found['load']}, {found['model']}, {found['concurrency']} at a time"
+        without, with_jump = (
+            found["ratios"][f"{mode} / unconstrained"] for mode in ("constrained", "jump")
+        )
+        checks["constrained without jump / unconstrained" + at] = (
+            ">= 0.97",
+            without,
+            without >= 0.97,
+        )
+        checks["with jump / unconstrained" + at] = (">= 1.6", with_jump, with_jump >= 1.6)
+    return {
+        name: {"target": target, "value": value, "met": met}
+        for name, (target, value, met) in checks.items()
+    }
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.constrained",
+        description="Constrained decoding: engines side by side, and end to end.",
+    )
+    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--plot", type=Path, help="draw the results (SVG or PNG)")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="folder of a tokenizer with a big vocabulary"
+    )
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--seconds", type=float, default=200.0, help="per engine (default 200)")
+    parser.add_argument("--requests", type=int, default=64, help="of the served load (default 64)")
+    parser.add_argument(
+        "--repetitions", type=int, default=40, help="rounds of the three modes (default 40)"
+    )
+    parser.add_argument(
+        "--also", type=Path, nargs="*", default=[], help="models to serve `records` with, too"
+    )
+    parser.add_argument(
+        "--loads",
+        nargs="*",
+        choices=LOADS,
+        default=list(LOADS),
+    )
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8])
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    model = str(demo_model())
+    tokenizer = arguments.tokenizer or Path(model)
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    engines: dict[str, Any] = {}
+    serving: list[dict[str, Any]] = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        for name in arguments.engines:
+            engines[name] = measure_engine(name, tokenizer, arguments.seconds, progress)
+        served = [(model, kind) for kind in arguments.loads]
+        served += [(str(folder), "records") for folder in arguments.also]
+        loads = [(*what, count) for what in served for count in arguments.concurrency]
+        task = progress.add_task("", total=len(loads) * runs_of(arguments.repetitions))
+        for folder, kind, concurrency in loads:
+            progress.update(task, description=f"{Path(folder).name}, {kind}, {concurrency}")
+            serving.append(
+                measure_serving(
+                    folder,
+                    arguments.requests,
+                    arguments.repetitions,
+                    concurrency,
+                    kind,
+                    lambda: progress.advance(task),
+                )
+            )
+    if engines:
+        for kind in KINDS:
+            console.print(compile_table(kind, engines))
+            console.print(mask_table(kind, engines))
+        for name, found in engines.items():
+            if "memory_mib" in found:
+                console.print(
+                    f"{name}: set-up {found['setup_seconds']:.2f} s, "
+                    f"all constraints {found['memory_mib']:.0f} MiB"
+                )
+    for found in serving:
+        console.print(serving_table(found))
+    checks = targets(engines, serving)
+    for name, check in checks.items():
+        mark = "met" if check["met"] else "MISSED"
+        console.print(f"{mark:>6}  {name}: {check['value']:.3f} ({check['target']})")
+    if arguments.plot and engines and serving:
+        embedded = [found for found in serving if found["model"] == Path(model).name]
+        plot_constrained(engines, embedded, arguments.plot)
+        console.print(f"drawn in {arguments.plot}")
+    if arguments.json:
+        packages = ("llguidance", "xgrammar", "outlines-core", "interegular")
+        result = {
+            "environment": environment() | {"engines": {p: package_version(p) for p in packages}},
+            "vocabulary": {"tokenizer": tokenizer.name},
+            "engines": engines,
+            "serving": serving,
+            "targets": checks,
+        }
+        write_json(arguments.json, result)
+        console.print(f"written to {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

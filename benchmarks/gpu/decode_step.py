@@ -1,0 +1,135 @@
+"""Time of a decode step of random Llama shapes, beside the time its bytes take at copy speed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.decode_plans import DecodePlans
+from benchmarks.gpu.models import RandomModel, random_model
+from benchmarks.gpu.setting import Report, Setting, release
+from benchmarks.gpu.timing import synchronize
+from rootlace.runtime.model.executor.runner import ModelRunner
+
+BLOCK_SIZE = 16
+CONTEXT = 1024
+BATCHES = (1, 8, 64, 256)
+WARM_UP = 60
+"""Steps before the clock starts, in pairs with pauses: graphs are captured while serving, and
+capturing may only take its share of the time."""
+PAUSE = 0.25
+RUNS = 3
+
+
+def measure(setting: Setting, report: Report) -> None:
+    """For each shape, with captured graphs and without: seconds per step, steps following each
+    other without the host waiting for their tokens."""
+    shapes = ["smoke"] if setting.smoke else ["1B", "8B"]
+    batches = (1, 2) if setting.smoke else (1, 64) if setting.quick else BATCHES
+    context = 20 if setting.smoke else CONTEXT
+    for name in shapes:
+        with random_model(name, setting.device) as model:
+            for graphs in (True,) if setting.quick else (True, False):
+                with report.attempt(shape=name, graphs=graphs):
+                    _measure(setting, report, model, graphs, batches, context)
+                release(setting.device)
+
+
+def _measure(
+    setting: Setting,
+    report: Report,
+    model: RandomModel,
+    graphs: bool,
+    batches: tuple[int, ...],
+    context: int,
+) -> None:
+    warm_up, steps = (2, 3) if setting.smoke else (WARM_UP, 50 if setting.quick else 100)
+    total = 1 + warm_up + RUNS * steps  # warm-ups come in pairs
+    blocks = max(batches) * -(-(context + total + 1) // BLOCK_SIZE)
+    runner = model.runner(blocks, graphs=graphs, max_running=max(batches))
+    fill(runner)
+    label = f"decode step, {model.name}, graphs {'on' if graphs else 'off'}"
+    for rows in report.progress(batches, label):
+        with report.attempt(shape=model.name, graphs=graphs, rows=rows):
+            plans = DecodePlans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
+            steps_run = TimedSteps(runner, plans)
+            steps_run.warm_up(warm_up, PAUSE if graphs and setting.on_gpu else 0.0)
+            before = replays(runner)
+            seconds = statistics.median(steps_run.seconds_each(steps) for _ in range(RUNS))
+            steps_run.end()
+            replayed = replays(runner) - before
+            if graphs and setting.on_gpu and replayed < RUNS * steps:
+                raise RuntimeError(f"only {replayed} of {RUNS * steps} steps went through a graph")
+            moved = model.step_bytes(rows, context + warm_up + RUNS * steps // 2)
+            report.add(
+                {
+                    "shape": model.name,
+                    "graphs": graphs,
+                    "rows": rows,
+                    "context": context,
+                    "us": seconds * 1e6,
+                    "graph_replays": replayed,
+                    "bytes": moved,
+                    **against_floor(setting, seconds, moved),
+                }
+            )
+
+
+def against_floor(setting: Setting, seconds: float, moved: int) -> dict[str, Any]:
+    """The floor is the time of `moved` bytes at the measured copy bandwidth."""
+    bandwidth = setting.ceilings.get("copy_bandwidth")
+    if not bandwidth:
+        return {"floor_us": None, "over_floor": None}
+    floor = moved / bandwidth
+    return {"floor_us": floor * 1e6, "over_floor": seconds / floor}
+
+
+def replays(runner: ModelRunner) -> int:
+    """How often a graph was launched so far."""
+    return int(runner.stats().get("graph_replays", 0))
+
+
+class TimedSteps:
+    """Steps that follow each other. One is launched before the one ahead of it is collected, as the
+    engine does, so that the device always has one waiting."""
+
+    def __init__(self, runner: ModelRunner, plans: DecodePlans) -> None:
+        self._runner, self._plans = runner, plans
+        self._launched = runner.launch(next(plans))
+
+    def seconds_each(self, count: int) -> float:
+        runner = self._runner
+        # Planned beforehand: planning is the scheduler's part and is measured elsewhere.
+        coming = [next(self._plans) for _ in range(count)]
+        synchronize(runner.device)
+        start = time.perf_counter()
+        for plan in coming:
+            following = runner.launch(plan)
+            runner.collect(self._launched)
+            self._launched = following
+        synchronize(runner.device)
+        return (time.perf_counter() - start) / count
+
+    def warm_up(self, count: int, pause: float) -> None:
+        """`count` steps; with pauses, until graphs are replayed."""
+        for _ in range(0, count, 2):
+            before = replays(self._runner)
+            self.seconds_each(2)
+            if pause and replays(self._runner) - before < 2:
+                time.sleep(pause)
+
+    def end(self) -> None:
+        self._runner.collect(self._launched)
+
+
+@torch.inference_mode()
+def fill(runner: ModelRunner) -> None:
+    """Random keys and values everywhere: what was never written may be NaN."""
+    for layer in runner.kv_cache:
+        if layer.dtype in (torch.bfloat16, torch.float32):
+            layer.normal_()
+        else:
+            layer.copy_(torch.randn(layer.shape, device=layer.device))

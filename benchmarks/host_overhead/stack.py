@@ -1,0 +1,212 @@
+"""The whole stack without a model: CPU time of engine, gateway and client, per step and request.
+
+Gateway and engine are processes of their own, joined as they are in use; the executor is simulated
+and asleep most of each step. All requests start together, so they decode together. Runs with short
+and with long outputs tell what a step costs from what a request costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+from tokenizers import Tokenizer
+
+import rootlace as rl
+from benchmarks.common import ROOT
+from rootlace.runtime.config import EngineConfig, ExecutorConfig, GatewayConfig
+from rootlace.runtime.gateway.__main__ import GatewayProcessConfig
+
+SHORT, LONG = 16, 144
+"""Tokens per request of the two kinds of run."""
+MODES = (
+    "programs",
+    "programs, 1,000 ids",
+    "programs, stop string",
+    "programs, streamed",
+    "http",
+    "http, 1,000 ids",
+    "http, streamed",
+)
+SHARED_IDS = tuple(300 + i % 1000 for i in range(1000))
+
+
+@dataclass(frozen=True)
+class StackCost:
+    """CPU microseconds per decode step of `rows` requests, and per request (start and end; the
+    client's part of it included). `client` is this process: that of HTTP is aiohttp's."""
+
+    mode: str
+    rows: int
+    engine: float
+    gateway: float
+    client: float
+    total: float
+    per_token: float
+    engine_request: float
+    gateway_request: float
+    client_request: float
+
+
+class Stack:
+    """A gateway with a simulated engine, and a client in this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
+        self._engine = psutil.Process(process.pid).children()[0].pid
+        self._gateway = process.pid
+        self.url: str = ready["http_address"]
+        self.endpoint = rl.RuntimeEndpoint(ready["program_address"])
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds so far, of each part; the simulation's own are left out."""
+        status = self.endpoint.get_server_info()
+        return {
+            "engine": _cpu_seconds(self._engine) - status["model_cpu_seconds"],
+            "gateway": _cpu_seconds(self._gateway),
+            "client": time.process_time(),
+        }
+
+
+@contextmanager
+def started(model: Path, step_seconds: float) -> Iterator[Stack]:
+    """`model`: a folder with a tokenizer."""
+    vocab_size = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size()
+    with tempfile.TemporaryDirectory() as folder:
+        config = GatewayProcessConfig(
+            GatewayConfig(str(model), f"ipc://{folder}/programs", http_port=0),
+            EngineConfig(ExecutorConfig(str(model))),
+        )
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.host_overhead.simulated_engine",
+                "gateway",
+                str(vocab_size),
+                str(step_seconds),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            process.stdin.flush()
+            ready = json.loads(process.stdout.readline())
+            stack = Stack(process, ready)
+            yield stack
+            stack.endpoint.close()
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def measure_stack(stack: Stack, mode: str, rows: int, rounds: int) -> StackCost:
+    run = _runs(stack, mode)
+    run(rows, SHORT)
+    short, long = (
+        _least([_spent(stack, run, rows, tokens) for _ in range(rounds)])
+        for tokens in (SHORT, LONG)
+    )
+    step = {part: 1e6 * (long[part] - short[part]) / (LONG - SHORT) for part in long}
+    request = {part: (1e6 * short[part] - SHORT * step[part]) / rows for part in short}
+    total = sum(step.values())
+    return StackCost(
+        mode=mode,
+        rows=rows,
+        **step,
+        total=total,
+        per_token=total / rows,
+        **{f"{part}_request": value for part, value in request.items()},
+    )
+
+
+def _spent(
+    stack: Stack, run: Callable[[int, int], None], rows: int, tokens: int
+) -> dict[str, float]:
+    before = stack.cpu()
+    run(rows, tokens)
+    time.sleep(0.01)  # what is said last is still to be heard
+    after = stack.cpu()
+    return {part: after[part] - before[part] for part in after}
+
+
+def _least(found: list[dict[str, float]]) -> dict[str, float]:
+    return {part: min(one[part] for one in found) for part in found[0]}
+
+
+def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
+    """What runs so many requests of so many tokens."""
+    streamed, ids = "streamed" in mode, "ids" in mode
+    if mode.startswith("http"):
+        return lambda rows, tokens: asyncio.run(_http(stack, rows, tokens, ids, streamed))
+    stop = "never said \x00" if "stop" in mode else None
+
+    @rl.function
+    async def program(s: Any, number: int, tokens: int) -> None:
+        s += rl.ids(_ids(number)) if ids else _text(number)
+        s += rl.gen("answer", max_tokens=tokens, temperature=0, ignore_eos=True, stop=stop)
+
+    async def one(number: int, tokens: int) -> None:
+        state = await program.run_async(number, tokens, backend=stack.endpoint, stream=streamed)
+        if streamed:
+            async for _ in state.text_async_iter("answer"):
+                pass
+
+    async def together(rows: int, tokens: int) -> None:
+        await asyncio.gather(*(one(number, tokens) for number in range(rows)))
+
+    return lambda rows, tokens: asyncio.run(together(rows, tokens))
+
+
+async def _http(stack: Stack, rows: int, tokens: int, ids: bool, stream: bool) -> None:
+    async def one(session: aiohttp.ClientSession, number: int) -> None:
+        body = {
+            "model": "",
+            "prompt": _ids(number) if ids else _text(number),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        async with session.post(stack.url + "/v1/completions", json=body) as reply:
+            if reply.status != 200:
+                raise RuntimeError(await reply.text())
+            await reply.read()
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await asyncio.gather(*(one(session, number) for number in range(rows)))
+
+
+def _text(number: int) -> str:
+    return f"Some words that all programs begin with, then question {number}"
+
+
+def _ids(number: int) -> list[int]:
+    return [*SHARED_IDS, number, number]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of all threads, in nanoseconds' precision where the system tells them (Linux)."""
+    tasks = Path(f"/proc/{pid}/task")
+    try:
+        return (
+            sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+        )
+    except OSError:
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)

@@ -1,0 +1,90 @@
+"""Driving one engine through one workload. Standard library only: peers run this file, too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.peers.workloads import Request, Tokens, Workload
+
+
+@dataclass(frozen=True)
+class News:
+    """New tokens of a request, and the time (`time.perf_counter`) at which its client had them."""
+
+    name: str
+    tokens: Tokens
+    finished: bool
+    at: float
+
+
+class OnlineEngine(Protocol):
+    """An engine that requests may join at any time."""
+
+    replies_are_ids: bool
+    """False: it only tells text; follow-ups then hold stand-ins (`Workload.fixed_reply`)."""
+
+    def reset(self) -> None:
+        """Forget every cached prefix."""
+
+    def add(self, request: Request) -> None: ...
+
+    def step(self) -> Sequence[News]:
+        """Wait for something new."""
+
+    def cached(self) -> int | None:
+        """Prompt tokens that were found in the cache since `reset`."""
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What was seen while a workload ran: seconds, and the tokens of each request."""
+
+    wall: float
+    ttft: list[float]
+    latency: list[float]
+    prompt_tokens: int
+    outputs: dict[str, Tokens]
+
+
+def drive(engine: OnlineEngine, workload: Workload) -> Driven:
+    """Hand over all first requests at once, each follow-up as soon as its answer is there.
+
+    Raises RuntimeError if a reply has not exactly the wanted length.
+    """
+    live: dict[str, tuple[Request, float, Tokens]] = {}
+    ttft: list[float] = []
+    latency: list[float] = []
+    outputs: dict[str, Tokens] = {}
+    prompt_tokens = 0
+
+    def hand_over(requests: Sequence[Request]) -> None:
+        for request in requests:
+            live[request.name] = (request, time.perf_counter(), [])
+            engine.add(request)
+
+    first = workload.start()
+    start = time.perf_counter()
+    hand_over(first)
+    while live:
+        for news in engine.step():
+            request, since, reply = live[news.name]
+            if not reply and news.tokens:
+                ttft.append(news.at - since)
+            reply.extend(news.tokens)
+            if not news.finished:
+                continue
+            if len(reply) != request.wanted:
+                raise RuntimeError(
+                    f"{workload.name} {request.name}: asked for {request.wanted} tokens, "
+                    f"got {len(reply)}"
+                )
+            del live[news.name]
+            latency.append(news.at - since)
+            prompt_tokens += len(request.prompt)
+            outputs[request.name] = reply
+            shown = reply if engine.replies_are_ids else workload.fixed_reply(request)
+            hand_over(workload.answered(request, shown))
+    return Driven(time.perf_counter() - start, ttft, latency, prompt_tokens, outputs)

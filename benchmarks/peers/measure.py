@@ -1,0 +1,95 @@
+"""What is recorded of one engine's run of one workload."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.common import ForeignLoad
+from benchmarks.peers.drive import Driven, OnlineEngine, drive
+from benchmarks.peers.workloads import Tokens, Workload
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload, once, on one engine. Seconds, tokens, cores.
+
+    `ttft_mean_s`: from handing a request over until its client has the first token.
+    `foreign_cores`: cores that other programs kept busy meanwhile. `scale` below 1: fewer units
+    than the workload has.
+    """
+
+    engine: str
+    model: str
+    workload: str
+    seed: int
+    repetition: int
+    scale: float
+    wall_s: float
+    ttft_mean_s: float | None
+    latency_mean_s: float | None
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    own_cores: float
+    foreign_cores: float
+    fixed_replies: bool = False
+    outputs: dict[str, Tokens] = field(default_factory=dict, repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Without the tokens, which would be most of the file."""
+        return {name: value for name, value in asdict(self).items() if name != "outputs"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run, and the cores that it and other programs kept busy meanwhile."""
+
+    driven: Driven
+    own_cores: float
+    foreign_cores: float
+
+
+def measure(engine: OnlineEngine, workload: Workload) -> Measured:
+    """`drive` with a look at the cores."""
+    load = ForeignLoad()
+    return measured(drive(engine, workload), load)
+
+
+def measured(driven: Driven, load: ForeignLoad) -> Measured:
+    """`load` was begun when the run began."""
+    return Measured(driven, load.own_seconds() / driven.wall, load.cores())
+
+
+def row_of(
+    run: Measured,
+    engine: str,
+    model: str,
+    workload: Workload,
+    seed: int,
+    repetition: int,
+    cached: int | None,
+    fixed_replies: bool = False,
+) -> Row:
+    driven = run.driven
+    return Row(
+        engine=engine,
+        model=model,
+        workload=workload.name,
+        seed=seed,
+        repetition=repetition,
+        scale=workload.scale,
+        wall_s=driven.wall,
+        ttft_mean_s=statistics.mean(driven.ttft) if driven.ttft else None,
+        latency_mean_s=statistics.mean(driven.latency) if driven.latency else None,
+        requests=len(driven.outputs),
+        prompt_tokens=driven.prompt_tokens,
+        output_tokens=sum(map(len, driven.outputs.values())),
+        cached_tokens=cached,
+        own_cores=round(run.own_cores, 3),
+        foreign_cores=round(run.foreign_cores, 3),
+        fixed_replies=fixed_replies,
+        outputs=driven.outputs,
+    )

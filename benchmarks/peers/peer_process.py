@@ -1,0 +1,182 @@
+"""A peer in a process of its own interpreter: started once, asked for one workload at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from benchmarks.common import ForeignLoad
+from benchmarks.peers.drive import Driven
+from benchmarks.peers.measure import Measured, measured
+from benchmarks.peers.workloads import Workload
+
+_TAIL_LINES = 15
+
+
+class PeerError(RuntimeError):
+    """A peer could not be started, failed, or took too long."""
+
+
+class PeerProcess:
+    """Its driver's engine, loaded. `log` gets what it prints.
+
+    Between runs the process and its children are stopped (SIGSTOP): an engine that spins while it
+    waits would take cores from the one that is measured. Raises PeerError.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: Path,
+        driver: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        limit: float,
+    ) -> None:
+        self.name = name
+        self.limit = limit
+        self._log = log
+        self._paused: list[psutil.Process] = []
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [str(python), str(driver), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env={**os.environ, **environment},
+                # A group in our session: if we die while it is stopped, the system wakes it with
+                # a SIGHUP, which ends it (in a session of its own it would stay stopped for ever).
+                process_group=0,
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._orders: IO[str] = self._process.stdin
+        self._answers = _Lines(self._process.stdout)
+        try:
+            ready = self._answer(limit)
+        except BaseException:
+            self.stop()
+            raise
+        self.engine: str = ready["ready"]
+        self.about: dict[str, Any] = {
+            "engine": ready["ready"],
+            "python": ready["python"],
+            "packages": ready["packages"],
+        }
+        self.pause()
+
+    def run(self, workload: Workload, vocab_size: int) -> tuple[Measured, int | None]:
+        """What was measured, and how many prompt tokens it found in its cache, if it says so."""
+        self.resume()
+        load = ForeignLoad(self._process.pid)
+        try:
+            order = {
+                "workload": workload.name,
+                "seed": workload.seed,
+                "scale": workload.scale,
+                "vocab_size": vocab_size,
+            }
+            try:
+                self._orders.write(json.dumps(order) + "\n")
+                self._orders.flush()
+            except BrokenPipeError:
+                raise PeerError(f"{self.name} has ended{self._tail()}") from None
+            answer = self._answer(self.limit)
+            return measured(Driven(**answer["driven"]), load), answer["cached"]
+        finally:
+            self.pause()
+
+    def _answer(self, limit: float) -> dict[str, Any]:
+        line = self._answers.next(time.monotonic() + limit)
+        if line is None:
+            raise PeerError(f"{self.name} said nothing for {limit:g} s{self._tail()}")
+        if not line:
+            status = self._process.wait(timeout=10)
+            raise PeerError(f"{self.name} ended with status {status}{self._tail()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PeerError(f"{self.name}: {answer['error']}{self._tail()}")
+        return answer
+
+    def _tail(self) -> str:
+        lines = deque(self._log.read_text(errors="replace").splitlines(), maxlen=_TAIL_LINES)
+        return "".join(f"\n  | {line}" for line in lines)
+
+    # ------------------------------------------------------------ holding still
+
+    def pause(self) -> None:
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+                self._paused.append(process)
+
+    def resume(self) -> None:
+        for process in self._paused:
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        self._paused = []
+
+    def _family(self) -> Iterator[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            head = psutil.Process(self._process.pid)
+            yield head
+            yield from head.children(recursive=True)
+
+    def stop(self, grace: float = 5.0) -> None:
+        """End it and whatever it started."""
+        self.resume()
+        family = list(self._family())
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
+        _, alive = psutil.wait_procs(family, timeout=grace)
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.terminate()
+        _, alive = psutil.wait_procs(alive, timeout=grace)
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+        self._answers.close()
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Lines:
+    """Lines of a pipe, with a deadline."""
+
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe = pipe
+        self._rest = b""
+
+    def next(self, deadline: float) -> str | None:
+        """The next line; "" at the end of the pipe, None at the deadline."""
+        file = self._pipe.fileno()
+        while b"\n" not in self._rest:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([file], [], [], left)[0]:
+                return None
+            data = os.read(file, 1 << 20)
+            if not data:
+                return ""
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        self._pipe.close()
