@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Unpack
 
 from rootlace.language import sampling
 from rootlace.language.choices import ChoicesMethod, method_name
@@ -117,43 +117,18 @@ def gen(
     stop: str | Sequence[str] | None = None,
     stop_token_ids: Sequence[int] | None = None,
     *,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    repetition_penalty: float | None = None,
-    logit_bias: Mapping[int, float] | None = None,
-    seed: int | None = None,
-    ignore_eos: bool | None = None,
-    skip_special_tokens: bool | None = None,
-    no_stop_trim: bool | None = None,
-    logprobs: bool | int | None = None,
-    top_logprobs: int | None = None,
-    return_logprob: bool | None = None,
-    logprob_start_len: int | None = None,
-    top_logprobs_num: int | None = None,
-    return_text_in_logprobs: bool | None = None,
-    dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | str | None = None,
-    type: Any = None,
-    regex: str | None = None,
-    json_schema: str | bool | Mapping[str, Any] | Any = None,
-    ebnf: str | None = None,
-    structural_tag: str | Mapping[str, Any] | None = None,
-    whitespace: Literal["compact", "flexible"] | None = None,
-    strict: bool | None = None,
-    jump_forward: Literal["canonical", "off"] | bool | None = None,
+    **options: Unpack[sampling.GenKeywords],
 ) -> Gen | Select:
     """Generate text, under `name` if one is given.
 
-    What is None comes from the defaults given to `.run(...)`, and else: `max_tokens` 128,
-    temperature 1, everything else off. With `n` > 1 the variable is a list, and the program goes on
-    from the first sample. `choices` makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's;
-    `return_logprob`, `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token
-    on) are sglang's: see `get_meta_info`.
+    `options` are the sampling parameters of `rootlace.wire.sampling` (`temperature`, `top_p`,
+    `seed`, ...) and what a constraint takes. What is None comes from the defaults given to
+    `.run(...)`, and else: `max_tokens` 128, temperature 1, everything else off. With `n` > 1 the
+    variable is a list, and the program goes on from the first sample. `choices` makes this a
+    `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`, `top_logprobs_num` and
+    `logprob_start_len` (also the prompt's, from that token on) are sglang's: see `get_meta_info`.
 
     At most one of these says what the text must be, exactly:
 
@@ -176,12 +151,18 @@ def gen(
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
     """
-    given = dict(locals())
-    for handled in ("name", "choices", "choices_method"):
-        del given[handled]
-    if choices is not None:
-        return _select(name, choices, temperature or 0.0, choices_method, "gen()")
-    return Gen(_name(name, "gen()"), sampling.normalise(given, "gen()"))
+    given = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        **options,
+    }
+    if choices is None:
+        return Gen(_name(name, "gen()"), sampling.normalise(given, "gen()"))
+    sampling.check_names(given, "gen()")
+    return _select(name, choices, options.get("temperature") or 0.0, choices_method, "gen()")
 
 
 def ids(tokens: Iterable[int]) -> TokenIds:

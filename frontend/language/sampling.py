@@ -10,35 +10,30 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_origin
 
 import msgspec
 
 from rootlace import types
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.protocol import Constraint, SamplingParams
+from rootlace.wire.protocol import Constraint
+from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
 
-PARAMS = frozenset(SamplingParams.__struct_fields__)
+PARAMS = PARAMETERS.keys()
 # One of these says what the text must be ...
 SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag")
 # ... and these how that is enforced; without one of the former they have nothing to do.
-MANNERS = ("whitespace", "strict", "jump_forward")
-CONSTRAINTS = frozenset({*SOURCES, *MANNERS})
-ALIASES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "return_logprob": "logprobs",
-    "top_logprobs_num": "top_logprobs",
-    "logprob_start_len": "prompt_logprobs_from",
-}
+CONSTRAINT_OPTIONS = ("whitespace", "strict", "jump_forward")
+ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.aliases}
 # Accepted because sglang's programs pass them; here they describe what happens anyway (log-
 # probabilities always carry their text) or have no meaning for fast tokenizers.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
-OPTIONS = PARAMS | CONSTRAINTS | ALIASES.keys() | NO_EFFECT
+OPTIONS = frozenset({*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT})
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
 EVERYDAY = frozenset({"type", "choices"})
+
+_LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
 
 # Constraints of texts no longer than this are built once.
 _REMEMBERED_LENGTH = 1 << 14
@@ -65,12 +60,9 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     Raises TypeError for a name that is unknown or given twice (once as an alias), and
     InvalidRequest for a value no sampler could use.
     """
+    check_names(options, caller)
     known: dict[str, Any] = {}
     for name, value in options.items():
-        if name not in OPTIONS:
-            close = get_close_matches(name, OPTIONS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{caller} got an unexpected keyword argument {name!r}{hint}")
         if value is None or name in NO_EFFECT:
             continue
         canonical = ALIASES.get(name, name)
@@ -82,15 +74,23 @@ def normalise(options: Mapping[str, Any], caller: str) -> dict[str, Any]:
     return known
 
 
+def check_names(options: Iterable[str], caller: str) -> None:
+    """Raise TypeError for a name that is unknown."""
+    for name in options:
+        if name not in OPTIONS:
+            close = get_close_matches(name, OPTIONS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{caller} got an unexpected keyword argument {name!r}{hint}")
+
+
 def _expand(known: dict[str, Any]) -> None:
-    """Rewrite the shorthands of some values, in place."""
-    stop = known.get("stop")
-    if isinstance(stop, str):
-        known["stop"] = (stop,)
-    elif isinstance(stop, Iterable):
-        known["stop"] = tuple(stop)
-    if isinstance(known.get("stop_token_ids"), Iterable):
-        known["stop_token_ids"] = tuple(known["stop_token_ids"])
+    """Replace shorthands (one stop string for a list of one, say) by what they stand for."""
+    for name in _LISTS & known.keys():
+        single = PARAMETERS[name].single
+        if single is not None and isinstance(known[name], single):
+            known[name] = (known[name],)
+        elif isinstance(known[name], Iterable):
+            known[name] = tuple(known[name])
     if isinstance(known.get("jump_forward"), bool):
         known["jump_forward"] = "canonical" if known["jump_forward"] else "off"
     schema = known.get("json_schema")
@@ -116,7 +116,7 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     if given:
         constraint(known)
     else:
-        _manners(known)
+        _constraint_options(known)
 
 
 def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
@@ -124,6 +124,21 @@ def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
         return msgspec.convert(params, SamplingParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{caller}: {error}") from None
+
+
+class GenKeywords(SamplingKeywords, total=False):
+    """What type checkers know of the keyword-only options of `gen`."""
+
+    return_text_in_logprobs: bool | None
+    dtype: Any
+    type: Any
+    regex: str | None
+    json_schema: str | bool | Mapping[str, Any] | Any
+    ebnf: str | None
+    structural_tag: str | Mapping[str, Any] | None
+    whitespace: Literal["compact", "flexible"] | None
+    strict: bool | None
+    jump_forward: Literal["canonical", "off"] | bool | None
 
 
 class Asked(NamedTuple):
@@ -168,31 +183,35 @@ def constraint(options: Mapping[str, Any]) -> Constraint | None:
     if name is None:
         return None
     value = options[name]
-    manners = [options.get(manner) for manner in MANNERS]
+    enforced = [options.get(option) for option in CONSTRAINT_OPTIONS]
     if isinstance(value, str) and len(value) <= _REMEMBERED_LENGTH:
         try:
-            return _remembered(name, value, *manners)
+            return _built_once(name, value, *enforced)
         except TypeError:
-            pass  # a manner that cannot be hashed: what is wrong with it is said below
-    return _built(name, value, *manners)
+            pass  # an option that cannot be hashed: `_built` says what is wrong with it
+    return _built(name, value, *enforced)
 
 
-def _built(name: str, value: Any, *manners: Any) -> Constraint:
-    """`manners` in the order of `MANNERS`, None where there is none."""
+def _built(name: str, value: Any, *enforced: Any) -> Constraint:
+    """`enforced` are the values of `CONSTRAINT_OPTIONS`, None where one is not given."""
     kind, source = _READERS[name](value)
-    given = {name: value for name, value in zip(MANNERS, manners, strict=True) if value is not None}
-    return Constraint(kind, source, **_manners(given))  # type: ignore[arg-type]
+    named = zip(CONSTRAINT_OPTIONS, enforced, strict=True)
+    given = {name: value for name, value in named if value is not None}
+    return Constraint(kind, source, **_constraint_options(given))  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=128, typed=True)
-def _remembered(name: str, value: str, *manners: Any) -> Constraint:
-    """The same: programs ask for the same text again and again."""
-    return _built(name, value, *manners)
+def _built_once(name: str, value: str, *enforced: Any) -> Constraint:
+    """The same, cached: programs ask for the same text again and again."""
+    return _built(name, value, *enforced)
 
 
-def _manners(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How a constraint is enforced. Raises InvalidRequest for a value there is not."""
-    given = {name: options[name] for name in MANNERS if name in options}
+def _constraint_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `options` that say how a constraint is enforced.
+
+    Raises InvalidRequest for a value that is not one of theirs.
+    """
+    given = {name: options[name] for name in CONSTRAINT_OPTIONS if name in options}
     if not given:
         return given
     try:

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rootlace.wire.sampling import SamplingParams as SamplingParams
+
 PROTOCOL_VERSION = 1
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -27,75 +29,6 @@ ChoicesMethod = Literal[
 
 class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of everything on the wire: immutable, defaults left out, unknown fields refused."""
-
-
-def _in_range(name: str, value: float, low: float, high: float, low_open: bool = False) -> None:
-    """Raise ValueError unless low <= value <= high (low < value with `low_open`); NaN fails too."""
-    if not ((value > low if low_open else value >= low) and value <= high):
-        raise ValueError(f"{name} must be in {'(' if low_open else '['}{low}, {high}], not {value}")
-
-
-class SamplingParams(_Wire):
-    """How one `Generate` samples. OpenAI's names where OpenAI has one.
-
-    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling
-    then still depends on (seed, position) alone. `prompt_logprobs_from` asks for the
-    log-probabilities of the prompt's tokens from that index on. `max_tokens=None` means "what is
-    left of the context".
-    """
-
-    max_tokens: int | None = 128
-    min_tokens: int = 0
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-    ignore_eos: bool = False
-    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
-    logprobs: bool = False
-    top_logprobs: int = 0
-    prompt_logprobs_from: int | None = None
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-        _in_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
-            )
-        _in_range("n", self.n, 1, 128)
-        _in_range("temperature", self.temperature, 0.0, 1e6)
-        _in_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        if self.top_k != -1 and self.top_k < 1:
-            raise ValueError(f"top_k must be -1 (off) or at least 1, not {self.top_k}")
-        _in_range("min_p", self.min_p, 0.0, 1.0)
-        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        # Beyond these a logit could leave the range of float32.
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        if len(self.stop) > 64:
-            raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
-        if any(not s for s in self.stop):
-            raise ValueError("a stop string must not be empty")
-        if self.seed is not None:
-            _in_range("seed", self.seed, -(2**63), 2**63 - 1)
-        _in_range("top_logprobs", self.top_logprobs, 0, 128)
-        for token, bias in self.logit_bias.items():
-            _in_range(f"logit_bias[{token}]", bias, -1e4, 1e4)
-        if self.prompt_logprobs_from is not None and self.prompt_logprobs_from < 0:
-            raise ValueError(
-                f"prompt_logprobs_from must not be negative, not {self.prompt_logprobs_from}"
-            )
 
 
 class Constraint(_Wire):

@@ -394,10 +394,10 @@ def test_what_is_remembered_is_bounded_and_mutable_schemas_are_read_anew() -> No
     assert (before.source, after.source) == ('{"type": "object"}', '{"type": "array"}')
     for number in range(300):
         sampling.constraint({"regex": f"a{{{number}}}"})
-    assert sampling._remembered.cache_info().currsize <= 128
-    size = sampling._remembered.cache_info().currsize
+    assert sampling._built_once.cache_info().currsize <= 128
+    size = sampling._built_once.cache_info().currsize
     sampling.constraint({"regex": "a" * 2**15})
-    assert sampling._remembered.cache_info().currsize == size
+    assert sampling._built_once.cache_info().currsize == size
 
 
 def test_a_schema_with_half_a_character_is_the_servers_to_judge() -> None:

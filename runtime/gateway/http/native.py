@@ -22,7 +22,12 @@ from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.native_types import GenerateBody, SamplingParamsBody
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
-from rootlace.runtime.gateway.http.sampling import as_tuple, make_params
+from rootlace.runtime.gateway.http.sampling import (
+    make_params,
+    sampling_fields,
+    sglang_names,
+    with_sampling,
+)
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, TokenLogprob
 
@@ -31,12 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "top_logprobs": "top_logprobs_num",
-    "prompt_logprobs_from": "logprob_start_len",
-}
+_SAMPLING = with_sampling(SamplingParamsBody, "generate")
+_NAMES = sglang_names()
 _UNSUPPORTED = (
     "input_embeds",
     "image_data",
@@ -114,7 +115,7 @@ class Generate:
         for i, prompt in enumerate(prompts):
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
-            settings = convert(sampling[i], SamplingParamsBody, param)
+            settings = convert(sampling[i], _SAMPLING, param)
             fields = _fields(settings)
             if logprobs[i]:
                 fields["logprobs"] = True
@@ -250,25 +251,7 @@ def _fields(body: SamplingParamsBody) -> dict[str, Any]:
     for name in ("stop_regex", "custom_params"):
         if getattr(body, name):
             raise InvalidParameter(f"sampling_params.{name}", f"{name} is not supported")
-    return {
-        "max_tokens": body.max_new_tokens,
-        "min_tokens": body.min_new_tokens,
-        "n": body.n,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "frequency_penalty": body.frequency_penalty,
-        "presence_penalty": body.presence_penalty,
-        "repetition_penalty": body.repetition_penalty,
-        "stop": as_tuple(body.stop),
-        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
-        "seed": body.sampling_seed if body.sampling_seed is not None else body.seed,
-        "ignore_eos": body.ignore_eos,
-        "logit_bias": body.logit_bias,
-        "skip_special_tokens": body.skip_special_tokens,
-        "no_stop_trim": body.no_stop_trim,
-    }
+    return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
 
 
 def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -> list[T]:

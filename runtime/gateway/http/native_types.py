@@ -8,26 +8,12 @@ from rootlace.runtime.gateway.http.constraint_types import Body, ConstraintBody
 
 
 class SamplingParamsBody(ConstraintBody):
-    """`sampling_params` of `/generate`. Null means the default; for `max_new_tokens`, no limit."""
+    """`sampling_params` of `/generate`, but for what `with_sampling` adds.
+
+    Null means the default; for `max_new_tokens`, no limit.
+    """
 
     max_new_tokens: int | None = 128
-    min_new_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    sampling_seed: int | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    logit_bias: dict[int, float] | None = None
-    skip_special_tokens: bool | None = None
-    no_stop_trim: bool | None = None
 
     # accepted and ignored: the first concerns only slow tokenizers (sglang's frontend sends it)
     spaces_between_special_tokens: bool | None = None

@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
-from rootlace.runtime.gateway.http.sampling import make_params, openai_fields
+from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.runtime.gateway.http.tool_calls import (
     BEGIN,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.branches.core import Gateway
 
 MAX_TOP_LOGPROBS = 20
+
+_BODY = with_sampling(ChatBody, "openai")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class ChatCompletions:
         self._call_format: CallFormat | None = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, ChatBody)
+        body = await read_body(request, _BODY)
         asked = self._understand(body)
         if body.stream:
             return await stream_events(request, self._stream(asked))
@@ -81,15 +83,15 @@ class ChatCompletions:
         if constraint is None and call is None and tools:
             constraint = self._strict_calls(body, tools)
         top = _top_logprobs(body)
-        fields = openai_fields(body)
+        fields = sampling_fields(body, "openai")
         limit = body.max_completion_tokens
         # None, OpenAI's default here, is what is left of the context.
         fields["max_tokens"] = body.max_tokens if limit is None else limit
         fields["logprobs"] = top is not None
         fields["top_logprobs"] = top
-        if tools and body.skip_special_tokens is None:
+        if tools:
             # The tags around a call are special tokens in some vocabularies.
-            fields["skip_special_tokens"] = False
+            fields.setdefault("skip_special_tokens", False)
         names = {} if limit is None else {"max_tokens": "max_completion_tokens"}
         params = make_params(fields, self._gateway.model_info.vocab_size, names)
         parts = render(

@@ -26,7 +26,7 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
-from rootlace.runtime.gateway.http.sampling import make_params, openai_fields
+from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rootlace.runtime.gateway.branches.core import Gateway
 
 DEFAULT_MAX_TOKENS = 16
+
+_BODY = with_sampling(CompletionBody, "openai")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Completions:
         self._gateway = gateway
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, CompletionBody)
+        body = await read_body(request, _BODY)
         asked = self._understand(body)
         if body.stream:
             return await stream_events(request, self._stream(asked))
@@ -82,10 +84,10 @@ class Completions:
         vocab_size = self._gateway.model_info.vocab_size
         if body.suffix:
             raise InvalidParameter("suffix", "suffix is not supported: the model cannot infill")
-        n = 1 if body.n is None else body.n
+        fields = sampling_fields(body, "openai")
+        n = fields.get("n", 1)
         if body.best_of is not None and body.best_of != n:
             raise InvalidParameter("best_of", f"best_of is only supported equal to n ({n})")
-        fields = openai_fields(body)
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
             if body.logprobs < 0:

@@ -23,32 +23,13 @@ class StreamOptions(Body):
 
 
 class SamplingBody(ConstraintBody):
-    """What completions and chat completions share."""
+    """What completions and chat completions share, but for what `with_sampling` adds."""
 
     model: str | None = None
     max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-
-    # sampling beyond OpenAI's, in the names that sglang and vLLM share
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None
 
     # constraints in vLLM's names; sglang's and ours are the base's
     guided_regex: str | None = None

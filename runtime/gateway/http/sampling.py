@@ -1,16 +1,62 @@
-"""From the bodies' sampling fields to `SamplingParams`."""
+"""From the bodies' sampling fields to `SamplingParams`; which fields there are follows from
+`rootlace.wire.sampling`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai_types import SamplingBody
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import PARAMETERS, Api, SamplingParams
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _FIRST_WORD = re.compile(r"[a-z_]+")
+
+
+def with_sampling(body: type[T], api: Api) -> type[T]:
+    """`body` with a field for each sampling parameter that `api` takes; null is its default."""
+    fields = [
+        (name, parameter.type | parameter.single | None, None)
+        for parameter in PARAMETERS.values()
+        for name in parameter.fields(api)
+    ]
+    whole = msgspec.defstruct(
+        body.__name__, fields, bases=(body,), kw_only=True, forbid_unknown_fields=True
+    )
+    assert issubclass(whole, body)
+    return whole
+
+
+def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
+    """What a body made by `with_sampling` gives, by the names of `SamplingParams`."""
+    found: dict[str, Any] = {}
+    for parameter in PARAMETERS.values():
+        for name in reversed(parameter.fields(api)):
+            value = getattr(body, name)
+            if value is None:
+                continue
+            # Of several names the first counts, unless it only says what is the default anyway.
+            if value != parameter.default or parameter.name not in found:
+                single = parameter.single
+                found[parameter.name] = (
+                    (value,) if single is not None and isinstance(value, single) else value
+                )
+    if api == "openai" and found.get("top_k") == 0:
+        del found["top_k"]  # vLLM's way to turn it off
+    return found
+
+
+def sglang_names() -> dict[str, str]:
+    """What sglang calls the parameters that have another name there."""
+    return {
+        name: parameter.aliases[0]
+        for name, parameter in PARAMETERS.items()
+        if parameter.aliases and name not in parameter.fields("generate")
+    }
 
 
 def make_params(
@@ -39,38 +85,10 @@ def make_params(
 
 
 def _named(message: str, names: Mapping[str, str]) -> InvalidParameter:
-    """The error of `SamplingParams`, told in the client's names."""
+    """The error of `SamplingParams` in the client's names."""
     for ours, theirs in names.items():
         message = re.sub(rf"\b{ours}\b", theirs, message)
     if "stop string" in message:
         return InvalidParameter("stop", f"stop: {message}")
     first = _FIRST_WORD.match(message)
     return InvalidParameter(first[0] if first else "sampling_params", message)
-
-
-def as_tuple(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def openai_fields(body: SamplingBody) -> dict[str, Any]:
-    """The fields of `SamplingParams` that both of OpenAI's endpoints spell alike."""
-    return {
-        "n": body.n,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": None if body.top_k == 0 else body.top_k,  # vLLM's 0 is "off" as well
-        "min_p": body.min_p,
-        "frequency_penalty": body.frequency_penalty,
-        "presence_penalty": body.presence_penalty,
-        "repetition_penalty": body.repetition_penalty,
-        "min_tokens": body.min_tokens,
-        "ignore_eos": body.ignore_eos,
-        "stop": as_tuple(body.stop),
-        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
-        "seed": body.seed,
-        "logit_bias": body.logit_bias,
-        "skip_special_tokens": body.skip_special_tokens,
-        "no_stop_trim": body.include_stop_str_in_output or body.no_stop_trim,
-    }

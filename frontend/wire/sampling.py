@@ -1,0 +1,229 @@
+"""Sampling parameters: `SamplingParams` is what travels, and the one description of each of them.
+
+A field's name, type and default are the parameter's; its `Parameter` says the rest: where it acts,
+which values are sensible, and what else it is called. Everything that knows sampling parameters
+reads it here: the keywords of `gen` and `run` (`rootlace.language.sampling`), the fields of HTTP
+bodies (`gateway/http/sampling.py`) and the sampler's arrays (`runtime/model/sampling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    get_args,
+    get_type_hints,
+)
+
+import msgspec
+
+Acts = Literal["request", "text", "logits", "scores"]
+"""What a parameter changes: how far a request goes, the text made of its tokens, the distribution
+they are drawn from, or the log-probabilities that are reported."""
+
+Api = Literal["openai", "generate"]
+"""Bodies of OpenAI's endpoints; `sampling_params` of sglang's `/generate`."""
+
+
+class Range(NamedTuple):
+    """The values from `low` (not `low` itself where it is `open`) to `high`; and `off`."""
+
+    low: float
+    high: float | None = None
+    open: bool = False
+    off: float | None = None
+
+    def check(self, name: str, value: float) -> None:
+        """Raise ValueError for a value outside, NaN included."""
+        low, high, is_open, off = self
+        if (value > low if is_open else value >= low) and (high is None or value <= high):
+            return
+        if off is not None and value == off:
+            return
+        if high is not None:
+            expected = f"be in {'(' if is_open else '['}{low}, {high}]"
+        elif off is not None:
+            expected = f"be {off} (off) or at least {low}"
+        else:
+            expected = f"be at least {low}" if low else "not be negative"
+        raise ValueError(f"{name} must {expected}, not {value}")
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of one sampling parameter.
+
+    `range` holds for the number, or for each value of a mapping. `aliases` are other names that
+    programs may use. `openai` and `generate` are its names in the bodies of these APIs: none where
+    an endpoint reads the parameter in a form of its own, its own name by default. `single`: the
+    type of one item, where programs and bodies may give one instead of a list.
+    """
+
+    acts: Acts
+    range: Range | None = None
+    aliases: tuple[str, ...] = ()
+    openai: tuple[str, ...] | None = None
+    generate: tuple[str, ...] | None = None
+    single: type | None = None
+
+    # Taken from the field that is described.
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    def fields(self, api: Api) -> tuple[str, ...]:
+        """What bodies of `api` call it, the name that wins first."""
+        names = self.openai if api == "openai" else self.generate
+        return (self.name,) if names is None else names
+
+
+_INT31 = 2**31 - 1
+_INT63 = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one `Generate` samples. OpenAI's names where OpenAI has one.
+
+    `temperature=0` is greedy. `top_k=-1` is off. `seed=None` lets the gateway draw one; sampling
+    then still depends on (seed, position) alone. `prompt_logprobs_from` asks for the
+    log-probabilities of the prompt's tokens from that index on. `max_tokens=None` means "what is
+    left of the context". Parameters that act on logits leave them alone by default.
+    """
+
+    max_tokens: Annotated[
+        int | None,
+        Parameter(
+            acts="request",
+            range=Range(0, _INT31),
+            aliases=("max_new_tokens",),
+            openai=(),
+            generate=(),
+        ),
+    ] = 128
+    min_tokens: Annotated[
+        int,
+        Parameter(
+            acts="request",
+            range=Range(0, _INT31),
+            aliases=("min_new_tokens",),
+            generate=("min_new_tokens",),
+        ),
+    ] = 0
+    n: Annotated[int, Parameter(acts="request", range=Range(1, 128))] = 1
+    temperature: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1e6))] = 1.0
+    top_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0, open=True))] = 1.0
+    top_k: Annotated[int, Parameter(acts="logits", range=Range(1, off=-1))] = -1
+    min_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 0.0
+    frequency_penalty: Annotated[float, Parameter(acts="logits", range=Range(-2.0, 2.0))] = 0.0
+    presence_penalty: Annotated[float, Parameter(acts="logits", range=Range(-2.0, 2.0))] = 0.0
+    # Beyond these a logit could leave the range of float32.
+    repetition_penalty: Annotated[float, Parameter(acts="logits", range=Range(0.01, 100.0))] = 1.0
+    stop: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Parameter(acts="request")] = ()
+    seed: Annotated[
+        int | None,
+        Parameter(
+            acts="request",
+            range=Range(-_INT63 - 1, _INT63),
+            aliases=("sampling_seed",),
+            generate=("sampling_seed", "seed"),
+        ),
+    ] = None
+    ignore_eos: Annotated[bool, Parameter(acts="request")] = False
+    logit_bias: Annotated[dict[int, float], Parameter(acts="logits", range=Range(-1e4, 1e4))] = (
+        msgspec.field(default_factory=dict)
+    )
+    logprobs: Annotated[
+        bool, Parameter(acts="scores", aliases=("return_logprob",), openai=(), generate=())
+    ] = False
+    top_logprobs: Annotated[
+        int,
+        Parameter(
+            acts="scores",
+            range=Range(0, 128),
+            aliases=("top_logprobs_num",),
+            openai=(),
+            generate=(),
+        ),
+    ] = 0
+    prompt_logprobs_from: Annotated[
+        int | None,
+        Parameter(
+            acts="scores",
+            range=Range(0),
+            aliases=("logprob_start_len",),
+            openai=(),
+            generate=(),
+        ),
+    ] = None
+    skip_special_tokens: Annotated[bool, Parameter(acts="text")] = True
+    no_stop_trim: Annotated[
+        bool, Parameter(acts="text", openai=("no_stop_trim", "include_stop_str_in_output"))
+    ] = False
+
+    def __post_init__(self) -> None:
+        for value, (default, name, allowed) in zip(_ranged(self), _RANGED, strict=True):
+            # Most are left at their default, which is in its range.
+            if value is default or value is None:
+                continue
+            if isinstance(value, dict):
+                for key, each in value.items():
+                    allowed.check(f"{name}[{key}]", each)
+            else:
+                allowed.check(name, value)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) exceeds max_tokens ({self.max_tokens})"
+            )
+        if len(self.stop) > 64:
+            raise ValueError(f"at most 64 stop strings, not {len(self.stop)}")
+        if any(not stop for stop in self.stop):
+            raise ValueError("a stop string must not be empty")
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """What type checkers know of the keyword-only ones of `gen`; the values may be None."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    ignore_eos: bool | None
+    skip_special_tokens: bool | None
+    no_stop_trim: bool | None
+    logprobs: bool | int | None
+    top_logprobs: int | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+
+
+def _described(params: type[SamplingParams]) -> dict[str, Parameter]:
+    hints = get_type_hints(params, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(params):
+        kind, about = get_args(hints[field.name])
+        default = field.default
+        if default is msgspec.NODEFAULT:
+            assert field.default_factory is not msgspec.NODEFAULT
+            default = field.default_factory()
+        found[field.name] = msgspec.structs.replace(
+            about, name=field.name, type=kind, default=default
+        )
+    return found
+
+
+PARAMETERS = _described(SamplingParams)
+"""The description of each sampling parameter, by name."""
+
+_RANGED = [(p.default, p.name, p.range) for p in PARAMETERS.values() if p.range is not None]
+_ranged = attrgetter(*(name for _, name, _ in _RANGED))

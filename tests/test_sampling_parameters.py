@@ -1,0 +1,196 @@
+"""Sampling parameters are described once (`rootlace.wire.sampling`); everything else follows."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import msgspec
+import pytest
+
+from rootlace.language import sampling
+from rootlace.language.expressions import gen
+from rootlace.runtime.gateway.http.sampling import sampling_fields, sglang_names, with_sampling
+from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.sampling import (
+    PARAMETERS,
+    Api,
+    Parameter,
+    SamplingKeywords,
+    SamplingParams,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def example(parameter: Parameter) -> Any:
+    """A sensible value that is not the default."""
+    kind, allowed = parameter.type, parameter.range
+    if kind is bool:
+        return not parameter.default
+    if get_origin(kind) is dict:
+        return {1: 0.5}
+    if get_origin(kind) is tuple:
+        return ("x",) if parameter.single is str else (1, 2)
+    assert allowed is not None, f"{parameter.name} has no range"
+    if kind is float:
+        assert allowed.high is not None
+        return (max(allowed.low, -1.0) + min(allowed.high, 2.0)) / 2 + 0.25
+    return int(allowed.low) + 3 if allowed.low >= 0 else 3
+
+
+each = pytest.mark.parametrize("parameter", PARAMETERS.values(), ids=list(PARAMETERS))
+
+
+@each
+def test_programs_may_use_every_name_of_it(parameter: Parameter) -> None:
+    for name in (parameter.name, *parameter.aliases):
+        found = sampling.normalise({name: example(parameter)}, "gen()")
+        assert found == {parameter.name: example(parameter)}
+        if name in SamplingKeywords.__annotations__ or name == parameter.name:
+            options = gen("x", **{name: example(parameter)}).options  # type: ignore[union-attr]
+            assert options == found
+
+
+@each
+def test_it_travels(parameter: Parameter) -> None:
+    params = msgspec.convert({parameter.name: example(parameter)}, SamplingParams)
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    assert getattr(there, parameter.name) == example(parameter)
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+@each
+@pytest.mark.parametrize("api", ["openai", "generate"])
+def test_bodies_have_its_fields(parameter: Parameter, api: Api) -> None:
+    kind = with_sampling(_Body, api)
+    for name in parameter.fields(api):
+        given = {name: example(parameter)}
+        body = msgspec.json.decode(msgspec.json.encode(given), type=kind)
+        assert sampling_fields(body, api) == {parameter.name: example(parameter)}
+        assert sampling_fields(msgspec.convert({name: None}, kind), api) == {}
+    if parameter.single is not None:
+        body = msgspec.convert({parameter.fields(api)[0]: "alone"}, kind)
+        assert sampling_fields(body, api) == {parameter.name: ("alone",)}
+
+
+def test_the_first_name_that_asks_for_something_counts() -> None:
+    openai, generate = with_sampling(_Body, "openai"), with_sampling(_Body, "generate")
+    both = msgspec.convert({"sampling_seed": 0, "seed": 5}, generate)
+    assert sampling_fields(both, "generate") == {"seed": 0}
+    for pair in ((True, False), (False, True)):
+        given = dict(zip(("no_stop_trim", "include_stop_str_in_output"), pair, strict=True))
+        assert sampling_fields(msgspec.convert(given, openai), "openai") == {"no_stop_trim": True}
+    assert sampling_fields(msgspec.convert({"top_k": 0}, openai), "openai") == {}
+
+
+def test_sglangs_names_are_those_that_differ() -> None:
+    assert sglang_names() == {
+        "max_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "logprobs": "return_logprob",
+        "top_logprobs": "top_logprobs_num",
+        "prompt_logprobs_from": "logprob_start_len",
+    }
+
+
+@each
+def test_what_is_out_of_range_is_refused(parameter: Parameter) -> None:
+    if parameter.range is None:
+        return
+    allowed, is_mapping = parameter.range, get_origin(parameter.type) is dict
+    wrong: list[float] = [allowed.low - 1] if allowed.low - 1 != allowed.off else [allowed.low - 2]
+    if allowed.high is not None:
+        wrong.append(allowed.high + 1)
+    if allowed.open:
+        wrong.append(allowed.low)
+    if is_mapping or parameter.type is float:
+        wrong.append(math.nan)
+    for value in wrong:
+        given: Any = {7: value} if is_mapping else value
+        with pytest.raises(ValueError, match=rf"^{parameter.name}\S* must"):
+            SamplingParams(**{parameter.name: given})
+    with pytest.raises(InvalidRequest, match=parameter.name):
+        # (Below both `off` and sglang's `logprob_start_len=-1`, "only the output".)
+        given = {7: math.nan} if is_mapping else wrong[0] - 2
+        sampling.normalise({parameter.name: given}, "gen()")
+    for edge in {allowed.low, allowed.high, allowed.off} - {None}:
+        if not (allowed.open and edge == allowed.low):
+            given = {7: edge} if is_mapping else edge
+            SamplingParams(**{"max_tokens": None, parameter.name: given})
+
+
+def test_type_checkers_know_the_keywords() -> None:
+    """What `gen` takes by position stands in its signature, everything else in the dictionary."""
+    known = get_type_hints(SamplingKeywords)
+    positional = {"max_tokens", "min_tokens", "n", "stop", "stop_token_ids"}
+    assert known.keys() <= PARAMETERS.keys() | sampling.ALIASES.keys()
+    # `prompt_logprobs_from` is asked for as `logprob_start_len`.
+    assert PARAMETERS.keys() - known.keys() == positional | {"prompt_logprobs_from"}
+    for name, hint in known.items():
+        parameter = PARAMETERS[sampling.ALIASES.get(name, name)]
+        if get_origin(parameter.type) is None:
+            assert hint | parameter.type | None == hint
+
+
+# ---------------------------------------------------------------- where a parameter has to be known
+
+# What a new parameter that acts on logits is added to, beside its description.
+PLACES = {
+    "the specification": ("kernels/reference/*.py",),
+    "the Triton kernel": ("kernels/triton/*.py",),
+    "the sampler of a CPU": ("kernels/native/src/**/*.*", "runtime/model/sampling/*.py"),
+    "its test": ("tests/kernels/**/*.py", "tests/model/*.py"),
+}
+
+
+@cache
+def words_of(path: Path) -> frozenset[str]:
+    """The names that a source file uses; comments and docstrings do not count."""
+    source = path.read_text()
+    if path.suffix != ".py":
+        return frozenset(re.findall(r"\w+", re.sub(r"//.*", "", source)))
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for field in ("id", "attr", "arg", "name"):
+            found.add(getattr(node, field, None))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return frozenset(name for name in found if isinstance(name, str) and name.isidentifier())
+
+
+def spellings(name: str) -> re.Pattern[str]:
+    """How a kernel may call it: `frequency`, `frequency_penalty`, `frequency_ptr`."""
+    stem = name.removesuffix("_penalty").removeprefix("logit_")
+    return re.compile(rf"(?:.*_)?{stem}(?:_.*)?")
+
+
+def missing_places(name: str) -> list[str]:
+    found = []
+    for place, patterns in PLACES.items():
+        paths = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+        words = {word for path in paths for word in words_of(path)}
+        if not any(map(spellings(name).fullmatch, words)):
+            found.append(f"{name} is missing in {place} ({', '.join(patterns)})")
+    return found
+
+
+@each
+def test_every_kernel_knows_what_acts_on_logits(parameter: Parameter) -> None:
+    if parameter.acts == "logits":
+        missing = missing_places(parameter.name)
+        assert not missing, "\n".join(missing)
+
+
+def test_what_is_missing_is_told() -> None:
+    assert len(PLACES) + 1 <= 5
+    assert missing_places("top_" + "a") == [
+        f"top_a is missing in {place} ({', '.join(patterns)})" for place, patterns in PLACES.items()
+    ]
