@@ -1,14 +1,22 @@
-"""Configuration: one frozen dataclass per part, passed in; nothing reads the environment."""
+"""Configuration: one frozen dataclass per part, passed in; nothing reads the environment.
+
+A field that users may set is an `option`: the command line and `rootlace.Runtime` follow from it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from rootlace.runtime.options import option
+
+# Ranges are checked where a configuration is received; the error names the value that is wrong.
 Positive = Annotated[int, Meta(ge=1)]
-"""Checked where a configuration is received, so that who sent it is told which of its values."""
+NotNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Policy = Literal["lpm", "fcfs", "dfs"]
 
@@ -17,9 +25,17 @@ Policy = Literal["lpm", "fcfs", "dfs"]
 class CacheConfig:
     """The KV pool and its tree. `num_blocks=None` lets the executor size it from free memory."""
 
-    block_size: Positive = 16
-    num_blocks: Positive | None = None
-    enabled: bool = True
+    block_size: Positive = option(16, "Token slots per KV block.", aliases=("page_size",))
+    num_blocks: Positive | None = option(
+        None, "Blocks in the KV pool.", flag="--kv-blocks", shown="by memory"
+    )
+    enabled: bool = option(
+        True,
+        "Do not reuse any prefix.",
+        keyword="cache",
+        flag="--no-cache",
+        opposite="disable_radix_cache",
+    )
     """False: nothing is matched and nothing kept (for measurements)."""
 
 
@@ -33,13 +49,17 @@ class SchedulerConfig:
     `max_delay` times the work that was waiting before it when it came (docs/simulation.md).
     """
 
-    policy: Policy = "lpm"
-    max_step_tokens: Positive = 2048
-    max_running: Positive = 256
-    max_waiting: Annotated[int, Meta(ge=0)] = 16384
-    max_overtaken: int = 16
-    max_delay: Annotated[float, Meta(ge=0)] = 0.25
-    check_invariants: bool = False
+    max_step_tokens: Positive = option(
+        2048, "Tokens computed in one step at most.", aliases=("chunked_prefill_size",)
+    )
+    max_running: Positive = option(
+        256, "Requests in one step at most.", aliases=("max_running_requests",)
+    )
+    max_waiting: NotNegative = option(16384, "Requests in the queue; beyond it clients get 429.")
+    policy: Policy = option("lpm", "Order of waiting requests.", aliases=("schedule_policy",))
+    max_overtaken: int = option(16)
+    max_delay: Annotated[float, Meta(ge=0)] = option(0.25)
+    check_invariants: bool = option(False, "Check the tree after every step (slow).")
 
 
 @dataclass(frozen=True)
@@ -47,16 +67,31 @@ class ExecutorConfig:
     """Model execution. `dtype="auto"` takes the checkpoint's; `context_length` may only shorten."""
 
     model: str = ""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: str = "auto"
-    threads: Positive | None = None
-    context_length: int | None = None
-    kv_memory_bytes: Positive | None = None
-    kv_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "Weights and KV cache; auto is as stored."
+    )
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    threads: Positive | None = option(None, "CPU threads of the engine.")
+    context_length: Positive | None = option(None, "Shorten the context window.")
+    kv_memory_bytes: Positive | None = option(
+        None, "Memory of the KV pool, such as 512M or 4G.", flag="--kv-memory", size=True
+    )
+    kv_dtype: Literal["auto", "fp8_e4m3"] = option(
+        "auto",
+        "KV cache; auto is that of the weights, fp8_e4m3 half of it.",
+        aliases=("kv_cache_dtype",),
+    )
     """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
-    kernels: Literal["auto", "native", "reference"] = "auto"
+    kernels: Literal["auto", "native", "reference"] = option(
+        "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
+    )
     """"native": compiled for this CPU when first needed; "auto": native where that is possible."""
-    cuda_graphs: bool = True
+    cuda_graphs: bool = option(
+        True,
+        "Launch decode steps kernel by kernel.",
+        flag="--no-cuda-graphs",
+        opposite="disable_cuda_graph",
+    )
 
 
 @dataclass(frozen=True)
@@ -72,8 +107,15 @@ class ConstraintConfig:
     of at most `max_device_states` by itself if their tables take at most `max_device_bytes`.
     """
 
-    backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = "auto"
-    jump_forward: bool = True
+    backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = option(
+        "auto",
+        "What runs constraints; auto is our automaton where it fits.",
+        keyword="constraint_backend",
+        aliases=("grammar_backend",),
+    )
+    jump_forward: bool = option(
+        True, "Sample text that a constraint forces, too.", flag="--no-jump-forward"
+    )
     cache_size: int = 256
     cache_bytes: int = 512 << 20
     max_source_bytes: int = 2**20
@@ -94,25 +136,45 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     constraints: ConstraintConfig = field(default_factory=ConstraintConfig)
-    overlap: bool | None = None
-    """Plan a step while the one before it runs. None: where the executor runs beside the host."""
+    overlap: bool | None = option(
+        None,
+        "Plan a step while the one before it runs.",
+        flag="--overlap/--no-overlap",
+        shown="on a GPU",
+    )
+    """None: where the executor runs beside the host."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
     """The gateway. `http_port=None`: no HTTP. Programs connect to `program_address` (ZeroMQ)."""
 
     model: str
-    program_address: str
-    served_name: str = ""
-    host: str = "127.0.0.1"
-    http_port: int | None = None
-    api_key: str = ""
-    max_connections: int = 1024
-    max_branches: int = 65536
+    host: str = option("127.0.0.1", "Interface to listen on.")
+    http_port: Port | None = option(
+        None, "HTTP port; 0 takes a free one.", flag="--port", aliases=("port",)
+    )
+    program_address: str = option(
+        MISSING, "Where programs connect, tcp:// or ipc://.", shown="tcp, port + 1"
+    )
+    api_key: str = option("", "Refuse clients that do not have this key.")
+    served_name: str = option(
+        "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
+    )
+    stream_interval: Seconds = option(
+        0.02, "Seconds between pieces of a stream, where tokens come faster."
+    )
+    """0: each token by itself. The first piece never waits."""
+    max_connections: int = option(1024)
+    max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20
-    stream_interval: Annotated[float, Meta(ge=0)] = 0.02
-    """Seconds between two pieces of a stream, where tokens come faster (0: each by itself). The
-    first piece never waits."""
-    client_timeout: float = 30.0
+    client_timeout: float = option(30.0)
     """Seconds of silence after which a program's connection counts as dead (it pings)."""
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """All of a runtime: what the gateway process reads from its standard input."""
+
+    gateway: GatewayConfig
+    engine: EngineConfig = field(default_factory=EngineConfig)

@@ -26,8 +26,12 @@ from tokenizers import Tokenizer
 
 import rootlace as rl
 from benchmarks.common import ROOT
-from rootlace.runtime.config import EngineConfig, ExecutorConfig, GatewayConfig
-from rootlace.runtime.gateway.__main__ import GatewayProcessConfig
+from rootlace.runtime.config import (
+    EngineConfig,
+    ExecutorConfig,
+    GatewayConfig,
+    RuntimeConfig,
+)
 
 SHORT, LONG = 16, 144
 """Tokens per request of the two kinds of run."""
@@ -84,8 +88,10 @@ def started(model: Path, step_seconds: float) -> Iterator[Stack]:
     """`model`: a folder with a tokenizer."""
     vocab_size = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size()
     with tempfile.TemporaryDirectory() as folder:
-        config = GatewayProcessConfig(
-            GatewayConfig(str(model), f"ipc://{folder}/programs", http_port=0),
+        config = RuntimeConfig(
+            GatewayConfig(
+                model=str(model), program_address=f"ipc://{folder}/programs", http_port=0
+            ),
             EngineConfig(ExecutorConfig(str(model))),
         )
         process = subprocess.Popen(

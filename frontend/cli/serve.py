@@ -14,50 +14,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from rootlace.cli.failure import check_backend, check_runtime, fail
 from rootlace.cli.model import model_folder
+from rootlace.cli.options import chosen, with_options
+from rootlace.client.runtime import runtime_config
+from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
 from rootlace.wire.errors import RootlaceError
 
 if TYPE_CHECKING:
-    from rootlace.runtime.config import EngineConfig, GatewayConfig
     from rootlace.runtime.gateway.app import Listening
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-class Dtype(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class KVDtype(StrEnum):
-    auto = "auto"
-    fp8_e4m3 = "fp8_e4m3"
-
-
-class Kernels(StrEnum):
-    auto = "auto"
-    native = "native"
-    reference = "reference"
-
-
-class PolicyName(StrEnum):
-    lpm = "lpm"
-    fcfs = "fcfs"
-    dfs = "dfs"
-
-
-class ConstraintBackend(StrEnum):
-    auto = "auto"
-    automaton = "automaton"
-    llguidance = "llguidance"
-    outlines_core = "outlines_core"
 
 
 class LogLevel(StrEnum):
@@ -67,6 +38,7 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+@with_options(RuntimeConfig, defaults={"http_port": 30000})
 def serve(
     model: Annotated[
         str | None,
@@ -77,82 +49,12 @@ def serve(
     model_option: Annotated[
         str | None, typer.Option("--model", help="The same, as an option.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Interface to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port; 0 takes a free one.")] = (
-        30000
-    ),
-    program_address: Annotated[
-        str | None,
-        typer.Option(
-            help="Where programs connect, tcp:// or ipc://.", show_default="tcp, port + 1"
-        ),
-    ] = None,
-    api_key: Annotated[str, typer.Option(help="Refuse clients that do not have this key.")] = "",
+    *,
     api_key_file: Annotated[
         Path | None, typer.Option(help="Read the key from a file: arguments are seen by `ps`.")
     ] = None,
-    served_name: Annotated[
-        str, typer.Option(help="Name of the model for clients.", show_default="the folder's")
-    ] = "",
-    stream_interval: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds between pieces of a stream, where tokens come faster."),
-    ] = 0.02,
-    dtype: Annotated[Dtype, typer.Option(help="Weights and KV cache; auto is as stored.")] = (
-        Dtype.auto
-    ),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of the engine.")] = None,
-    context_length: Annotated[
-        int | None, typer.Option(min=1, help="Shorten the context window.")
-    ] = None,
-    block_size: Annotated[int, typer.Option(min=1, help="Token slots per KV block.")] = 16,
-    kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks in the KV pool.", show_default="by memory")
-    ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Memory of the KV pool, such as 512M or 4G.")
-    ] = None,
-    kv_dtype: Annotated[
-        KVDtype, typer.Option(help="KV cache; auto is that of the weights, fp8_e4m3 half of it.")
-    ] = KVDtype.auto,
-    kernels: Annotated[
-        Kernels,
-        typer.Option(
-            help="On a CPU: native ones are compiled when first needed; auto is that if it can be."
-        ),
-    ] = Kernels.auto,
-    max_step_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens computed in one step at most.")
-    ] = 2048,
-    max_running: Annotated[int, typer.Option(min=1, help="Requests in one step at most.")] = 256,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests in the queue; beyond it clients get 429.")
-    ] = 16384,
-    policy: Annotated[PolicyName, typer.Option(help="Order of waiting requests.")] = PolicyName.lpm,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not reuse any prefix.")] = False,
-    constraint_backend: Annotated[
-        ConstraintBackend,
-        typer.Option(help="What runs constraints; auto is our automaton where it fits."),
-    ] = ConstraintBackend.auto,
-    no_jump_forward: Annotated[
-        bool, typer.Option("--no-jump-forward", help="Sample text that a constraint forces, too.")
-    ] = False,
-    overlap: Annotated[
-        bool | None,
-        typer.Option(
-            "--overlap/--no-overlap",
-            help="Plan a step while the one before it runs.",
-            show_default="on a GPU",
-        ),
-    ] = None,
-    no_cuda_graphs: Annotated[
-        bool, typer.Option("--no-cuda-graphs", help="Launch decode steps kernel by kernel.")
-    ] = False,
-    check_invariants: Annotated[
-        bool, typer.Option("--check-invariants", help="Check the tree after every step (slow).")
-    ] = False,
     log_level: Annotated[LogLevel, typer.Option(help="What to log.")] = LogLevel.warning,
+    **options: Any,
 ) -> None:
     """Serve a model to HTTP clients (OpenAI's and sglang's interfaces) and to programs.
 
@@ -160,71 +62,24 @@ def serve(
     """
     if model is not None and model_option is not None:
         fail("the model is given twice")
-    if kv_blocks is not None and kv_memory is not None:
+    settings = chosen(RuntimeConfig, options)
+    if "num_blocks" in settings and "kv_memory_bytes" in settings:
         fail("give --kv-blocks or --kv-memory, not both")
     if api_key_file is not None:
-        api_key = _read_key(api_key_file)
+        settings["api_key"] = _read_key(api_key_file)
+    host, port = settings["host"], settings["http_port"]
+    program_address = settings.pop("program_address", None) or _next_to(host, port)
     folder = model_folder(model or model_option)
     check_runtime()
-    check_backend(constraint_backend.value)
-    from rootlace.runtime.config import (
-        CacheConfig,
-        ConstraintConfig,
-        EngineConfig,
-        ExecutorConfig,
-        GatewayConfig,
-        SchedulerConfig,
-    )
-
-    gateway = GatewayConfig(
-        model=folder,
-        program_address=program_address or _next_to(host, port),
-        served_name=served_name,
-        host=host,
-        http_port=port,
-        api_key=api_key,
-        stream_interval=stream_interval,
-    )
-    engine = EngineConfig(
-        executor=ExecutorConfig(
-            model=folder,
-            dtype=dtype.value,
-            device=device,
-            threads=threads,
-            context_length=context_length,
-            kv_memory_bytes=None if kv_memory is None else parse_size(kv_memory),
-            kv_dtype=kv_dtype.value,
-            kernels=kernels.value,
-            cuda_graphs=not no_cuda_graphs,
-        ),
-        cache=CacheConfig(block_size=block_size, num_blocks=kv_blocks, enabled=not no_cache),
-        scheduler=SchedulerConfig(
-            policy=policy.value,
-            max_step_tokens=max_step_tokens,
-            max_running=max_running,
-            max_waiting=max_waiting,
-            check_invariants=check_invariants,
-        ),
-        constraints=ConstraintConfig(
-            backend=constraint_backend.value, jump_forward=not no_jump_forward
-        ),
-        overlap=overlap,
-    )
+    check_backend(settings["constraint_backend"])
+    config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
     _check_port(host, port, "--port")
-    found = _TCP.fullmatch(gateway.program_address)
+    found = _TCP.fullmatch(program_address)
     if found is not None:
         _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
-    if host not in _LOOPBACK and not api_key:
+    if host not in _LOOPBACK and not config.gateway.api_key:
         typer.echo(f"warning: listening on {host} without an API key", err=True)
-    _serve_until_signal(gateway, engine, log_level.value)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as "512M", "4GiB" or "1000000"; ends the command if it is none."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        fail(f"{text!r} is not a size; write it like 512M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    _serve_until_signal(config.gateway, config.engine, log_level.value)
 
 
 def _next_to(host: str, port: int) -> str:

@@ -25,84 +25,27 @@ from rootlace.wire.protocol import Text
 GATEWAY_MODULE = "rootlace.runtime.gateway"
 _LOG_TAIL_LINES = 20
 
-# Option -> where it stands in the gateway's configuration. sglang's names are aliases.
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "served_name": ("gateway", "served_name"),
-    "host": ("gateway", "host"),
-    "http_port": ("gateway", "http_port"),
-    "api_key": ("gateway", "api_key"),
-    "program_address": ("gateway", "program_address"),
-    "max_connections": ("gateway", "max_connections"),
-    "max_branches": ("gateway", "max_branches"),
-    "stream_interval": ("gateway", "stream_interval"),
-    "client_timeout": ("gateway", "client_timeout"),
-    "dtype": ("engine", "executor", "dtype"),
-    "device": ("engine", "executor", "device"),
-    "threads": ("engine", "executor", "threads"),
-    "context_length": ("engine", "executor", "context_length"),
-    "kv_memory_bytes": ("engine", "executor", "kv_memory_bytes"),
-    "kv_dtype": ("engine", "executor", "kv_dtype"),
-    "kernels": ("engine", "executor", "kernels"),
-    "cuda_graphs": ("engine", "executor", "cuda_graphs"),
-    "block_size": ("engine", "cache", "block_size"),
-    "num_blocks": ("engine", "cache", "num_blocks"),
-    "cache": ("engine", "cache", "enabled"),
-    "policy": ("engine", "scheduler", "policy"),
-    "max_step_tokens": ("engine", "scheduler", "max_step_tokens"),
-    "max_running": ("engine", "scheduler", "max_running"),
-    "max_waiting": ("engine", "scheduler", "max_waiting"),
-    "max_overtaken": ("engine", "scheduler", "max_overtaken"),
-    "max_delay": ("engine", "scheduler", "max_delay"),
-    "constraint_backend": ("engine", "constraints", "backend"),
-    "jump_forward": ("engine", "constraints", "jump_forward"),
-    "overlap": ("engine", "overlap"),
-    "check_invariants": ("engine", "scheduler", "check_invariants"),
-}
-_ALIASES = {
-    "served_model_name": "served_name",
-    "port": "http_port",
-    "page_size": "block_size",
-    "schedule_policy": "policy",
-    "chunked_prefill_size": "max_step_tokens",
-    "max_running_requests": "max_running",
-    "grammar_backend": "constraint_backend",
-    "kv_cache_dtype": "kv_dtype",
-}
-_NEGATED = {
-    "disable_radix_cache": "cache",
-    "disable_cuda_graph": "cuda_graphs",
-}
 
+def runtime_config(model: str, program_address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A `RuntimeConfig` as the gateway reads it from its standard input: nested dictionaries.
 
-def gateway_config(
-    model: str, program_address: str, options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The configuration as the gateway reads it from its standard input.
-
-    Raises TypeError for an option that does not exist.
+    `options` are by keyword or sglang's name. Raises TypeError for one that does not exist.
     """
-    config: dict[str, dict[str, Any]] = {
+    from rootlace.runtime.config import RuntimeConfig
+    from rootlace.runtime.options import settings
+
+    config: dict[str, Any] = {
         "gateway": {"model": model, "program_address": program_address},
-        "engine": {
-            "executor": {"model": model},
-            "cache": {},
-            "scheduler": {},
-            "constraints": {},
-        },
+        "engine": {"executor": {"model": model}},
     }
+    known = {name: setting for setting in settings(RuntimeConfig) for name in setting.names}
     for name, value in options.items():
-        if name in _NEGATED:
-            name, value = _NEGATED[name], not value
-        name = _ALIASES.get(name, name)
-        if name not in _OPTIONS:
-            close = get_close_matches(name, [*_OPTIONS, *_ALIASES], n=1)
+        setting = known.get(name)
+        if setting is None:
+            close = get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
-        *path, last = _OPTIONS[name]
-        target: dict[str, Any] = config
-        for part in path:
-            target = target[part]
-        target[last] = value
+        setting.put(config, not value if name == setting.option.opposite else value)
     return config
 
 
@@ -141,7 +84,7 @@ class Runtime:
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = gateway_config(str(folder), address, options)
+            config = runtime_config(str(folder), address, options)
             ready = self._launch(config, launch_timeout)
             self.pid: int = ready["pid"]
             self.program_address: str = ready["program_address"]
@@ -153,7 +96,7 @@ class Runtime:
             raise
         atexit.register(self.shutdown)
 
-    def _launch(self, config: dict[str, dict[str, Any]], timeout: float) -> dict[str, Any]:
+    def _launch(self, config: dict[str, Any], timeout: float) -> dict[str, Any]:
         with self._log_path.open("w") as log:
             # A session of its own: Ctrl-C in the terminal is for the program, which cancels what
             # it runs. The runtime ends when its standard input does.

@@ -16,7 +16,7 @@ import sys
 import msgspec
 
 from rootlace.runtime import processes
-from rootlace.runtime.config import EngineConfig, GatewayConfig
+from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.gateway.app import Listening, serve
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
@@ -24,16 +24,9 @@ from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 LAST_RESORT_SECONDS = 20.0
 
 
-class GatewayProcessConfig(msgspec.Struct, frozen=True):
-    """What the gateway process reads from its standard input."""
-
-    gateway: GatewayConfig
-    engine: EngineConfig
-
-
 def main() -> int:
     try:
-        config = processes.read_config(sys.stdin.buffer, GatewayProcessConfig)
+        config = processes.read_config(sys.stdin.buffer, RuntimeConfig)
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
@@ -45,7 +38,7 @@ def main() -> int:
     return 0
 
 
-async def _run(config: GatewayProcessConfig) -> None:
+async def _run(config: RuntimeConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 

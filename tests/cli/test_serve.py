@@ -20,7 +20,15 @@ from typer.testing import CliRunner
 
 import rootlace as rl
 from rootlace.cli.app import app
-from rootlace.cli.serve import parse_size
+from rootlace.cli.options import parse_size
+from rootlace.runtime.config import (
+    CacheConfig,
+    ConstraintConfig,
+    EngineConfig,
+    ExecutorConfig,
+    GatewayConfig,
+    SchedulerConfig,
+)
 from tests.cli.conftest import CPU, Serve
 from tests.processes import alive
 from tests.waiting import eventually
@@ -131,49 +139,75 @@ def _fails(*arguments: str) -> str:
     return result.output
 
 
-def test_constraint_options_reach_the_configuration(
+def _configured(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[GatewayConfig, EngineConfig]:
+    """What `rootlace serve` would start with."""
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "rootlace.cli.serve._serve_until_signal",
+        lambda gateway, engine, level: seen.append((gateway, engine)),
+    )
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 0, result.output
+    (found,) = seen
+    return found
+
+
+def test_without_options_it_is_the_default(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        "rootlace.cli.serve._serve_until_signal", lambda gateway, engine, level: seen.append(engine)
-    )
-    flags = ["--constraint-backend", "outlines_core", "--no-jump-forward"]
-    for given in ([], flags):
-        result = CliRunner().invoke(app, ["serve", str(tiny_model), "--port", "0", *given])
-        assert result.exit_code == 0, result.output
-    plain, chosen = (engine.constraints for engine in seen)
-    assert (plain.backend, plain.jump_forward) == ("auto", True)
-    assert (chosen.backend, chosen.jump_forward) == ("outlines_core", False)
+    gateway, engine = _configured(monkeypatch, str(tiny_model), "--port", "0")
+    folder, address = str(tiny_model.resolve()), "tcp://127.0.0.1:0"
+    assert gateway == GatewayConfig(model=folder, program_address=address, http_port=0)
+    assert engine == EngineConfig(executor=ExecutorConfig(model=folder))
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ([], ("auto", "auto", True, None)),
-        (
-            ["--kv-dtype", "fp8_e4m3", "--no-cuda-graphs", "--overlap"],
-            ("fp8_e4m3", "auto", False, True),
-        ),
-        (["--no-overlap", "--kernels", "reference"], ("auto", "reference", True, False)),
-    ],
-)
-def test_options_of_the_executor_reach_the_configuration(
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    flags: list[str],
-    expected: tuple[str, str, bool, bool | None],
+def test_every_option_reaches_the_configuration(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-    monkeypatch.setattr(
-        "rootlace.cli.serve._serve_until_signal", lambda gateway, engine, level: seen.append(engine)
+    options = (
+        "--host ::1 --port 0 --program-address ipc:///tmp/x --api-key k --served-name n "
+        "--stream-interval 0.5 --dtype float32 --device cpu --threads 3 --context-length 99 "
+        "--block-size 4 --kv-memory 1.5M --kv-dtype fp8_e4m3 --kernels reference "
+        "--max-step-tokens 5 --max-running 6 --max-waiting 0 --policy dfs --no-cache "
+        "--constraint-backend llguidance --no-jump-forward --no-overlap --no-cuda-graphs "
+        "--check-invariants"
     )
-    result = CliRunner().invoke(app, ["serve", str(tiny_model), "--port", "0", *flags])
-    assert result.exit_code == 0, result.output
-    (engine,) = seen
-    executor = engine.executor
-    found = (executor.kv_dtype, executor.kernels, executor.cuda_graphs, engine.overlap)
-    assert found == expected
+    gateway, engine = _configured(monkeypatch, str(tiny_model), *options.split())
+    folder = str(tiny_model.resolve())
+    assert gateway == GatewayConfig(
+        model=folder,
+        host="::1",
+        http_port=0,
+        program_address="ipc:///tmp/x",
+        api_key="k",
+        served_name="n",
+        stream_interval=0.5,
+    )
+    assert engine == EngineConfig(
+        executor=ExecutorConfig(
+            model=folder,
+            dtype="float32",
+            device="cpu",
+            threads=3,
+            context_length=99,
+            kv_memory_bytes=3 << 19,
+            kv_dtype="fp8_e4m3",
+            kernels="reference",
+            cuda_graphs=False,
+        ),
+        cache=CacheConfig(block_size=4, enabled=False),
+        scheduler=SchedulerConfig(
+            max_step_tokens=5, max_running=6, max_waiting=0, policy="dfs", check_invariants=True
+        ),
+        constraints=ConstraintConfig(backend="llguidance", jump_forward=False),
+        overlap=False,
+    )
+    _, engine = _configured(
+        monkeypatch, str(tiny_model), "--port", "0", "--kv-blocks", "7", "--overlap"
+    )
+    assert engine.cache.num_blocks == 7 and engine.overlap is True
 
 
 def test_a_taken_port(tiny_model: Path) -> None:

@@ -17,6 +17,8 @@ import pytest
 
 import rootlace as rl
 from rootlace.client import runtime as runtime_module
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 from tests.processes import alive
 from tests.waiting import eventually
@@ -75,6 +77,47 @@ def test_options_reach_the_configuration(tmp_path: Path) -> None:
     runtime.shutdown()  # once more does no harm
     with pytest.raises(ServerUnavailable):
         program.run(backend=runtime)
+
+
+def test_every_keyword_has_its_place() -> None:
+    """sglang's names included, some of which say the reverse."""
+    places = {
+        "served_name": "gateway.served_name", "served_model_name": "gateway.served_name",
+        "host": "gateway.host", "http_port": "gateway.http_port", "port": "gateway.http_port",
+        "api_key": "gateway.api_key", "program_address": "gateway.program_address",
+        "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
+        "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",
+        "dtype": "engine.executor.dtype", "device": "engine.executor.device",
+        "threads": "engine.executor.threads", "kernels": "engine.executor.kernels",
+        "context_length": "engine.executor.context_length",
+        "kv_memory_bytes": "engine.executor.kv_memory_bytes",
+        "kv_dtype": "engine.executor.kv_dtype", "kv_cache_dtype": "engine.executor.kv_dtype",
+        "cuda_graphs": "engine.executor.cuda_graphs",
+        "disable_cuda_graph": "not engine.executor.cuda_graphs",
+        "block_size": "engine.cache.block_size", "page_size": "engine.cache.block_size",
+        "num_blocks": "engine.cache.num_blocks", "cache": "engine.cache.enabled",
+        "disable_radix_cache": "not engine.cache.enabled",
+        "policy": "engine.scheduler.policy", "schedule_policy": "engine.scheduler.policy",
+        "max_step_tokens": "engine.scheduler.max_step_tokens",
+        "chunked_prefill_size": "engine.scheduler.max_step_tokens",
+        "max_running": "engine.scheduler.max_running",
+        "max_running_requests": "engine.scheduler.max_running",
+        "max_waiting": "engine.scheduler.max_waiting",
+        "max_overtaken": "engine.scheduler.max_overtaken",
+        "max_delay": "engine.scheduler.max_delay",
+        "check_invariants": "engine.scheduler.check_invariants",
+        "constraint_backend": "engine.constraints.backend",
+        "grammar_backend": "engine.constraints.backend",
+        "jump_forward": "engine.constraints.jump_forward", "overlap": "engine.overlap",
+    }  # fmt: skip
+    for keyword, place in places.items():
+        found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})
+        opposite, _, path = place.rpartition(" ")
+        for part in path.split("."):
+            found = found[part]
+        assert found is not bool(opposite), keyword
+    known = {name for setting in settings(RuntimeConfig) for name in setting.names}
+    assert known == places.keys()
 
 
 def test_wrong_options(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""The options of a command, made of those of a configuration (`rootlace.runtime.options`)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from enum import Enum, StrEnum
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import typer
+
+from rootlace.cli.failure import fail
+from rootlace.runtime.options import Setting, settings
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def with_options(config: type, defaults: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """Give a command that takes `**options` the options of `config`, before its keyword-only ones.
+
+    `defaults`: where the command's differ from the configuration's.
+    """
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())
+        made = [_parameter(each, defaults) for each in settings(config) if each.option.help]
+        signature = signature.replace(
+            parameters=[
+                *[each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD],
+                *made,
+                *[each for each in own if each.kind is each.KEYWORD_ONLY],
+            ]
+        )
+        command.__signature__ = signature  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """By keyword, the settings of `config` that the command was `given`, in its own terms."""
+    return {
+        setting.keyword: _value(setting, given[setting.keyword])
+        for setting in settings(config)
+        if given.get(setting.keyword) is not None
+    }
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "512M", "4GiB" or "1000000"; ends the command if it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        fail(f"{text!r} is not a size; write it like 512M or 4G")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _turns_off(setting: Setting) -> bool:
+    return setting.option.flag.startswith("--no-")
+
+
+def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    option = setting.option
+    default = defaults.get(setting.keyword, setting.default)
+    if default is MISSING:
+        default = None
+    kind, limits = _kind(setting)
+    if _turns_off(setting):
+        default = False
+    elif default is not None and issubclass(kind, Enum):
+        default = kind(default)
+    info = typer.Option(
+        option.flag or f"--{setting.keyword.replace('_', '-')}",
+        help=option.help,
+        show_default=option.shown or True,
+        **limits,
+    )
+    annotation: Any = Annotated[kind if default is not None else kind | None, info]
+    return inspect.Parameter(
+        setting.keyword, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _kind(setting: Setting) -> tuple[Any, dict[str, Any]]:
+    """What the command line reads, and its limits."""
+    kind, limits = setting.type, {}
+    if NoneType in get_args(kind):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    if get_origin(kind) is Annotated:
+        kind, meta = get_args(kind)
+        limits = {"min": meta.ge, "max": meta.le}
+    if setting.option.size:
+        return str, {}
+    if get_origin(kind) is Literal:
+        return StrEnum(setting.keyword, {name: name for name in get_args(kind)}), {}
+    return kind, limits
+
+
+def _value(setting: Setting, given: Any) -> Any:
+    if setting.option.size:
+        return parse_size(given)
+    if isinstance(given, Enum):
+        return given.value
+    return not given if _turns_off(setting) else given
