@@ -20,7 +20,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.runtime.contracts.messages import FromEngine, Stop, Submit, ToEngine, Update, pack_ids
+from rootlace.runtime.contracts.messages import FromEngine, Stop, ToEngine
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.__main__ import SWITCH_SECONDS
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
@@ -126,9 +128,9 @@ class InProcessEngine:
         self._next_rid += len(prompts)
         clock = _Clock(first, len(prompts), on_turn)
         submissions: list[ToEngine] = [
-            Submit(
+            Request(
                 first + i,
-                pack_ids(list(prompt)),
+                np.array(prompt, np.int32),
                 msgspec.structs.replace(params, seed=i),
                 constraint=constraint,
             )

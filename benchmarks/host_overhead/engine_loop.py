@@ -24,13 +24,12 @@ from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Stop,
-    Submit,
     ToEngine,
     decode_to_engine,
     encode,
-    pack_ids,
 )
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -200,8 +199,8 @@ def _requests(rows: int, context: int, steps: int, streaming: bool) -> list[ToEn
     requests: list[ToEngine] = []
     for rid in range(rows):
         own = random.integers(0, VOCAB, context - len(shared), dtype=np.int32)
-        prompt = pack_ids(np.concatenate((shared, own)))
-        requests.append(Submit(rid, prompt, params, emit_every=1 if streaming else QUIET_TOKENS))
+        prompt = np.concatenate((shared, own))
+        requests.append(Request(rid, prompt, params, emit_every=1 if streaming else QUIET_TOKENS))
     return requests
 
 

@@ -1,19 +1,20 @@
 """What gateway and engine say to each other, over two ZeroMQ pipes (PUSH/PULL, ipc).
 
-One message is one frame: a MessagePack array. Token ids travel as raw little-endian int32 bytes.
-The engine knows nothing of branches, text or clients: a request is its token ids, and `output_ids`
-lets a request resume where another engine left it.
+One message is one frame: a MessagePack array. Arrays of numbers travel as raw bytes. The engine
+knows nothing of branches, text or clients: a request is its token ids, and `output_ids` lets a
+request resume where another engine left it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from rootlace.wire.protocol import Constraint, SamplingParams
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 
 
 class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -21,29 +22,6 @@ class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 # ---------------------------------------------------------------- gateway -> engine
-
-
-class Submit(_Message, tag="submit"):
-    """Start a request.
-
-    `token_ids` is the prompt; `output_ids` what was already generated for it (resumption).
-    `params.n` is 1 here: the gateway makes n requests. `params.seed` is set, `params.max_tokens`
-    is a number, and `params.stop_token_ids` holds every id that ends the request (EOS included
-    unless ignored); stop strings are the gateway's business. `max_tokens=0` only computes the
-    prompt. The first token is told at once, the others `emit_every` at a time, at most every
-    `emit_seconds`, and at the end all: where nobody waits for single tokens, they need not cost
-    both sides a message each.
-    """
-
-    rid: int
-    token_ids: bytes
-    params: SamplingParams
-    output_ids: bytes = b""
-    constraint: Constraint | None = None
-    namespace: str = ""
-    program: str = ""
-    emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
-    emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class Abort(_Message, tag="abort"):
@@ -74,7 +52,7 @@ class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
 
-ToEngine = Submit | Abort | ReleaseProgram | Flush | GetStats | Stop
+ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Stop
 
 # ---------------------------------------------------------------- engine -> gateway
 
@@ -90,36 +68,6 @@ class Ready(_Message, tag="ready"):
     vocab_size: int
     device: str
     dtype: str
-
-
-class TokenScore(_Message):
-    """Log-probability of one token and the best alternatives as (id, logprob)."""
-
-    token_id: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class Update(_Message, tag="update"):
-    """News of one request: new tokens, and at the end why it ended.
-
-    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
-    by a token, that token is in `token_ids` and `matched` names it. `cached_tokens` and `queued`
-    (seconds from arrival to admission) come with the first update, `prompt_scores` with the last
-    prompt chunk. `forced` are the indices of those of `token_ids` that the constraint forced.
-    """
-
-    rid: int
-    token_ids: tuple[int, ...] = ()
-    scores: tuple[TokenScore, ...] = ()
-    prompt_scores: tuple[TokenScore, ...] = ()
-    cached_tokens: int | None = None
-    forced: tuple[int, ...] = ()
-    queued: float | None = None
-    finish: str | None = None
-    matched: int | None = None
-    code: str = ""
-    error: str = ""
 
 
 class Flushed(_Message, tag="flushed"):
@@ -139,9 +87,30 @@ class Heartbeat(_Message, tag="heartbeat"):
 
 FromEngine = Ready | Update | Flushed | Stats | Heartbeat
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(list[ToEngine])
-_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+_DTYPES = {"<i4": np.dtype("<i4"), "<f4": np.dtype("<f4")}
+
+
+def _pack(value: Any) -> Any:
+    """An array as its dtype, shape and bytes; everything else, msgspec knows."""
+    if not isinstance(value, np.ndarray) or value.dtype.str not in _DTYPES:
+        raise NotImplementedError(f"{type(value).__name__} does not travel between processes")
+    return value.dtype.str, value.shape, value.tobytes()
+
+
+def _unpack(kind: type, value: Any) -> Any:
+    """Read-only views of what was received. Raises ValueError where it is no array."""
+    if kind is not np.ndarray:
+        raise NotImplementedError(f"{kind} is not received")
+    try:
+        dtype, shape, data = value
+        return np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an array: {error!r}") from error
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
+_to_engine = msgspec.msgpack.Decoder(list[ToEngine], dec_hook=_unpack)
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine], dec_hook=_unpack)
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
@@ -149,17 +118,10 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
 
 
 def decode_to_engine(frame: bytes) -> list[ToEngine]:
+    """Raises `msgspec.DecodeError`."""
     return _to_engine.decode(frame)
 
 
 def decode_from_engine(frame: bytes) -> list[FromEngine]:
+    """Raises `msgspec.DecodeError`."""
     return _from_engine.decode(frame)
-
-
-def pack_ids(ids: np.ndarray | list[int]) -> bytes:
-    return np.asarray(ids, dtype="<i4").tobytes()
-
-
-def unpack_ids(data: bytes) -> np.ndarray:
-    """int32 array, read-only view of `data`."""
-    return np.frombuffer(data, dtype="<i4")

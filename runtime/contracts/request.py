@@ -1,66 +1,36 @@
-"""What the scheduler is asked for."""
+"""What is asked of the engine: one sequence to complete."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.protocol import Constraint, SamplingParams
+
+NO_TOKENS = np.empty(0, np.int32)
 
 
-class Matcher(Protocol):
-    """State of one request's constraint; `rootlace.runtime.contracts.matcher.Matcher` says
-    what each method does."""
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
+    """One sequence to complete: the gateway makes it, the engine is sent it, the scheduler runs it.
 
-    ready: MaskRow | None
+    `token_ids` is the prompt, `output_ids` what another engine already generated for it (both
+    int32); the latter counts toward `max_tokens`. In `params`, `n` is 1, `seed` is set,
+    `max_tokens` is a number (0: only compute the prompt), and `stop_token_ids` holds every id that
+    ends the request (EOS included unless ignored). Stop strings are the gateway's business.
 
-    def fill_bitmask(self, out: np.ndarray) -> None: ...
-
-    def mask_row(self) -> MaskRow | None: ...
-
-    def prepare_mask(self) -> None: ...
-
-    def automaton(self) -> AutomatonState | None: ...
-
-    def advance(self, token_id: int) -> bool: ...
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool: ...
-
-    def is_finished(self) -> bool: ...
-
-    def forced_tokens(self) -> list[int]: ...
-
-    def can_retreat(self) -> bool: ...
-
-    def retreat(self) -> int | None: ...
-
-    def error(self) -> str: ...
-
-
-@dataclass(slots=True)
-class Request:
-    """One sequence to complete.
-
-    `token_ids` is the prompt (int32, not empty). In `params`, `max_tokens` is a number, `n` is 1,
-    `seed` is set and `stop_token_ids` holds every id that ends the request. `output_ids` (int32)
-    are tokens generated for it earlier; they count toward `max_tokens`, and `matcher` has taken
-    them in. With `jump_forward`, tokens that the matcher forces are appended without sampling.
-    `waited` are seconds that it waited elsewhere before; they count as queued. Of its tokens the
-    first is told at once, then `emit_every` at a time, at most every `emit_seconds`, and at the end
-    all.
+    The first token is emitted at once, then at least `emit_every` at a time, at most once in
+    `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, each need
+    not cost both sides a message.
     """
 
     rid: int
     token_ids: np.ndarray
     params: SamplingParams
-    output_ids: np.ndarray | None = None
+    output_ids: np.ndarray = NO_TOKENS
+    constraint: Constraint | None = None
     namespace: str = ""
     program: str = ""
-    matcher: Matcher | None = None
-    jump_forward: bool = False
-    waited: float = 0.0
-    emit_every: int = 1
-    emit_seconds: float = 0.0
+    emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0

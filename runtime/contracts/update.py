@@ -1,6 +1,9 @@
-"""News of one request, as the scheduler tells it."""
+"""News of one request, as the scheduler makes it, the engine sends it and the gateway reads it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -8,13 +11,26 @@ import numpy as np
 from rootlace.runtime.contracts.plan import TokenScores
 
 
-class Update(msgspec.Struct):
-    """New tokens, and at the end why it ended; the fields are those of `engine.messages.Update`.
+class TokenScore(NamedTuple):
+    """Log-probability of one token (None: nothing precedes it) and the best alternatives as
+    (id, logprob)."""
 
-    `scores` has one row per token of `token_ids`, `prompt_scores` one per token of
-    `prompt_targets` (int32): the last prompt tokens, from index max(prompt_logprobs_from, 1) on
-    (a prompt's first token has no log-probability). They come with the last prompt chunk.
-    `forced` are the indices of those of `token_ids` that were not sampled, ascending.
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
+    """New tokens, and at the end why the request ended.
+
+    `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
+    by a token, that token is in `token_ids` and `matched` names it. `forced` are the indices,
+    ascending, of those of `token_ids` that the constraint forced. `cached_tokens` and `queued`
+    (seconds from arrival to admission) come with the first update.
+
+    `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
+    from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
+    the prompt's first token, which has no log-probability. They come with the last prompt chunk.
     """
 
     rid: int
@@ -29,3 +45,29 @@ class Update(msgspec.Struct):
     matched: int | None = None
     code: str = ""
     error: str = ""
+
+    def token_scores(self) -> list[TokenScore]:
+        """One per token of `token_ids`; empty where nobody asked for them."""
+        return [] if self.scores is None else _single(self.token_ids, self.scores)
+
+    def prompt_token_scores(self) -> list[TokenScore]:
+        """One per token of `prompt_targets`."""
+        if self.prompt_targets is None:
+            return []
+        targets = self.prompt_targets.tolist()
+        scored = 0 if self.prompt_scores is None else len(self.prompt_scores.logprobs)
+        unscored = len(targets) - scored
+        found = [TokenScore(token, None) for token in targets[:unscored]]
+        if self.prompt_scores is not None:
+            found += _single(targets[unscored:], self.prompt_scores)
+        return found
+
+
+def _single(token_ids: Iterable[int], scores: TokenScores) -> list[TokenScore]:
+    top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
+    return [
+        TokenScore(token, logprob, tuple(zip(ids, values, strict=True)))
+        for token, logprob, ids, values in zip(
+            token_ids, scores.logprobs.tolist(), top_ids, top_logprobs, strict=True
+        )
+    ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from rootlace.runtime import processes
@@ -27,14 +28,12 @@ from rootlace.runtime.contracts.messages import (
     ReleaseProgram,
     Stats,
     Stop,
-    Submit,
     ToEngine,
-    Update,
     decode_from_engine,
     encode,
-    pack_ids,
-    unpack_ids,
 )
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
 from rootlace.wire.sockets import MessageReader
 
@@ -61,12 +60,19 @@ class EngineProcessConfig(msgspec.Struct, frozen=True):
 class _InFlight:
     """A request the engine has; enough to start it again in another engine."""
 
-    message: Submit
+    request: Request
     on_update: Callable[[Update], None]
     output_ids: list[int] = field(default_factory=list)
     engines: int = 0
     """How many engines were given it."""
     aborted: bool = False
+
+    def resumed(self) -> Request:
+        """The request as the next engine is sent it."""
+        request = self.request
+        generated = np.array(self.output_ids, np.int32)
+        output_ids = np.concatenate((request.output_ids, generated))
+        return msgspec.structs.replace(request, output_ids=output_ids)
 
 
 class EngineClient:
@@ -128,12 +134,12 @@ class EngineClient:
         self._next_rid += 1
         return self._next_rid
 
-    def submit(self, message: Submit, on_update: Callable[[Update], None]) -> None:
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
         """Start a request; `on_update` hears of it until an update with `finish` set."""
-        request = self._in_flight[message.rid] = _InFlight(message, on_update)
+        in_flight = self._in_flight[request.rid] = _InFlight(request, on_update)
         if self._up:  # else the next engine is given it when it is ready
-            request.engines = 1
-            self._send(message)
+            in_flight.engines = 1
+            self._send(request)
 
     def abort(self, rids: Iterable[int]) -> None:
         """End requests; those still running get a last update with `finish="abort"`."""
@@ -229,21 +235,16 @@ class EngineClient:
         self._replay()
 
     def _replay(self) -> None:
-        for rid, request in list(self._in_flight.items()):
-            if request.aborted:
+        for rid, in_flight in list(self._in_flight.items()):
+            if in_flight.aborted:
                 del self._in_flight[rid]
-                request.on_update(Update(rid, finish="abort"))
+                in_flight.on_update(Update(rid, finish="abort"))
                 continue
-            if request.engines > 1:
+            if in_flight.engines > 1:
                 self._finish(rid, InternalError("the engine died twice while running this request"))
                 continue
-            request.engines += 1
-            before = unpack_ids(request.message.output_ids).tolist()
-            self._send(
-                msgspec.structs.replace(
-                    request.message, output_ids=pack_ids(before + request.output_ids)
-                )
-            )
+            in_flight.engines += 1
+            self._send(in_flight.resumed())
 
     async def _end_process(self) -> None:
         process = self._process
@@ -311,13 +312,13 @@ class EngineClient:
 
     def _handle(self, message: FromEngine) -> None:
         if isinstance(message, Update):
-            request = self._in_flight.get(message.rid)
-            if request is None:
+            in_flight = self._in_flight.get(message.rid)
+            if in_flight is None:
                 return
-            request.output_ids.extend(message.token_ids)
+            in_flight.output_ids.extend(message.token_ids)
             if message.finish is not None:
                 del self._in_flight[message.rid]
-            request.on_update(message)
+            in_flight.on_update(message)
         elif isinstance(message, Stats):
             self._answer(message.ticket, message.values)
         elif isinstance(message, Flushed):
@@ -362,8 +363,8 @@ class EngineClient:
             self._finish(rid, error)
 
     def _finish(self, rid: int, error: ServerUnavailable | InternalError) -> None:
-        request = self._in_flight.pop(rid)
-        request.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
+        in_flight = self._in_flight.pop(rid)
+        in_flight.on_update(Update(rid, finish="error", code=error.code, error=str(error)))
 
 
 async def _output_of(process: Process) -> bytes:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.contracts.messages import Submit
+from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.contracts.request import Request
 from rootlace.wire.protocol import Constraint
 
 
@@ -24,7 +24,7 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    message: Submit
+    request: Request
     grammar: Future[Grammar]
     since: float
 
@@ -35,7 +35,7 @@ class Waiting:
 
 
 class CompilingRequests:
-    """Keeps requests aside while others go on; each is given back when its grammar is there."""
+    """Keeps requests aside while others go on; `take` returns those whose grammar is ready."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
@@ -49,31 +49,30 @@ class CompilingRequests:
     def __contains__(self, rid: int) -> bool:
         return rid in self._by_rid
 
-    def add(self, message: Submit) -> None:
-        """Compile the constraint of `message`, or wait for who does."""
-        assert message.constraint is not None
-        grammar = self._compiler.submit(message.constraint)
-        waiting = self._by_rid[message.rid] = Waiting(message, grammar, time.monotonic())
+    def add(self, request: Request, constraint: Constraint) -> None:
+        """Have the request's `constraint` compiled, unless that is under way already."""
+        grammar = self._compiler.submit(constraint)
+        waiting = self._by_rid[request.rid] = Waiting(request, grammar, time.monotonic())
         grammar.add_done_callback(lambda _: self._done.put(waiting))
 
     def remove(self, rid: int) -> bool:
-        """The request is aborted; False if it is not here. Its constraint may still be wanted by
-        others, so compilation goes on."""
+        """Forget an aborted request; False if it is not here. Compilation goes on, since others
+        may want the same constraint."""
         return self._by_rid.pop(rid, None) is not None
 
     def wait(self, seconds: float) -> None:
-        """Until something is compiled, at most so long."""
+        """Until something is compiled, at most `seconds`."""
         try:
             self._ready.append(self._done.get(timeout=seconds))
         except Empty:
             return
 
     def take(self) -> Iterator[Waiting]:
-        """Those whose grammar is there, or failed."""
+        """Requests whose compilation has ended, well or badly."""
         while not self._done.empty():
             self._ready.append(self._done.get())
         ready, self._ready = self._ready, []
         for waiting in ready:
-            if self._by_rid.get(waiting.message.rid) is waiting:
-                del self._by_rid[waiting.message.rid]
+            if self._by_rid.get(waiting.request.rid) is waiting:
+                del self._by_rid[waiting.request.rid]
                 yield waiting

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rootlace.runtime.constrained import Grammar
-from rootlace.runtime.contracts import messages
+from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.contracts.messages import (
     Abort,
     Flush,
     Flushed,
+    FromEngine,
     GetStats,
     Heartbeat,
     ReleaseProgram,
     Stats,
     Stop,
-    Submit,
     ToEngine,
-    TokenScore,
-    unpack_ids,
 )
-from rootlace.runtime.contracts.plan import Executor, TokenScores
+from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
@@ -60,7 +57,7 @@ class EngineLoop:
         executor: Executor,
         compiler: Compiler,
         receive: Callable[[int], list[ToEngine]],
-        send: Callable[[list[messages.FromEngine]], None],
+        send: Callable[[list[FromEngine]], None],
         jump_forward: bool = True,
         overlap: bool = False,
         *,
@@ -76,9 +73,7 @@ class EngineLoop:
         self._executor_stats = executor_stats
         self._receive = receive
         self._send = send
-        self._outgoing: list[messages.FromEngine] = []
-        self._first_tokens: dict[int, int] = {}
-        """Requests whose prompt is scored from its first token on, which has no log-probability."""
+        self._outgoing: list[FromEngine] = []
         self._beat = 0.0
         self._stopping = False
 
@@ -95,23 +90,17 @@ class EngineLoop:
             for message in self._receive(idle_ms if wait else 0):
                 self._handle(message)
             for waiting in self._compiling.take():
-                self._add(waiting.message, waiting.grammar.result, waiting.waited)
-            self._report(self._steps.step())
+                self._add(waiting.request, waiting.grammar.result, waiting.waited)
+            self._outgoing += self._steps.step()
             self._say()
-        self._report(self._steps.finish())
+        self._outgoing += self._steps.finish()
         self._say()
 
     # ------------------------------------------------------------ what there is to say
 
-    def _report(self, updates: list[Update]) -> None:
-        for update in updates:
-            # The first update of such a request comes with its last prompt chunk.
-            first = self._first_tokens.pop(update.rid, None)
-            self._outgoing.append(_to_wire(update, first))
-
     def _tell(self, updates: list[Update]) -> None:
         """Send news at once, in the middle of a step."""
-        self._report(updates)
+        self._outgoing += updates
         self._say()
 
     def _say(self) -> None:
@@ -126,7 +115,7 @@ class EngineLoop:
     # ------------------------------------------------------------ messages
 
     def _handle(self, message: ToEngine) -> None:
-        if isinstance(message, Submit):
+        if isinstance(message, Request):
             self._submit(message)
         elif isinstance(message, Abort):
             for rid in message.rids:
@@ -135,7 +124,7 @@ class EngineLoop:
                 else:
                     update = self._scheduler.abort(rid)
                 if update is not None:
-                    self._report([update])
+                    self._outgoing.append(update)
         elif isinstance(message, ReleaseProgram):
             self._scheduler.release_program(message.program)
         elif isinstance(message, Flush):
@@ -147,65 +136,42 @@ class EngineLoop:
             assert isinstance(message, Stop)
             self._stopping = True
 
-    def _submit(self, message: Submit) -> None:
-        constraint = message.constraint
-        if message.rid in self._compiling:
-            self._refuse(message.rid, InvalidRequest(f"request id {message.rid} is in use"))
+    def _submit(self, request: Request) -> None:
+        constraint = request.constraint
+        if request.rid in self._compiling:
+            self._refuse(request.rid, InvalidRequest(f"request id {request.rid} is in use"))
             return
         if constraint is None:
-            self._add(message, None)
+            self._add(request, None)
             return
         grammar = self._compiler.cached(constraint)
         if grammar is not None:
-            self._add(message, lambda: grammar)
+            self._add(request, lambda: grammar)
         elif len(self._compiling) >= self._scheduler.config.max_waiting:
             count = len(self._compiling)
-            self._refuse(message.rid, Overloaded(f"{count} constraints are being compiled"))
+            self._refuse(request.rid, Overloaded(f"{count} constraints are being compiled"))
         else:
-            self._compiling.add(message)
+            self._compiling.add(request, constraint)
 
     def _add(
-        self, message: Submit, grammar: Callable[[], Grammar] | None, waited: float = 0.0
+        self, request: Request, grammar: Callable[[], Grammar] | None, waited: float = 0.0
     ) -> None:
         """Give the request to the scheduler; what `grammar` raises ends it alone."""
+        constraint = request.constraint
+        jumps = constraint is not None and constraint.jump_forward != "off"
         try:
-            request = self._request(message, None if grammar is None else grammar(), waited)
-            self._scheduler.add(request)
-            if message.params.prompt_logprobs_from == 0 and not message.output_ids:
-                self._first_tokens[message.rid] = int(unpack_ids(message.token_ids)[0])
+            matcher = None if grammar is None else _resumed(grammar(), request)
+            self._scheduler.add(
+                request, matcher, jump_forward=jumps and self._jump_forward, waited=waited
+            )
         except RootlaceError as error:
-            self._refuse(message.rid, error)
+            self._refuse(request.rid, error)
         except Exception as error:
-            log.exception("request %d could not be added", message.rid)
-            self._refuse(message.rid, InternalError(repr(error)))
+            log.exception("request %d could not be added", request.rid)
+            self._refuse(request.rid, InternalError(repr(error)))
 
     def _refuse(self, rid: int, error: RootlaceError) -> None:
-        self._outgoing.append(
-            messages.Update(rid, finish="error", code=error.code, error=str(error))
-        )
-
-    def _request(self, message: Submit, grammar: Grammar | None, waited: float) -> Request:
-        output = unpack_ids(message.output_ids) if message.output_ids else None
-        matcher = None if grammar is None else grammar.matcher()
-        if matcher is not None and output is not None:
-            for token in output.tolist():
-                if not matcher.advance(token):
-                    raise InvalidConstraint("the tokens to resume from violate the constraint")
-        constraint = message.constraint
-        jumps = constraint is not None and constraint.jump_forward != "off"
-        return Request(
-            rid=message.rid,
-            token_ids=unpack_ids(message.token_ids),
-            params=message.params,
-            output_ids=output,
-            namespace=message.namespace,
-            program=message.program,
-            matcher=matcher,
-            jump_forward=jumps and self._jump_forward,
-            waited=waited,
-            emit_every=message.emit_every,
-            emit_seconds=message.emit_seconds,
-        )
+        self._outgoing.append(Update(rid, finish="error", code=error.code, error=str(error)))
 
     def stats(self) -> dict[str, int | float]:
         """The scheduler's counters, where the loop's seconds went, and the executor's counters."""
@@ -220,39 +186,10 @@ class EngineLoop:
         }
 
 
-def _to_wire(update: Update, first_token: int | None) -> messages.Update:
-    if update.cached_tokens is None and update.finish is None and first_token is None:
-        # As most are: neither the first nor the last of a request.
-        scored = () if update.scores is None else _token_scores(update.token_ids, update.scores)
-        return messages.Update(update.rid, update.token_ids, scored, forced=update.forced)
-    scores: tuple[TokenScore, ...] = ()
-    if update.scores is not None:
-        scores = _token_scores(update.token_ids, update.scores)
-    prompt: tuple[TokenScore, ...] = ()
-    if update.prompt_scores is not None:
-        assert update.prompt_targets is not None
-        prompt = _token_scores(update.prompt_targets.tolist(), update.prompt_scores)
-    if first_token is not None:
-        prompt = (TokenScore(first_token, None), *prompt)
-    return messages.Update(
-        rid=update.rid,
-        token_ids=update.token_ids,
-        scores=scores,
-        prompt_scores=prompt,
-        cached_tokens=update.cached_tokens,
-        forced=update.forced,
-        queued=update.queued,
-        finish=update.finish,
-        matched=update.matched,
-        code=update.code,
-        error=update.error,
-    )
-
-
-def _token_scores(token_ids: Sequence[int], scores: TokenScores) -> tuple[TokenScore, ...]:
-    top_ids = scores.top_ids.tolist()
-    top_logprobs = scores.top_logprobs.tolist()
-    return tuple(
-        TokenScore(token, logprob, tuple(zip(top_ids[i], top_logprobs[i], strict=True)))
-        for i, (token, logprob) in enumerate(zip(token_ids, scores.logprobs.tolist(), strict=True))
-    )
+def _resumed(grammar: Grammar, request: Request) -> Matcher:
+    """A matcher that has taken in what was generated before."""
+    matcher = grammar.matcher()
+    for token in request.output_ids.tolist():
+        if not matcher.advance(token):
+            raise InvalidConstraint("the tokens to resume from violate the constraint")
+    return matcher

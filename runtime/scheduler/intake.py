@@ -78,7 +78,7 @@ class TokenIntake:
         """
         if token < 0:
             return _nothing(sequence)
-        if sequence.request.matcher is None:
+        if sequence.matcher is None:
             return self._after(sequence, token, scores)
         try:
             return self._after(sequence, token, scores)
@@ -94,9 +94,8 @@ class TokenIntake:
 
     def _take(self, sequence: Sequence, token: int) -> Verdict:
         """Append `token` unless the constraint refuses it."""
-        request = sequence.request
-        matcher = request.matcher
-        stops = token in sequence.stops and sequence.outputs >= request.params.min_tokens
+        matcher = sequence.matcher
+        stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
         # What is checked is complete only if the check has seen its end.
         asked = matcher is not None and (not stops or sequence.held)
         if asked and matcher is not None and not matcher.advance(token):
@@ -111,7 +110,7 @@ class TokenIntake:
         return None
 
     def _refused(self, sequence: Sequence, token: int) -> Verdict:
-        matcher = sequence.request.matcher
+        matcher = sequence.matcher
         assert matcher is not None
         reason = matcher.error()
         if not sequence.held:
@@ -175,7 +174,7 @@ def _failed(sequence: Sequence, error: BaseException) -> Ending:
 
 
 def _nothing(sequence: Sequence) -> Ending:
-    matcher = sequence.request.matcher
+    matcher = sequence.matcher
     if matcher is None:
         error = "no token can follow: the model's logits are not numbers, or all are excluded"
         return Ending("error", code=InternalError.code, error=error)

@@ -11,8 +11,8 @@ from weakref import WeakSet
 
 import numpy as np
 
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import MaskRow
-from rootlace.runtime.contracts.request import Matcher
 
 log = logging.getLogger(__name__)
 

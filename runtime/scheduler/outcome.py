@@ -63,11 +63,13 @@ def announce(sequence: Sequence, update: Update) -> None:
     sequence.announced = True
     update.cached_tokens = sequence.cached_tokens
     update.queued = sequence.queued
-    # Where it is aborted, some may still be under way.
+    first, stop = sequence.score_from, sequence.prompt_len
     scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
-    if scored and scored == sequence.prompt_len - sequence.score_from:
-        update.prompt_scores = _joined(sequence.prompt_scores)
-        update.prompt_targets = sequence.tokens[sequence.score_from : sequence.prompt_len]
+    # If it is aborted, some may still be under way.
+    if first < stop and scored == stop - max(first, 1):
+        update.prompt_targets = sequence.tokens[first:stop]
+        if scored:
+            update.prompt_scores = _joined(sequence.prompt_scores)
         sequence.prompt_scores = []
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow
-from rootlace.runtime.contracts.request import Matcher
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.protocol import SamplingParams

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
@@ -113,17 +114,34 @@ class Scheduler:
 
     # ------------------------------------------------------------ requests
 
-    def add(self, request: Request) -> None:
+    def add(
+        self,
+        request: Request,
+        matcher: Matcher | None = None,
+        *,
+        jump_forward: bool = False,
+        waited: float = 0.0,
+    ) -> None:
         """Queue a request.
+
+        `matcher` is its constraint, and has taken in the request's `output_ids`. With
+        `jump_forward`, tokens that it forces are appended without sampling. `waited`: seconds that
+        the request waited elsewhere, which count as queued.
 
         Raises InvalidRequest, ContextLengthExceeded if not even one token fits, Overloaded if the
         queue is full, ConstraintNotMet if what the constraint forces fails its check; then nothing
         has changed.
         """
         try:
-            self._validate(request)
-            arrived = self._clock() - request.waited
-            sequence = Sequence(request, self._arrivals, arrived, self._max_length)
+            self._validate(request, constrained=matcher is not None)
+            sequence = Sequence(
+                request,
+                matcher,
+                self._arrivals,
+                jumps=jump_forward,
+                arrived=self._clock() - waited,
+                max_length=self._max_length,
+            )
             self._begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -465,7 +483,7 @@ class Scheduler:
         self._count.by_finish[update.finish] += 1
         return update
 
-    def _validate(self, request: Request) -> None:
+    def _validate(self, request: Request, *, constrained: bool) -> None:
         rid, params = request.rid, request.params
         if rid in self._by_rid:
             raise InvalidRequest(f"request id {rid} is in use")
@@ -475,12 +493,12 @@ class Scheduler:
             raise InvalidRequest("max_tokens must be a number here")
         for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
             # One bad id would make the executor fail the whole step.
-            bad = ids is not None and len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size)
+            bad = len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size)
             if bad and self._vocab_size:
                 raise InvalidRequest(f"the {name} has ids outside 0..{self._vocab_size - 1}")
-        if request.matcher is not None and not self._vocab_size:
+        if constrained and not self._vocab_size:
             raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
-        outputs = 0 if request.output_ids is None else len(request.output_ids)
+        outputs = len(request.output_ids)
         length = len(request.token_ids) + outputs
         room = self._max_length - 1 if outputs < params.max_tokens else self._max_tokens_cached
         if length > room:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import Node
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
 
@@ -85,10 +86,20 @@ class Sequence:
         "tree_len",
     )
 
-    def __init__(self, request: Request, number: int, arrived: float, max_length: int) -> None:
-        """`max_length`: a sequence that is this long ends."""
+    def __init__(
+        self,
+        request: Request,
+        matcher: Matcher | None,
+        number: int,
+        *,
+        jumps: bool,
+        arrived: float,
+        max_length: int,
+    ) -> None:
+        """`matcher` has taken in the request's `output_ids`. `jumps`: what it forces is appended
+        without being sampled. A sequence of `max_length` tokens ends."""
         params = request.params
-        outputs = 0 if request.output_ids is None else len(request.output_ids)
+        outputs = len(request.output_ids)
         self.request = request
         self.params = params
         self.rid = request.rid
@@ -108,14 +119,12 @@ class Sequence:
         """With so many tokens it ends, whatever they are."""
         self.tokens = np.empty(self.length + 16, np.int32)
         self.tokens[: self.prompt_len] = request.token_ids
-        if request.output_ids is not None:
-            self.tokens[self.prompt_len : self.length] = request.output_ids
+        self.tokens[self.prompt_len : self.length] = request.output_ids
         self.last = int(self.tokens[self.length - 1])
         """The last token."""
         self.stops = frozenset(params.stop_token_ids)
-        self.matcher = matcher = request.matcher
-        self.jumps = matcher is not None and request.jump_forward
-        """Whether what the constraint forces is appended without being sampled."""
+        self.matcher = matcher
+        self.jumps = matcher is not None and jumps
         self.held = matcher is not None and matcher.can_retreat()
         """Whether outputs may be taken back, and are therefore told at the end."""
         self.ending: Ending | None = None
@@ -127,8 +136,8 @@ class Sequence:
 
         # The first token has no log-probability; with outputs, the scores were told before.
         first = params.prompt_logprobs_from
-        self.score_from = self.prompt_len if first is None or outputs else max(first, 1)
-        self.score_next = self.score_from
+        self.score_from = self.prompt_len if first is None or outputs else first
+        self.score_next = max(self.score_from, 1)
         self.score_stop = self.prompt_len
         self.prompt_scores: list[TokenScores] = []
         self.told = self.length

@@ -153,7 +153,7 @@ class Replay:
             )
             waited = self._now - float(arrivals[number])
             prompt = workload.prompt(number)
-            self._scheduler.add(Request(number, prompt, params, waited=waited, emit_every=_NEVER))
+            self._scheduler.add(Request(number, prompt, params, emit_every=_NEVER), waited=waited)
         self._arrived = until
         self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
 

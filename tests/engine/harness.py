@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import Executor
-from rootlace.runtime.contracts.request import Matcher, Request
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
@@ -99,12 +100,10 @@ class Harness:
             rid=rid,
             token_ids=np.asarray(prompt, dtype=np.int32),
             params=params,
-            output_ids=None if output is None else np.asarray(output, dtype=np.int32),
+            output_ids=np.array(output or [], np.int32),
             program=program,
-            matcher=matcher,
-            jump_forward=jump,
         )
-        self.scheduler.add(request)
+        self.scheduler.add(request, matcher, jump_forward=jump)
         return rid
 
     def step(self) -> None:

@@ -20,12 +20,11 @@ from rootlace.runtime.contracts.messages import (
     Ready,
     Stats,
     Stop,
-    Submit,
-    Update,
     decode_to_engine,
     encode,
-    unpack_ids,
 )
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineProcessConfig
 
 DEADLY = 13
@@ -48,11 +47,10 @@ def main(folder: Path) -> None:
         for message in decode_to_engine(inbox.recv()):
             if isinstance(message, Stop):
                 return
-            if isinstance(message, Submit):
+            if isinstance(message, Request):
                 if message.rid in running:
                     raise SystemExit(f"request id {message.rid} is in use")
-                prompt = unpack_ids(message.token_ids).tolist()
-                last = (prompt + unpack_ids(message.output_ids).tolist())[-1]
+                last = [*message.token_ids.tolist(), *message.output_ids.tolist()][-1]
                 if last == DEADLY:
                     os._exit(9)
                 running.add(message.rid)

@@ -9,12 +9,14 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
-from rootlace.runtime.contracts.messages import Submit, Update, pack_ids
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -24,14 +26,14 @@ from tests.waiting import soon
 PARAMS = SamplingParams(max_tokens=1, seed=0)
 
 
-class Request:
+class Heard:
     """One request and what was heard of it."""
 
     def __init__(self, client: EngineClient, token: int) -> None:
         self.updates: list[Update] = []
         self.ended = asyncio.Event()
         self.rid = client.next_rid()
-        client.submit(Submit(self.rid, pack_ids([token]), PARAMS), self.hear)
+        client.submit(Request(self.rid, np.array([token], np.int32), PARAMS), self.hear)
 
     def hear(self, update: Update) -> None:
         assert not self.ended.is_set(), "an update after the last one"
@@ -70,7 +72,7 @@ async def running(client: EngineClient) -> int:
 
 
 async def test_what_was_running_goes_on_in_the_next_engine(client: EngineClient) -> None:
-    request = Request(client, ENDLESS)
+    request = Heard(client, ENDLESS)
     while not request.updates:
         await asyncio.sleep(0.01)
     await kill(client)
@@ -85,9 +87,9 @@ async def test_what_is_submitted_while_the_engine_restarts_is_run_once(
 ) -> None:
     (tmp_path / "hold").touch()
     await kill(client)
-    request = Request(client, 1)
+    request = Heard(client, 1)
     await asyncio.sleep(0.1)
-    endless = Request(client, ENDLESS)
+    endless = Heard(client, ENDLESS)
     (tmp_path / "hold").unlink()
     assert (await request.end()).token_ids == (2,)
     assert await running(client) == 1
@@ -100,13 +102,13 @@ async def test_what_is_submitted_while_the_engine_restarts_is_run_once(
 async def test_what_is_aborted_while_the_engine_is_down_does_not_run_again(
     client: EngineClient, tmp_path: Path
 ) -> None:
-    before, during = Request(client, ENDLESS), Request(client, ENDLESS)
+    before, during = Heard(client, ENDLESS), Heard(client, ENDLESS)
     while not (before.updates and during.updates):
         await asyncio.sleep(0.01)
     (tmp_path / "hold").touch()
     client.abort([before.rid])
     await kill(client)
-    late = Request(client, ENDLESS)
+    late = Heard(client, ENDLESS)
     client.abort([during.rid, late.rid])
     (tmp_path / "hold").unlink()
     for request in (before, during, late):
@@ -115,10 +117,10 @@ async def test_what_is_aborted_while_the_engine_is_down_does_not_run_again(
 
 
 async def test_a_request_that_kills_engines_is_given_up(client: EngineClient) -> None:
-    deadly = Request(client, DEADLY)
+    deadly = Heard(client, DEADLY)
     assert (await deadly.end()).finish == "error"
     assert "died twice" in deadly.updates[-1].error
-    assert (await Request(client, 1).end()).token_ids == (2,)
+    assert (await Heard(client, 1).end()).token_ids == (2,)
 
 
 async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(

@@ -17,11 +17,10 @@ from rootlace.runtime.contracts.messages import (
     GetStats,
     Stats,
     Stop,
-    Submit,
     ToEngine,
-    Update,
-    pack_ids,
 )
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -131,10 +130,10 @@ class Talk:
         return [token for update in self.of(rid) for token in update.token_ids]
 
 
-def submit(rid: int, source: str | None = None, jump: str = "canonical") -> Submit:
+def submit(rid: int, source: str | None = None, jump: str = "canonical") -> Request:
     constraint = None if source is None else Constraint("regex", source, jump_forward=jump)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=5, temperature=0.0, seed=0)
-    return Submit(rid, pack_ids([rid, 3]), params, constraint=constraint)
+    return Request(rid, np.array([rid, 3], np.int32), params, constraint=constraint)
 
 
 def test_others_go_on_while_a_constraint_is_compiled() -> None:

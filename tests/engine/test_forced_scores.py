@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 
 from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.contracts.messages import Submit, Update, pack_ids
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -223,7 +224,7 @@ async def test_a_constrained_request_survives_its_engine(demo_model, prompts) ->
             assert not update.error
             forced.extend(len(tokens) + at for at in update.forced)
             tokens.extend(update.token_ids)
-            logprobs.extend(score.logprob for score in update.scores)
+            logprobs.extend(score.logprob for score in update.token_scores())
             if kill_after is not None and len(tokens) >= kill_after and not killed:
                 killed = True
                 os.kill(client.info.pid, signal.SIGKILL)
@@ -231,8 +232,8 @@ async def test_a_constrained_request_survives_its_engine(demo_model, prompts) ->
                 ended.set()
 
         params = greedy(80, logprobs=True)
-        ids = pack_ids(prompts[0])
-        client.submit(Submit(client.next_rid(), ids, params, constraint=constraint), hear)
+        ids = np.array(prompts[0], np.int32)
+        client.submit(Request(client.next_rid(), ids, params, constraint=constraint), hear)
         await soon(ended.wait())
         assert killed == (kill_after is not None)
         return tokens, forced, logprobs

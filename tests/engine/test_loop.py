@@ -21,13 +21,11 @@ from rootlace.runtime.contracts.messages import (
     Heartbeat,
     Stats,
     Stop,
-    Submit,
     ToEngine,
-    Update,
-    pack_ids,
-    unpack_ids,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
@@ -108,13 +106,13 @@ class Conversation:
         return finals[0]
 
 
-def submit(rid: int, *ids: int, **params: object) -> Submit:
+def ids_of(*ids: int) -> np.ndarray:
+    return np.array(ids, np.int32)
+
+
+def submit(rid: int, *ids: int, **params: object) -> Request:
     settings = {"max_tokens": 4, "temperature": 0.0, "seed": 0, **params}
-    return Submit(rid, pack_ids(list(ids)), SamplingParams(**settings))  # type: ignore[arg-type]
-
-
-def test_ids_travel_as_int32() -> None:
-    assert unpack_ids(pack_ids([1, -2, 2**31 - 1])).tolist() == [1, -2, 2**31 - 1]
+    return Request(rid, ids_of(*ids), SamplingParams(**settings))  # type: ignore[arg-type]
 
 
 def test_requests_run_to_their_ends() -> None:
@@ -139,8 +137,8 @@ def test_a_failing_step_ends_its_requests_and_no_others() -> None:
 
 
 def test_refusals_name_the_reason() -> None:
-    constrained = Submit(
-        4, pack_ids([1]), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
+    constrained = Request(
+        4, ids_of(1), SamplingParams(max_tokens=1, seed=0), constraint=Constraint("regex", "a")
     )
     talk = Conversation([submit(1), submit(2, *[1] * 129), constrained, submit(3, 1)])
     assert talk.end(1).code == "invalid_request"
@@ -173,7 +171,7 @@ def test_time_without_work_is_used_to_prepare_and_never_slept_away_before() -> N
 def test_a_request_resumes_where_another_engine_left_it() -> None:
     whole = Conversation([submit(1, 5, 6, max_tokens=6)])
     message = submit(2, 5, 6, max_tokens=6)
-    resumed = Submit(2, message.token_ids, message.params, output_ids=pack_ids([7, 8]))
+    resumed = Request(2, message.token_ids, message.params, output_ids=ids_of(7, 8))
     talk = Conversation([resumed])
     assert [7, 8, *talk.tokens(2)] == whole.tokens(1)
 
@@ -183,14 +181,14 @@ def test_a_constrained_request_resumes_inside_its_constraint() -> None:
     letters = {"<eos>": 0} | {chr(ord("a") + i): i + 1 for i in range(26)}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    resumed = Submit(
+    resumed = Request(
         1,
-        pack_ids([5]),
+        ids_of(5),
         SamplingParams(max_tokens=9, temperature=0.0, seed=0),
-        output_ids=pack_ids([6, 7]),
+        output_ids=ids_of(6, 7),
         constraint=Constraint("regex", "fghi"),
     )
-    astray = msgspec.structs.replace(resumed, rid=2, output_ids=pack_ids([9]))
+    astray = msgspec.structs.replace(resumed, rid=2, output_ids=ids_of(9))
     talk = Conversation([resumed, astray], tokenizer=tokenizer.to_str())
     assert talk.tokens(1) == [8, 9]
     assert talk.end(1).finish == "stop"

@@ -232,11 +232,10 @@ def test_held_back_tokens_come_with_their_scores(overlap: bool, seed: int) -> No
                 rid,
                 np.arange(3 + 2 * rid, dtype=np.int32),
                 params,
-                matcher=Script(seed + rid, 18, 100, forcing=6) if rid % 3 else None,
-                jump_forward=True,
                 emit_seconds=emit_seconds,
             )
-            scheduler.add(request)
+            matcher = Script(seed + rid, 18, 100, forcing=6) if rid % 3 else None
+            scheduler.add(request, matcher, jump_forward=True)
             for _ in range(3):
                 take(steps.step())
         while scheduler.has_work:

@@ -8,20 +8,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rootlace.runtime.contracts.messages import Ready, Submit, TokenScore, Update, unpack_ids
+import numpy as np
 
-Script = Callable[[Submit], "list[int] | Exception"]
+from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
+
+Script = Callable[[Request], "list[int] | Exception"]
 
 
 def score(context: tuple[int, ...]) -> float:
     """A log-probability for the last token of `context` that depends on all of it."""
     digest = hashlib.blake2b(repr(context).encode(), digest_size=4).digest()
-    return -(int.from_bytes(digest, "little") % 100_000) / 10_000 - 0.001
+    return float(np.float32(-(int.from_bytes(digest, "little") % 100_000) / 10_000 - 0.001))
 
 
 @dataclass
 class Running:
-    message: Submit
+    request: Request
     on_update: Callable[[Update], None]
     tokens: list[int]
     given: int = 0
@@ -45,7 +50,7 @@ class FakeEngine:
     forced: frozenset[int] = frozenset()
     """Which places of every output count as forced."""
     healthy: bool = True
-    submitted: list[Submit] = field(default_factory=list)
+    submitted: list[Request] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
@@ -70,19 +75,19 @@ class FakeEngine:
         self._rid += 1
         return self._rid
 
-    def submit(self, message: Submit, on_update: Callable[[Update], None]) -> None:
-        assert message.rid not in self.running
-        assert message.params.n == 1 and message.params.max_tokens is not None
-        assert message.params.seed is not None and message.params.stop == ()
-        self.submitted.append(message)
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None:
+        assert request.rid not in self.running
+        assert request.params.n == 1 and request.params.max_tokens is not None
+        assert request.params.seed is not None and request.params.stop == ()
+        self.submitted.append(request)
         wanted: list[int] | Exception
-        wanted = self.script(message) if self.script is not None else self._random(message)
-        running = Running(message, on_update, [])
+        wanted = self.script(request) if self.script is not None else self._random(request)
+        running = Running(request, on_update, [])
         if isinstance(wanted, Exception):
             running.failure = wanted
         else:
-            running.tokens = wanted[: message.params.max_tokens]
-        self.running[message.rid] = running
+            running.tokens = wanted[: request.params.max_tokens]
+        self.running[request.rid] = running
         self._schedule()
 
     def abort(self, rids: Iterable[int]) -> None:
@@ -106,7 +111,7 @@ class FakeEngine:
     def step(self, rid: int | None = None) -> None:
         """Advance every request (or one)."""
         for running in [r for i, r in self.running.items() if rid is None or i == rid]:
-            if running.message.rid in self.running:
+            if running.request.rid in self.running:
                 self._advance(running)
 
     # ------------------------------------------------------------ inside
@@ -125,12 +130,12 @@ class FakeEngine:
             self._schedule()
 
     def _advance(self, running: Running) -> None:
-        message, params = running.message, running.message.params
+        request, params = running.request, running.request.params
         first = running.given == 0
         if running.failure is not None:
-            del self.running[message.rid]
+            del self.running[request.rid]
             code = getattr(running.failure, "code", "internal")
-            update = Update(message.rid, finish="error", code=code, error=str(running.failure))
+            update = Update(request.rid, finish="error", code=code, error=str(running.failure))
             running.on_update(update)
             return
         new = running.tokens[running.given : running.given + self.tokens_per_step]
@@ -144,12 +149,14 @@ class FakeEngine:
         running.given += len(new)
         if finish is None and running.given >= len(running.tokens):
             finish = "length"
-        prompt = tuple(unpack_ids(message.token_ids).tolist())
+        prompt = tuple(request.token_ids.tolist())
+        start = params.prompt_logprobs_from if first else None
         update = Update(
-            message.rid,
+            request.rid,
             token_ids=tuple(new),
-            scores=tuple(TokenScore(t, -0.5, ((t, -0.5),)) for t in new) if params.logprobs else (),
-            prompt_scores=self._prompt_scores(message) if first else (),
+            scores=_made_up(new) if params.logprobs else None,
+            prompt_scores=None if start is None else _prompt_scores(prompt, start),
+            prompt_targets=None if start is None else request.token_ids[start:],
             cached_tokens=len(prompt) // 2 if first else None,
             forced=forced,
             queued=0.001 if first else None,
@@ -157,21 +164,24 @@ class FakeEngine:
             matched=matched,
         )
         if finish is not None:
-            del self.running[message.rid]
+            del self.running[request.rid]
         running.on_update(update)
 
-    def _prompt_scores(self, message: Submit) -> tuple[TokenScore, ...]:
-        start = message.params.prompt_logprobs_from
-        if start is None:
-            return ()
-        ids = tuple(unpack_ids(message.token_ids).tolist())
-        return tuple(
-            TokenScore(ids[i], score(ids[: i + 1]) if i else None) for i in range(start, len(ids))
-        )
-
-    def _random(self, message: Submit) -> list[int]:
-        key = (message.token_ids, message.params.seed)
+    def _random(self, request: Request) -> list[int]:
+        key = (request.token_ids.tobytes(), request.params.seed)
         digest = hashlib.blake2b(repr(key).encode()).digest()
         return [
             int.from_bytes(digest[i : i + 4], "little") % self.vocab_size for i in range(0, 32, 4)
         ]
+
+
+def _made_up(tokens: list[int]) -> TokenScores:
+    """-0.5 for each, and each the best there was."""
+    values = np.full(len(tokens), -0.5, np.float32)
+    return TokenScores(values, np.array(tokens, np.int32)[:, None], values[:, None])
+
+
+def _prompt_scores(ids: tuple[int, ...], start: int) -> TokenScores:
+    values = [score(ids[: i + 1]) for i in range(max(start, 1), len(ids))]
+    none = np.empty((len(values), 0))
+    return TokenScores(np.array(values, np.float32), none.astype(np.int32), none.astype(np.float32))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.messages import unpack_ids
 from rootlace.runtime.gateway.branches.select import choose, draw
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import (
@@ -81,7 +80,7 @@ async def test_against_brute_force(
         assert selected.scores == pytest.approx(scores)
         assert selected.index == best and selected.choice == choices[best]
         await c.result(op + 4)
-        prompt = unpack_ids(c.engine.submitted[-1].token_ids).tolist()
+        prompt = c.engine.submitted[-1].token_ids.tolist()
         assert prompt == tokenizer.encode(text + choices[best])
         op += 4
 
@@ -97,7 +96,7 @@ async def test_all_choices_are_submitted_together(client: Callable[..., Client])
     c.engine._schedule()
     selected = await c.result(3)
     assert isinstance(selected, Selected)
-    lengths = [len(unpack_ids(m.token_ids)) for m in c.engine.submitted]
+    lengths = [len(m.token_ids) for m in c.engine.submitted]
     assert selected.usage == Usage(sum(lengths), sum(n // 2 for n in lengths))
     for choice, tokens in zip((" yes", " no", " maybe"), selected.token_logprobs, strict=True):
         assert "".join(t.text for t in tokens) == choice
@@ -144,5 +143,5 @@ async def test_a_drawn_choice_joins_the_branch(client: Callable[..., Client]) ->
     c.send(Generate(50, 1))
     await c.result(50)
     text = "".join(s.choice for s in picked if isinstance(s, Selected))
-    prompt = unpack_ids(c.engine.submitted[-1].token_ids).tolist()
+    prompt = c.engine.submitted[-1].token_ids.tolist()
     assert prompt == c.gateway.tokenizer.encode(text)

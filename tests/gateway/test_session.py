@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from rootlace.runtime.contracts.messages import unpack_ids
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import InternalError, Overloaded
@@ -49,7 +48,7 @@ def text(content: str, special: bool = False) -> tuple[Text, ...]:
 
 
 def prompt_of(client: Client, index: int = -1) -> list[int]:
-    return unpack_ids(client.engine.submitted[index].token_ids).tolist()
+    return client.engine.submitted[index].token_ids.tolist()
 
 
 async def test_what_need_not_wait_is_done_at_once(client: MakeClient) -> None:

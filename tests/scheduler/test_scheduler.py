@@ -344,6 +344,7 @@ def test_prompt_scores_come_whole_from_chunks_and_cache(first, max_tokens) -> No
         rid = world.submit(prompt, max_tokens, prompt_logprobs_from=first, top_logprobs=2)
         world.drain()
         job = world.jobs[rid]
+        assert job.prompt_targets == prompt[first:]
         scored = [u for u in job.updates if u.prompt_scores is not None]
         targets = np.array(prompt[max(first, 1) :], np.int32)
         if not len(targets):
@@ -352,7 +353,8 @@ def test_prompt_scores_come_whole_from_chunks_and_cache(first, max_tokens) -> No
         (update,) = scored
         assert update is job.updates[0] and update.prompt_scores is not None
         before = history_hash(np.array(prompt))[len(prompt) - len(targets) - 1 : -1]
-        assert np.array_equal(update.prompt_targets, targets)
+        logprobs = [score.logprob for score in update.prompt_token_scores()]
+        assert logprobs == [None] * (not first) + update.prompt_scores.logprobs.tolist()
         assert np.array_equal(update.prompt_scores.logprobs, made_up_logprobs(before, targets))
         assert update.prompt_scores.top_ids.shape == (len(targets), 2)
 

@@ -18,14 +18,9 @@ def told(world: World, every: int, job: Job) -> list[Update]:
     world.jobs[rid] = again = Job(job.prompt, job.params, job.namespace)
     matcher = job.constrain() if job.constrain else None
     world.scheduler.add(
-        Request(
-            rid,
-            np.array(job.prompt, np.int32),
-            job.params,
-            matcher=matcher,
-            jump_forward=job.jump,
-            emit_every=every,
-        )
+        Request(rid, np.array(job.prompt, np.int32), job.params, emit_every=every),
+        matcher,
+        jump_forward=job.jump,
     )
     world.drain()
     return again.updates

@@ -20,7 +20,7 @@ from rootlace.wire.protocol import SamplingParams
 def _sequence(number: int, prompt: list[int], namespace: str = "") -> Sequence:
     ids = np.array(prompt, np.int32)
     request = Request(number, ids, SamplingParams(max_tokens=4, seed=0), namespace=namespace)
-    return Sequence(request, number, 0.0, 1 << 20)
+    return Sequence(request, None, number, jumps=False, arrived=0.0, max_length=1 << 20)
 
 
 # ---------------------------------------------------------------- patience

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
-from rootlace.runtime.contracts.request import Matcher, Request
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.simulated import (
     SimulatedExecutor,
@@ -67,13 +68,15 @@ class Job:
 
     @property
     def prompt_targets(self) -> list[int]:
-        """The prompt tokens that were scored, all with the first update."""
-        assert all(update.prompt_scores is None for update in self.updates[1:])
-        first = self.updates[0]
-        if first.prompt_scores is None or first.prompt_targets is None:
-            return []
-        assert len(first.prompt_scores.logprobs) == len(first.prompt_targets)
-        return list(first.prompt_targets.tolist())
+        """The prompt tokens that were asked about, all with the first update. Each has a score but
+        the prompt's first one."""
+        assert all(update.prompt_targets is None for update in self.updates[1:])
+        scores = self.updates[0].prompt_token_scores()
+        assert all(
+            (score.logprob is None) == (at == 0 == self.params.prompt_logprobs_from)
+            for at, score in enumerate(scores)
+        )
+        return [score.token_id for score in scores]
 
     def fails(self) -> bool:
         """Whether it ended with an error of its own, not one injected."""
@@ -158,21 +161,17 @@ class World:
             assert matcher is not None and matcher.advance(token)
         wanted = SamplingParams(max_tokens=max_tokens, seed=0, **params)
         ids = np.array(prompt, np.int32)
-        before = None if output is None else np.array(output, np.int32)
-        self.scheduler.add(
-            Request(
-                rid,
-                ids,
-                wanted,
-                before,
-                namespace,
-                program,
-                matcher,
-                jump,
-                emit_every=emit_every,
-                emit_seconds=emit_seconds,
-            )
+        request = Request(
+            rid,
+            ids,
+            wanted,
+            np.array(output or [], np.int32),
+            namespace=namespace,
+            program=program,
+            emit_every=emit_every,
+            emit_seconds=emit_seconds,
         )
+        self.scheduler.add(request, matcher, jump_forward=jump)
         self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)
         return rid
 
@@ -286,7 +285,7 @@ class World:
         matched = job.updates[-1].matched
         assert matched is None or job.updates[-1].token_ids[-1:] == (matched,)
         first = job.params.prompt_logprobs_from
-        assert job.prompt_targets == ([] if first is None else job.prompt[max(first, 1) :])
+        assert job.prompt_targets == ([] if first is None else job.prompt[first:])
         if job.params.logprobs:
             tokens = np.array(job.prompt + job.output)
             before = history_hash(tokens)[len(job.prompt) - 1 : -1]

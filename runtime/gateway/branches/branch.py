@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rootlace.runtime.contracts.messages import pack_ids
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import Cancelled, InternalError, RootlaceError
 from rootlace.wire.protocol import Event, Failed
@@ -50,9 +49,9 @@ class BranchState:
     def pending_length(self) -> int:
         return sum(len(piece.text) for piece in self.pending)
 
-    def packed_ids(self) -> bytes:
-        """The ids as the engine takes them."""
-        return pack_ids(np.frombuffer(self.ids, np.int32))
+    def prompt(self) -> np.ndarray:
+        """The ids as the engine takes them: int32, a copy."""
+        return np.array(self.ids, np.int32)
 
     def fork(self) -> BranchState:
         return BranchState(self.ids[:], self.pending, self.begin)

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts import messages
+from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -25,16 +27,14 @@ INLINE_CHARACTERS = 1024
 class Engine(Protocol):
     """What the gateway needs of `rootlace.runtime.engine.client.EngineClient`."""
 
-    info: messages.Ready
+    info: Ready
 
     @property
     def healthy(self) -> bool: ...
 
     def next_rid(self) -> int: ...
 
-    def submit(
-        self, message: messages.Submit, on_update: Callable[[messages.Update], None]
-    ) -> None: ...
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> None: ...
 
     def abort(self, rids: Iterable[int]) -> None: ...
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.contracts.request import NO_TOKENS, Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
@@ -63,7 +64,7 @@ class Generation:
         state = branch.state
         if not state.ids:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
-        prompt = state.packed_ids()
+        prompt = state.prompt()
         params = self._engine_params(len(state.ids))
         requests = Requests(gateway.engine)
         emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
@@ -74,11 +75,11 @@ class Generation:
             self._samples.append(sample)
             own = _for_sample(params, index)
             requests.add(
-                lambda rid, own=own: Submit(  # type: ignore[misc]
+                lambda rid, own=own: Request(  # type: ignore[misc]
                     rid,
                     prompt,
                     own,
-                    b"",
+                    NO_TOKENS,
                     op.constraint,
                     branch.namespace,
                     branch.program,
@@ -105,10 +106,10 @@ class Generation:
                 self._cached = update.cached_tokens
             if update.queued is not None:
                 self._queued = update.queued
-            if update.prompt_scores:
+            if scores := update.prompt_token_scores():
                 # Said at once; said again if the engine died and the request was replayed.
                 self._prompt_logprobs = tuple(
-                    token_logprob(self._gateway.tokenizer, s) for s in update.prompt_scores
+                    token_logprob(self._gateway.tokenizer, score) for score in scores
                 )
         sample.feed(update)
         if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:

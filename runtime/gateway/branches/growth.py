@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.tokens.pieces import Piece
@@ -86,9 +87,9 @@ async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
     requests = Requests(gateway.engine)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
-        lambda rid: Submit(
+        lambda rid: Request(
             rid,
-            branch.state.packed_ids(),
+            branch.state.prompt(),
             params,
             namespace=branch.namespace,
             program=branch.program,

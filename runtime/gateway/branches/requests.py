@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rootlace.runtime.contracts.messages import Submit, Update
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.wire.errors import Cancelled, from_code
 
@@ -23,7 +24,7 @@ class Requests:
         self._running: set[int] = set()
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def add(self, make: Callable[[int], Submit], on_update: Callable[[Update], object]) -> int:
+    def add(self, make: Callable[[int], Request], on_update: Callable[[Update], object]) -> int:
         """Submit `make(rid)`; `on_update` may return True to say that it has heard enough."""
         rid = self._engine.next_rid()
         self._running.add(rid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rootlace.runtime.contracts.messages import TokenScore, Update
+from rootlace.runtime.contracts.update import TokenScore, Update
 from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
 from rootlace.runtime.gateway.tokens.stops import StopChecker
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -46,8 +46,8 @@ class Sample:
 
     def feed(self, update: Update) -> None:
         """Take new tokens. `finish` is set once nothing of later updates counts."""
-        if update.scores:
-            self._take_scores(update.scores)
+        if update.scores is not None:
+            self._take_scores(update.token_scores())
         if self._stops is not None:
             self._feed_checked(update, self._stops)
             return

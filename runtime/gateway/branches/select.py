@@ -26,7 +26,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rootlace.runtime.contracts.messages import Submit, Update, pack_ids
+import numpy as np
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
@@ -152,9 +155,9 @@ class Selection:
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
             )
             requests.add(
-                lambda rid, scored=scored, params=params: Submit(  # type: ignore[misc]
+                lambda rid, scored=scored, params=params: Request(  # type: ignore[misc]
                     rid,
-                    pack_ids(scored.ids),
+                    np.array(scored.ids, np.int32),
                     params,
                     namespace=branch.namespace,
                     program=branch.program,
@@ -174,9 +177,9 @@ class Selection:
             scored.cached = update.cached_tokens
         if update.queued is not None:
             scored.queued = update.queued
-        if update.prompt_scores:
+        if scores := update.prompt_token_scores():
             scored.logprobs = tuple(
-                token_logprob(self._gateway.tokenizer, score) for score in update.prompt_scores
+                token_logprob(self._gateway.tokenizer, score) for score in scores
             )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import Submit, unpack_ids
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
 from rootlace.runtime.gateway.branches.core import Gateway
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -51,8 +51,8 @@ def _engine(served: Served) -> FakeEngine:
     return served.gateway.engine  # type: ignore[attr-defined]
 
 
-def _ids(submit: Submit) -> list[int]:
-    return unpack_ids(submit.token_ids).tolist()
+def _ids(request: Request) -> list[int]:
+    return request.token_ids.tolist()
 
 
 async def test_completion(real: Served, reference: FastTokenizer) -> None:
