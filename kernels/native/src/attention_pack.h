@@ -86,12 +86,13 @@ inline void transpose16(const int32_t* const* rows, int column, int width, int32
 #endif
 
 // Keys of plain rows at base + offsets[], `count` of them (a multiple of LANES), into panels: see
-// KvLayout.
+// KvLayout; panels are as large as keys of `padded` numbers make them.
 template <class T>
-inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim, T* out) {
+inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim, int padded,
+                      T* out) {
   const int words = dim * (int)sizeof(T) / 4;
   int32_t* to = reinterpret_cast<int32_t*>(out);
-  for (int k = 0; k < count; k += LANES, to += words * LANES) {
+  for (int k = 0; k < count; k += LANES, to += padded * (int)sizeof(T) / 4 * LANES) {
     const int32_t* rows[LANES];
     for (int i = 0; i < LANES; i++)
       rows[i] = reinterpret_cast<const int32_t*>(base + offsets[k + i]);

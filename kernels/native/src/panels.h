@@ -1,32 +1,16 @@
 // Which panels this library's instruction set multiplies with.
 #pragma once
 
-#include "isa/amx_twin.h"
+#include <type_traits>
+
+#include "isa/isa.h"
 #include "tile_panels.h"
 #include "vector_panels.h"
 
 namespace rootlace {
-namespace detail {
 
 template <class T>
-struct PanelsOf {
-  using Type = VectorPanels<T>;
-};
-#if defined(ROOTLACE_TWIN)
-template <>
-struct PanelsOf<bf16> {
-  using Type = TilePanels<TwinTiles>;
-};
-#elif defined(__AMX_BF16__)
-template <>
-struct PanelsOf<bf16> {
-  using Type = TilePanels<AmxTiles>;
-};
-#endif
-
-}  // namespace detail
-
-template <class T>
-using Panels = typename detail::PanelsOf<T>::Type;
+using Panels = std::conditional_t<std::is_same_v<T, bf16> && HAS_TILES, TilePanels<TileUnit>,
+                                  VectorPanels<T>>;
 
 }  // namespace rootlace

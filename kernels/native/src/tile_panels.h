@@ -165,12 +165,7 @@ class TilePanels {
     void configure(int first, int second) {
       if (first == first_ && second == second_) return;
       first_ = first, second_ = second;
-      TileShapes shapes;
-      auto shape = [&](int r, int rows) { shapes.rows[r] = rows, shapes.bytes[r] = rows ? 64 : 0; };
-      for (int r : {0, 1, 4}) shape(r, first);
-      for (int r : {2, 3, 5}) shape(r, second);
-      for (int r : {6, 7}) shape(r, 16);
-      tiles_.configure(shapes);
+      tiles_.configure(TileShapes(first, second));
     }
 
     const TilePanels& panels_;

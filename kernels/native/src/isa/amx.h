@@ -14,6 +14,20 @@ struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
   uint8_t rows[16] = {};
+
+  TileShapes() = default;
+  // For sums of `first` and `second` (or no) rows.
+  TileShapes(int first, int second) {
+    for (int r : {0, 1, 4}) set(r, first);
+    for (int r : {2, 3, 5}) set(r, second);
+    for (int r : {6, 7}) set(r, 16);
+  }
+
+ private:
+  void set(int r, int count) {
+    rows[r] = static_cast<uint8_t>(count);
+    bytes[r] = count ? 64 : 0;
+  }
 };
 
 class AmxTiles {

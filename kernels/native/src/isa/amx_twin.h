@@ -45,13 +45,15 @@ class TwinTiles {
           even = normal(std::fma(low(a), low(b), even));
           odd = normal(std::fma(high(a), high(b), odd));
         }
-        float& sum = reinterpret_cast<float&>(registers_[C][row][column]);
-        sum = normal(normal(sum) + normal(even + odd));
+        float sum = normal(number(registers_[C][row][column]) + normal(even + odd));
+        std::memcpy(&registers_[C][row][column], &sum, sizeof sum);
       }
   }
 
  private:
-  static float normal(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+  static float normal(float x) {
+    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+  }
   static float number(uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, 4);

@@ -1,0 +1,244 @@
+// Attention's products with vectors: of a few queries and a key block.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "attention_pack.h"
+#include "key_block.h"
+#include "tile.h"
+#include "vector_panels.h"
+
+namespace rootlace {
+namespace detail {
+
+constexpr int MOST_ROWS = 6;
+
+// The most vectors of a product with so many rows: its sums stay in registers.
+#if defined(__AVX512F__)
+constexpr int most_vecs(int) { return 4; }
+#else
+constexpr int most_vecs(int rows) { return tile_vecs(rows); }
+#endif
+constexpr int MOST_VECS = 4;
+
+#if defined(__AVX512BF16__)
+// As `detail::step_at`. GCC would load the panel again for each row.
+template <int ROWS, int VECS, class Panel>
+[[gnu::always_inline]] inline void add_step(const bf16* a, size_t lda, Panel at,
+                                            detail::Sums<ROWS, VECS>& sums) {
+  __m512bh panel[VECS];
+#pragma GCC unroll 16
+  for (int j = 0; j < VECS; j++) {
+    panel[j] = detail::load_as<__m512bh>(at(j));
+    asm("" : "+v"(panel[j]));
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    __m512bh pair = (__m512bh)_mm512_set1_epi32(detail::load_as<int32_t>(a + i * lda));
+#pragma GCC unroll 16
+    for (int j = 0; j < VECS; j++)
+      sums.at[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums.at[i][j], pair, panel[j]);
+  }
+}
+#endif
+
+template <int ROWS, int COLUMNS, class T, class Panel>
+[[gnu::always_inline]] inline void add_step(const T* a, size_t lda, Panel at,
+                                            detail::Sums<ROWS, COLUMNS>& sums) {
+  detail::step_at(a, lda, at, sums);
+}
+
+template <int ROWS, int COLUMNS>
+[[gnu::always_inline]] inline void put(const detail::Sums<ROWS, COLUMNS>& sums, float* c,
+                                       size_t ldc) {
+  asm("" : "+r"(c), "+r"(ldc));  // else compilers keep the addresses of all rows in registers
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      std::memcpy(c + i * ldc + j * NATIVE, &sums.at[i][j], sizeof(Native));
+}
+
+// Where the registers of a step of VECS panels of keys lie.
+template <class T, int VECS>
+struct KeyStep {
+  const T* const* panels;
+  int64_t from;
+  [[gnu::always_inline]] const T* operator()(int column) const {
+    constexpr int EACH = LANES / NATIVE;
+    return panels[column / EACH] + from + column % EACH * NATIVE * STEP<T>;
+  }
+};
+
+// scores[ROWS, VECS * 16] of queries [ROWS, dim] and as many panels of keys. Meanwhile the panels
+// at `next` are fetched, if there are any.
+template <int ROWS, int VECS, class T>
+void score(const T* queries, int dim, const T* const* panels, float* scores, size_t ldc,
+           const T* const* next) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] = Native{};
+  const T* keys[VECS];
+#pragma GCC unroll 4
+  for (int j = 0; j < VECS; j++) keys[j] = panels[j];
+  const int64_t end = (int64_t)dim * LANES;
+  const T* a = queries;
+  for (int64_t k = 0; k < end; k += LANES * STEP<T>, a += STEP<T>) {
+    if (next)
+      for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k);
+    add_step(a, dim, KeyStep<T, VECS>{keys, k}, sums);
+  }
+  put(sums, scores, ldc);
+}
+
+// values[ROWS, VECS * 16] = values * keep[row] + weights [ROWS, KEY_BLOCK] of `count` keys x as
+// many columns of theirs, from `column` of `columns` on. `tail`: the last word of these, if there
+// is half a word.
+template <int ROWS, int VECS, class T>
+void weigh(const T* weights, int count, const T* const* panels, int column, int columns,
+           const T* tail, float* values, const float* keep, const T* const* next) {
+  constexpr int COLUMNS = VECS * LANES / NATIVE;
+  detail::Sums<ROWS, COLUMNS> sums;
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++)
+      sums.at[i][j] =
+          detail::load_as<Native>(values + (size_t)i * columns + j * NATIVE) * keep[i];
+  const int64_t row = (int64_t)columns * STEP<T>;
+  const int lines = columns / LANES;
+  int left = count / STEP<T>;
+  for (int panel = 0; left > 0; panel++) {
+    const T* b = panels[panel] + column * STEP<T>;
+    const T* fetched = next ? next[panel] : nullptr;
+    const int steps = std::min(left, LANES / STEP<T>);
+    left -= steps;
+    for (int k = 0; k < steps; k++, b += row, weights += STEP<T>) {
+      if (fetched) {
+        for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
+        fetched += row;
+      }
+      add_step(weights, KEY_BLOCK, detail::Row<T>{b}, sums);
+    }
+  }
+  if (tail) add_step(weights, KEY_BLOCK, detail::Row<T>{tail + column * STEP<T>}, sums);
+  put(sums, values, columns);
+}
+
+template <class T>
+using Score = void (*)(const T*, int, const T* const*, float*, size_t, const T* const*);
+template <class T>
+using Weigh = void (*)(const T*, int, const T* const*, int, int, const T*, float*, const float*,
+                       const T* const*);
+
+template <class T, int ROWS, int VECS>
+constexpr Score<T> score_of() {
+  if constexpr (VECS <= most_vecs(ROWS)) return score<ROWS, VECS, T>;
+  return nullptr;
+}
+template <class T, int ROWS, int VECS>
+constexpr Weigh<T> weigh_of() {
+  if constexpr (VECS <= most_vecs(ROWS)) return weigh<ROWS, VECS, T>;
+  return nullptr;
+}
+
+// By rows - 1, vectors - 1.
+template <class T>
+struct Products {
+  Score<T> score[MOST_ROWS][MOST_VECS];
+  Weigh<T> weigh[MOST_ROWS][MOST_VECS];
+};
+template <class T, int... ROWS>
+constexpr Products<T> products(std::integer_sequence<int, ROWS...>) {
+  return {{{score_of<T, ROWS + 1, 1>(), score_of<T, ROWS + 1, 2>(), score_of<T, ROWS + 1, 3>(),
+            score_of<T, ROWS + 1, 4>()}...},
+          {{weigh_of<T, ROWS + 1, 1>(), weigh_of<T, ROWS + 1, 2>(), weigh_of<T, ROWS + 1, 3>(),
+            weigh_of<T, ROWS + 1, 4>()}...}};
+}
+template <class T>
+constexpr Products<T> PRODUCTS = products<T>(std::make_integer_sequence<int, MOST_ROWS>());
+
+// `visit(from, to)` for vectors 0 .. vecs - 1 in groups that a product of so many rows takes.
+template <class Visit>
+inline void each_group(int rows, int vecs, Visit&& visit) {
+  const int groups = ceil_div(vecs, most_vecs(rows));
+  for (int g = 0; g < groups; g++) visit(cut(vecs, g, groups), cut(vecs, g + 1, groups));
+}
+
+}  // namespace detail
+
+template <class T>
+class VectorProducts {
+ public:
+  static constexpr int MOST_ROWS = detail::MOST_ROWS;  // queries that are multiplied together
+
+  explicit VectorProducts(int dim) : dim_(dim), columns_(ceil_div(dim, LANES) * LANES) {}
+
+  int query_stride() const { return dim_; }
+
+  // `packed`: keys and values are not in panels in the cache.
+  void place(Arena& arena, bool packed) {
+    if (packed) {
+      keys_ = arena.take<T>((size_t)dim_ * KEY_BLOCK);
+      values_ = arena.take<T>((size_t)columns_ * KEY_BLOCK);
+    }
+    tail_ = arena.take<T>((size_t)columns_ * STEP<T>);
+  }
+
+  void begin(int) { std::fill_n(tail_, columns_ * STEP<T>, T{}); }
+
+  // Makes panels of plain rows. Behind the last of `count` keys stands that key again.
+  KeyPanels<T> pack(const T* k_cache, const T* v_cache, const int64_t* offsets, int count) {
+    pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, dim_, keys_);
+    pack_values(v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
+    KeyPanels<T> panels;
+    for (int i = 0; i < PANELS; i++) {
+      panels.keys[i] = keys_ + i * LANES * dim_;
+      panels.values[i] = values_ + i * LANES * columns_;
+    }
+    return panels;
+  }
+
+  // The key block of which products are wanted next; what is behind `count` keys is nobody's.
+  void take(const KeyPanels<T>& panels, int) { panels_ = panels; }
+
+  // scores[rows, KEY_BLOCK] of queries [rows, query_stride] and the block's first `vecs` panels.
+  // Meanwhile the keys of `next` are fetched, if there are any.
+  void score(const T* queries, int rows, int vecs, float* scores, const KeyPanels<T>* next) {
+    detail::each_group(rows, vecs, [&](int from, int to) {
+      detail::PRODUCTS<T>.score[rows - 1][to - from - 1](
+          queries, dim_, panels_.keys + from, scores + from * LANES, KEY_BLOCK,
+          next && from == 0 ? next->keys : nullptr);
+    });
+  }
+
+  // values[rows, columns] = values * keep[row] + weights [rows, KEY_BLOCK] x the values of the first
+  // `count` keys. Meanwhile the values of `next` are fetched.
+  void weigh(const T* weights, int rows, int count, float* values, const float* keep,
+             const KeyPanels<T>* next) {
+    const T* tail = nullptr;
+    if (count % STEP<T>) {
+      // What stands behind the last key is nobody's, and may not be a number.
+      const T* word = panels_.values[count / LANES] + count % LANES / STEP<T> * STEP<T> * columns_;
+      for (int i = 0; i < columns_; i++) tail_[i * STEP<T>] = word[i * STEP<T>];
+      tail = tail_;
+    }
+    detail::each_group(rows, columns_ / LANES, [&](int from, int to) {
+      detail::PRODUCTS<T>.weigh[rows - 1][to - from - 1](
+          weights, count, panels_.values, from * LANES, columns_, tail, values + from * LANES, keep,
+          next && from == 0 ? next->values : nullptr);
+    });
+  }
+
+ private:
+  const int dim_, columns_;
+  T *keys_ = nullptr, *values_ = nullptr;  // packed, where they are not so in the cache
+  T* tail_ = nullptr;                      // [columns, STEP], the second halves zero
+  KeyPanels<T> panels_;
+};
+
+}  // namespace rootlace

@@ -1,0 +1,40 @@
+// A key block as attention's products read it.
+#pragma once
+
+#include <cstddef>
+
+#include "attention_plan.h"
+#include "vec.h"
+
+namespace rootlace {
+
+constexpr int PANELS = KEY_BLOCK / LANES;  // of a key block
+
+// Where the panels of a key block are, of one key head. Behind the last panel with keys stands that
+// one again.
+template <class T>
+struct KeyPanels {
+  const T* keys[PANELS];
+  const T* values[PANELS];
+};
+
+// Hands out parts of one piece of memory, each 64-byte aligned; without memory it only counts.
+class Arena {
+ public:
+  explicit Arena(void* memory) : memory_(static_cast<char*>(memory)) {}
+  template <class U>
+  U* take(size_t count) {
+    size_t at = used_;
+    used_ += (count * sizeof(U) + 63) / 64 * 64;
+    return memory_ ? reinterpret_cast<U*>(memory_ + at) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* memory_;
+  size_t used_ = 0;
+};
+
+inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
+
+}  // namespace rootlace
