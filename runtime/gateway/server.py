@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zmq
 
-from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.wire.errors import (
     InvalidRequest,

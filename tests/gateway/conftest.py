@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ import zmq.asyncio
 
 from rootlace.client.connection import Connection
 from rootlace.runtime.gateway import server as server_module
-from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest

@@ -1,4 +1,4 @@
-"""The gateway: what sessions share. One per process; used by ZeroMQ and HTTP alike."""
+"""What all sessions share: the engine, the tokenizer, limits and counters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-from rootlace.wire.protocol import Event, ModelInfo
+from rootlace.wire.protocol import ModelInfo
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -45,10 +44,11 @@ class Engine(Protocol):
     async def stats(self) -> dict[str, Any]: ...
 
 
-class Gateway:
-    """Composes tokenizer, chat template and engine; hands out sessions.
+class Core:
+    """Engine, tokenizer and chat template of one model, and what may be asked of them.
 
-    `eos_ids` end a generation unless it ignores them.
+    `eos_ids` end a generation unless it ignores them. `session_count` and `branch_count` are kept
+    by the sessions.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Gateway:
         self.tokenizer = tokenizer
         self.chat = chat
         self.eos_ids = frozenset(eos_ids)
-        self.program_address: str | None = None
         info = engine.info
         self.model_info = ModelInfo(
             name=config.served_name or _folder_name(config.model),
@@ -75,9 +74,8 @@ class Gateway:
             block_size=info.block_size,
             chat=chat.format,
         )
+        self.session_count = 0
         self.branch_count = 0
-        self._sessions: set[Session] = set()
-        self._next_session = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
 
     @property
@@ -85,20 +83,9 @@ class Gateway:
         return self.engine.healthy
 
     @property
-    def session_count(self) -> int:
-        return len(self._sessions)
-
-    @property
     def max_prompt(self) -> int:
         """The longest sequence: the context window, or the KV cache where it is smaller."""
         return min(self.model_info.context_length, self.model_info.capacity_tokens)
-
-    def open_session(self, on_events: Callable[[list[Event]], None], client: str = "") -> Session:
-        """A client's session. `on_events` gets what happened, at most once per loop turn."""
-        self._next_session += 1
-        session = Session(self, on_events, self._next_session, client, self._sessions.discard)
-        self._sessions.add(session)
-        return session
 
     async def status(self) -> dict[str, Any]:
         """Counters of the engine and of the gateway."""
@@ -122,9 +109,7 @@ class Gateway:
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     def close(self) -> None:
-        """End every session; the engine is the caller's to stop."""
-        for session in list(self._sessions):
-            session.close()
+        """End the threads; the engine is the caller's to stop."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

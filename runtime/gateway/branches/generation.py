@@ -6,13 +6,13 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from rootlace.runtime.contracts.request import NO_TOKENS, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
@@ -28,9 +28,6 @@ from rootlace.wire.protocol import (
     Usage,
 )
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
-
 # Bounds what looking for stop strings costs per token.
 MAX_STOP_LENGTH = 1024
 # What is neither streamed nor searched for stop strings need not be told token by token. An engine
@@ -42,9 +39,9 @@ class Generation:
     """Runs one operation. The first sample continues the branch; sample i has seed + i."""
 
     def __init__(
-        self, gateway: Gateway, branch: Branch, op: Generate, emit: Callable[[Event], None]
+        self, core: Core, branch: Branch, op: Generate, emit: Callable[[Event], None]
     ) -> None:
-        self._gateway = gateway
+        self._core = core
         self._branch = branch
         self._op = op
         self._emit = emit
@@ -57,21 +54,21 @@ class Generation:
 
     async def run(self) -> Event:
         """The terminal event. Raises a typed error where the operation fails."""
-        gateway, branch, op = self._gateway, self._branch, self._op
+        core, branch, op = self._core, self._branch, self._op
         self._started = time.monotonic()
         self._check()
-        await settle(gateway, branch, everything=True)
+        await settle(core, branch, everything=True)
         state = branch.state
         if not state.ids:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
         prompt = state.prompt()
         params = self._engine_params(len(state.ids))
-        requests = Requests(gateway.engine)
+        requests = Requests(core.engine)
         emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         # Where a stop string may come, each token counts: the engine is to stop at once.
-        emit_seconds = gateway.config.stream_interval if op.stream and not op.params.stop else 0.0
+        emit_seconds = core.config.stream_interval if op.stream and not op.params.stop else 0.0
         for index in range(op.params.n):
-            sample = Sample(index, gateway.tokenizer, state.ids, op.params)
+            sample = Sample(index, core.tokenizer, state.ids, op.params)
             self._samples.append(sample)
             own = _for_sample(params, index)
             requests.add(
@@ -109,7 +106,7 @@ class Generation:
             if scores := update.prompt_token_scores():
                 # Said at once; said again if the engine died and the request was replayed.
                 self._prompt_logprobs = tuple(
-                    token_logprob(self._gateway.tokenizer, score) for score in scores
+                    token_logprob(self._core.tokenizer, score) for score in scores
                 )
         sample.feed(update)
         if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
@@ -119,12 +116,12 @@ class Generation:
     def _engine_params(self, prompt: int) -> SamplingParams:
         """What the engine is told: numbers filled in, what is the gateway's business left out."""
         given = self._op.params
-        check_fits(self._gateway, prompt, room=0 if given.max_tokens == 0 else 1)
-        room = self._gateway.max_prompt - prompt
+        check_fits(self._core, prompt, room=0 if given.max_tokens == 0 else 1)
+        room = self._core.max_prompt - prompt
         most = room if given.max_tokens is None else min(given.max_tokens, room)
         stops = set(given.stop_token_ids)
         if not given.ignore_eos:
-            stops |= self._gateway.eos_ids
+            stops |= self._core.eos_ids
         first = given.prompt_logprobs_from
         return msgspec.structs.replace(
             given,
@@ -138,7 +135,7 @@ class Generation:
         )
 
     def _check(self) -> None:
-        vocabulary = self._gateway.model_info.vocab_size
+        vocabulary = self._core.model_info.vocab_size
         params = self._op.params
         for index, stop in enumerate(params.stop):
             if len(stop) > MAX_STOP_LENGTH:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState
+from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
-
 
 # Short texts behind each other become one piece of up to so many characters: a program that appends
 # word by word would else make each append dearer than the one before.
@@ -26,7 +23,7 @@ _JOINED_CHARACTERS = 4096
 
 
 async def append(
-    gateway: Gateway, branch: Branch, op: Append, quotes: list[asyncio.Future[Any]]
+    core: Core, branch: Branch, op: Append, quotes: list[asyncio.Future[Any]]
 ) -> Event:
     """Add text (it stays pending), ids, or what quoted branches gained.
 
@@ -46,45 +43,45 @@ async def append(
             for piece in gained:
                 _add_piece(state, piece)
         else:
-            await _add_ids(gateway, branch, part.ids)
-    _check_size(gateway, state)
+            await _add_ids(core, branch, part.ids)
+    _check_size(core, state)
     return Done(op.op)
 
 
-async def settle(gateway: Gateway, branch: Branch, everything: bool = False) -> None:
+async def settle(core: Core, branch: Branch, everything: bool = False) -> None:
     """Tokenize pending text: what is certain, or all of it (a `Generate` fixes the boundary)."""
     state = branch.state
     if not state.pending and not (everything and not state.ids and state.begins):
         return
-    tokenizer = gateway.tokenizer
+    tokenizer = core.tokenizer
     length = state.pending_length()
     if everything:
-        ids = await gateway.tokenize(
+        ids = await core.tokenize(
             length, tokenizer.encode_pieces, state.pending, state.previous, state.begins
         )
         rest: tuple[Piece, ...] = ()
     else:
-        ids, rest = await gateway.tokenize(
+        ids, rest = await core.tokenize(
             length, tokenizer.settle, state.pending, state.previous, state.begins
         )
     state.ids.extend(ids)
     state.pending = rest
 
 
-async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
+async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
     """Compute the KV of the settled tokens."""
-    await settle(gateway, branch)
+    await settle(core, branch)
     ids = branch.state.ids
     if not ids:
         return Done(op.op, Usage())
-    check_fits(gateway, len(ids), room=0)
+    check_fits(core, len(ids), room=0)
     cached = 0
 
     def note(update: Update) -> None:
         nonlocal cached
         cached = update.cached_tokens if update.cached_tokens is not None else cached
 
-    requests = Requests(gateway.engine)
+    requests = Requests(core.engine)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
         lambda rid: Request(
@@ -100,23 +97,23 @@ async def prefill(gateway: Gateway, branch: Branch, op: Prefill) -> Event:
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
 
 
-def gained_text(gateway: Gateway, state: BranchState) -> tuple[Piece, ...]:
+def gained_text(core: Core, state: BranchState) -> tuple[Piece, ...]:
     """What the branch gained since it was opened, as text."""
     pieces = []
     for gained in state.gained:
         if isinstance(gained, Piece):
             pieces.append(gained)
-        elif text := gateway.tokenizer.decode(gained):
+        elif text := core.tokenizer.decode(gained):
             pieces.append(Piece(text))
     return tuple(pieces)
 
 
-def check_fits(gateway: Gateway, prompt: int, room: int) -> None:
+def check_fits(core: Core, prompt: int, room: int) -> None:
     """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt."""
-    limit = gateway.max_prompt
+    limit = core.max_prompt
     if prompt + room <= limit:
         return
-    window = gateway.model_info.context_length
+    window = core.model_info.context_length
     what = (
         f"the context window of {limit} tokens"
         if limit == window
@@ -139,8 +136,8 @@ def _add_piece(state: BranchState, piece: Piece) -> None:
         state.pending += (piece,)
 
 
-async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> None:
-    vocabulary = gateway.model_info.vocab_size
+async def _add_ids(core: Core, branch: Branch, ids: tuple[int, ...]) -> None:
+    vocabulary = core.model_info.vocab_size
     try:
         added = array("i", ids)
     except OverflowError:
@@ -152,7 +149,7 @@ async def _add_ids(gateway: Gateway, branch: Branch, ids: tuple[int, ...]) -> No
     state = branch.state
     if state.begin is None:
         state.begin = False
-    await settle(gateway, branch, everything=bool(state.pending))
+    await settle(core, branch, everything=bool(state.pending))
     state.ids.extend(added)
     state.gained.append(added)
 
@@ -166,10 +163,10 @@ def _check_unicode(text: str) -> None:
         raise InvalidRequest(f"the text is not valid Unicode: {error}") from error
 
 
-def _check_size(gateway: Gateway, state: BranchState) -> None:
+def _check_size(core: Core, state: BranchState) -> None:
     """Refuse what can never fit, before it takes memory and time to tokenize."""
-    limit = gateway.max_prompt
-    at_least = len(state.ids) + state.pending_length() // gateway.tokenizer.longest_token
+    limit = core.max_prompt
+    at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
     if at_least > limit:
         raise ContextLengthExceeded(
             f"the branch has at least {at_least} tokens; at most {limit} fit"

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.runtime.gateway.branches.core import Engine
 from rootlace.wire.errors import Cancelled, from_code
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Engine
 
 
 class Requests:

@@ -24,13 +24,13 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import token_logprob
@@ -46,9 +46,6 @@ from rootlace.wire.protocol import (
     TokenLogprob,
     Usage,
 )
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
 
 MAX_CHOICES = 4096
 
@@ -72,8 +69,8 @@ class _Scored:
 class Selection:
     """Runs one operation."""
 
-    def __init__(self, gateway: Gateway, branch: Branch, op: Select) -> None:
-        self._gateway = gateway
+    def __init__(self, core: Core, branch: Branch, op: Select) -> None:
+        self._core = core
         self._branch = branch
         self._op = op
 
@@ -81,7 +78,7 @@ class Selection:
         """The terminal event. Raises a typed error where the operation fails."""
         op, branch, started = self._op, self._branch, time.monotonic()
         self._check()
-        await settle(self._gateway, branch)
+        await settle(self._core, branch)
         scored = await self._conditional()
         alone: list[_Scored] = []
         if op.method == "unconditional_likelihood_normalized":
@@ -126,7 +123,7 @@ class Selection:
         state = self._branch.state
         length = (state.pending_length() + 1) * len(self._op.choices)
         length += sum(map(len, self._op.choices))
-        base, joint = await self._gateway.tokenize(length, self._tokenize)
+        base, joint = await self._core.tokenize(length, self._tokenize)
         common = min(_common_prefix(base, ids) for ids in joint)
         settled = state.ids.tolist()
         start = len(settled) + common
@@ -135,11 +132,11 @@ class Selection:
                 raise InvalidRequest(
                     f"select: choice {index} ({self._op.choices[index]!r}) adds no token"
                 )
-            check_fits(self._gateway, len(settled) + len(ids), room=0)
+            check_fits(self._core, len(settled) + len(ids), room=0)
         return [_Scored(settled + ids, start) for ids in joint]
 
     def _tokenize(self) -> tuple[list[int], list[list[int]]]:
-        state, encode = self._branch.state, self._gateway.tokenizer.encode_pieces
+        state, encode = self._branch.state, self._core.tokenizer.encode_pieces
         base = encode(state.pending, state.previous, state.begins)
         joint = [
             encode((*state.pending, Piece(choice)), state.previous, state.begins)
@@ -148,8 +145,8 @@ class Selection:
         return base, joint
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
-        branch, gateway = self._branch, self._gateway
-        requests = Requests(gateway.engine)
+        branch, core = self._branch, self._core
+        requests = Requests(core.engine)
         for scored in prompts:
             params = SamplingParams(
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
@@ -179,7 +176,7 @@ class Selection:
             scored.queued = update.queued
         if scores := update.prompt_token_scores():
             scored.logprobs = tuple(
-                token_logprob(self._gateway.tokenizer, score) for score in scores
+                token_logprob(self._core.tokenizer, score) for score in scores
             )
 
 

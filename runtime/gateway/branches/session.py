@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rootlace.runtime.gateway.branches import growth
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Work
+from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.tokens.pieces import Piece
@@ -44,9 +45,6 @@ from rootlace.wire.protocol import (
     Tokens,
 )
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
-
 # What one client may have waiting, in messages of the largest size.
 _BACKLOG_MESSAGES = 4
 # What an operation takes while it waits, beside its text.
@@ -64,7 +62,7 @@ class Session:
 
     def __init__(
         self,
-        gateway: Gateway,
+        core: Core,
         on_events: Callable[[list[Event]], None],
         number: int,
         client: str,
@@ -72,7 +70,7 @@ class Session:
     ) -> None:
         self.client = client
         self.closed = False
-        self._gateway = gateway
+        self._core = core
         self._on_events = on_events
         self._on_close = on_close
         self._number = number
@@ -85,6 +83,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
         self._waiting_size = 0
+        core.session_count += 1
 
     @property
     def busy(self) -> bool:
@@ -123,6 +122,7 @@ class Session:
             self._release(branch)
         self._branches.clear()
         self._closing.clear()
+        self._core.session_count -= 1
         self._on_close(self)
 
     # ------------------------------------------------------------ dispatch
@@ -165,24 +165,24 @@ class Session:
             branch.interrupt(Cancelled("cancelled by the client"))
             branch.post(Work(op.op, partial(_done, op.op), always=True))
             return
-        gateway = self._gateway
+        core = self._core
         size = _size(op)
         self._check_backlog(branch, size)
         if isinstance(op, Append):
             quotes = [self._quote(part.branch) for part in op.parts if isinstance(part, Quote)]
-            run = partial(growth.append, gateway, branch, op, quotes)
+            run = partial(growth.append, core, branch, op, quotes)
         elif isinstance(op, Prefill):
-            run = partial(growth.prefill, gateway, branch, op)
+            run = partial(growth.prefill, core, branch, op)
         elif isinstance(op, Generate):
-            run = Generation(gateway, branch, op, self._emit).run  # type: ignore[assignment]
+            run = Generation(core, branch, op, self._emit).run  # type: ignore[assignment]
         else:
-            run = Selection(gateway, branch, op).run  # type: ignore[assignment]
+            run = Selection(core, branch, op).run  # type: ignore[assignment]
         self._waiting_size += size
         branch.post(Work(op.op, run, done=partial(self._forget, size)))
 
     def _check_backlog(self, branch: Branch, size: int) -> None:
         """Raises Overloaded, and breaks the branch, when too much waits already."""
-        bound = _BACKLOG_MESSAGES * self._gateway.config.max_message_bytes
+        bound = _BACKLOG_MESSAGES * self._core.config.max_message_bytes
         if self._waiting_size + size <= bound:
             return
         error = Overloaded(
@@ -204,18 +204,18 @@ class Session:
         namespace = op.namespace
         if parent is not None:
             program, namespace = parent.program, parent.namespace
-        bound = self._gateway.config.max_branches
+        bound = self._core.config.max_branches
         refused: RootlaceError | None = None
-        if self._gateway.branch_count >= bound:
+        if self._core.branch_count >= bound:
             refused = Overloaded(f"{bound} branches are open; the server allows no more")
-            if self._gateway.branch_count >= 2 * bound:
+            if self._core.branch_count >= 2 * bound:
                 raise refused
         elif op.parent is not None and parent is None:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         branch = Branch(op.branch, program, namespace, self._emit)
         self._branches[op.branch] = branch
         self._alive.add(branch)
-        self._gateway.branch_count += 1
+        self._core.branch_count += 1
         if program:
             self._programs[program] += 1
         if refused is not None:
@@ -235,13 +235,13 @@ class Session:
         if branch not in self._alive:
             return
         self._alive.discard(branch)
-        self._gateway.branch_count -= 1
+        self._core.branch_count -= 1
         branch.state = BranchState()
         if branch.program:
             self._programs[branch.program] -= 1
             if not self._programs[branch.program]:
                 del self._programs[branch.program]
-                self._gateway.engine.release_program(branch.program)
+                self._core.engine.release_program(branch.program)
 
     def _quote(self, branch_id: int) -> _Snapshot:
         """The text that a branch will have gained when it has done what it was sent so far."""
@@ -266,24 +266,24 @@ class Session:
         if fork and branch.error is None and not future.done():
             # What is certain is tokenized once, not once per child.
             try:
-                await growth.settle(self._gateway, branch)
+                await growth.settle(self._core, branch)
             except RootlaceError as error:
                 branch.interrupt(error)
         if branch.error is not None:
             value = branch.cancelled()
         else:
             state = branch.state
-            value = state.fork() if fork else growth.gained_text(self._gateway, state)
+            value = state.fork() if fork else growth.gained_text(self._core, state)
         if not future.done():
             future.set_result(value)
 
     # ------------------------------------------------------------ operations without a branch
 
     async def _status(self, op: int) -> Event:
-        return Status(op, await self._gateway.status())
+        return Status(op, await self._core.status())
 
     async def _flush(self, op: int) -> Event:
-        await self._gateway.flush()
+        await self._core.flush()
         return Done(op)
 
     def _spawn(self, op: int, work: Coroutine[Any, Any, Event]) -> None:

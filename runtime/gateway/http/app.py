@@ -17,7 +17,7 @@ from rootlace.runtime.gateway.http.openai_completions import Completions
 from rootlace.runtime.gateway.http.tokenization import Tokenization
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rootlace.runtime.gateway.http.openai_types import Message, Tool, ToolCall
 from rootlace.wire.protocol import Part
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 

@@ -16,7 +16,7 @@ from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 
 class Info:

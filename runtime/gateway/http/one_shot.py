@@ -30,7 +30,7 @@ from rootlace.wire.protocol import (
 )
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 _OPS_PER_JOB = 4
 

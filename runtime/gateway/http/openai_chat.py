@@ -35,7 +35,7 @@ from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools
 from rootlace.wire.protocol import Chunk, Generated, Output, Text
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 MAX_TOP_LOGPROBS = 20
 

@@ -31,7 +31,7 @@ from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -15,7 +15,7 @@ from rootlace.runtime.gateway.http.openai_types import SamplingBody
 from rootlace.wire.protocol import Generated
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 
 def json_response(value: object) -> web.Response:

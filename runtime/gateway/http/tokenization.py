@@ -17,7 +17,7 @@ from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.protocol import Text
 
 if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.core import Gateway
+    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 
 # Nobody's context is longer; one text of many megabytes would hold a tokenizer thread for minutes.

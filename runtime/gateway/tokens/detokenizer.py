@@ -9,55 +9,12 @@ window.
 from __future__ import annotations
 
 import codecs
-import functools
-import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.gateway.tokens.vocabulary import TokenBytes, Vocabulary
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT_TOKENS = 8
 _REPLACEMENT = "\ufffd"
-
-
-class TokenBytes(dict[int, bytes]):
-    """The bytes that each token stands for, worked out when first asked for.
-
-    With `skip_special_tokens` special ones stand for nothing. A dictionary, so that looking up what
-    is known costs no call.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self.kind, self.strips_first = _decoder_kind(tokenizer)
-
-    def __missing__(self, token_id: int) -> bytes:
-        content = self._tokenizer.content(token_id)
-        if content is None or (self._skip and self._tokenizer.is_special(token_id)):
-            data = b""
-        else:
-            data = self._convert(content)
-        self[token_id] = data
-        return data
-
-    def shows_any(self, token_ids: Iterable[int]) -> bool:
-        """Whether one of them is not skipped."""
-        return any(not (self._skip and self._tokenizer.is_special(i)) for i in token_ids)
-
-    def _convert(self, content: str) -> bytes:
-        if self.kind == "byte_level":
-            alphabet = _byte_level_alphabet()
-            try:
-                return bytes(alphabet[c] for c in content)
-            except KeyError:  # an added token with characters outside the alphabet
-                return content.encode("utf-8", "replace")
-        if self.kind == "byte_fallback" and (match := _BYTE_TOKEN.fullmatch(content)):
-            return bytes([int(match[1], 16)])
-        return content.replace("\u2581", " ").encode("utf-8", "replace")
 
 
 class Detokenizer:
@@ -71,17 +28,17 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
         context: Sequence[int] = (),
         skip_special_tokens: bool = True,
         at_start: bool = True,
     ) -> None:
-        table = tokenizer.visible_bytes if skip_special_tokens else tokenizer.token_bytes
+        table = vocabulary.visible_bytes if skip_special_tokens else vocabulary.token_bytes
         self._bytes = table
         self._strip = table.strips_first and at_start and not table.shows_any(context)
         self._held = b""
         """The beginning of a character."""
-        self._window = _Window(tokenizer, skip_special_tokens) if table.kind == "other" else None
+        self._window = _Window(vocabulary, skip_special_tokens) if table.kind == "other" else None
         if self._window is not None:
             self._window.feed(list(context[-_CONTEXT_TOKENS:]))
         else:
@@ -129,8 +86,8 @@ class _Window:
     grow with the sequence.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._fast = tokenizer.fast
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+        self._fast = vocabulary.fast
         self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._said = 0  # tokens of the window whose text is out
@@ -166,35 +123,3 @@ def _may_end_inside(table: TokenBytes, token_ids: list[int]) -> bool:
         if data := table[token_id]:
             return data[-1] >= 0x80
     return False
-
-
-@functools.cache
-def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for themselves, the rest for 256 and up."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(b): b for b in printable}
-    others = (b for b in range(256) if b not in set(printable))
-    table.update({chr(256 + n): b for n, b in enumerate(others)})
-    return table
-
-
-Kind = Literal["byte_level", "byte_fallback", "metaspace", "other"]
-
-
-def _decoder_kind(tokenizer: Tokenizer) -> tuple[Kind, bool]:
-    """How tokens become text, and whether the first space of a text is stripped."""
-    spec = tokenizer.decoder_spec
-    if spec is None:
-        return "other", False
-    steps = spec.get("decoders", [spec])
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return "byte_level", False
-    if kinds == ["Metaspace"]:
-        return "metaspace", steps[0].get("prepend_scheme", "always") != "never"
-    replaces_space = steps[0].get("pattern") == {"String": "\u2581"}
-    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and replaces_space:
-        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        if steps[3:] in ([], [strip]):
-            return "byte_fallback", bool(steps[3:])
-    return "other", False

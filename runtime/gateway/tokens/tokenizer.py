@@ -22,26 +22,15 @@ from typing import Any, Literal
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer, TokenBytes
+from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
 from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
+from rootlace.runtime.gateway.tokens.vocabulary import SPACE, AddedToken, Vocabulary
 from rootlace.wire.errors import InvalidRequest
-
-SPACE = "\u2581"  # how SentencePiece writes a space
 
 # A break that no later text can undo: something, then white space, then a letter, digit or ASCII
 # punctuation, so that the run of white space is complete; or a letter before CJK punctuation that
 # is followed by something. Combining marks and joiners are left out: they may still merge.
 _BREAK = re.compile(r"(?<=\S)\s+(?=[^\W_]|[!-/:-@\[-`{-~])|(?<=[^\W\d_])[，。！？；：、](?=\S)")
-
-
-@dataclass(frozen=True)
-class AddedToken:
-    id: int
-    content: str
-    special: bool
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
 
 
 @dataclass(frozen=True)
@@ -61,21 +50,17 @@ class _Atom:
     end: int
 
 
-class Tokenizer:
-    """Thread-safe: all state is fixed at construction.
+class Tokenizer(Vocabulary):
+    """A vocabulary, and how text is cut into its tokens. Thread-safe.
 
-    `vocab_size` counts added tokens. `bos_ids` is what the post-processor puts before a sequence.
+    `bos_ids` is what the post-processor puts before a sequence.
     """
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
         self.bos_ids = _sequence_start(fast)
-        self.added = {
-            id_: AddedToken(id_, t.content, t.special, t.lstrip, t.rstrip, t.single_word)
-            for id_, t in fast.get_added_tokens_decoder().items()
-        }
         spec = _without_vocabulary(fast)
-        self.decoder_spec: dict[str, Any] | None = spec["decoder"]
+        decoder = spec["decoder"]
         if _may_have_dummy(fast):
             spec = json.loads(fast.to_str())
         self._dummy = _take_dummy_out(spec)
@@ -85,9 +70,7 @@ class Tokenizer:
         fast.no_padding()
         fast.no_truncation()
         fast.encode_special_tokens = True
-        self.fast = fast
-        self.vocab_size = fast.get_vocab_size(with_added_tokens=True)
-        self._by_content = {token.content: token for token in self.added.values()}
+        super().__init__(fast, decoder)
         self._any_added = _matcher(self.added.values())
         self._plain_added = _matcher(t for t in self.added.values() if not t.special)
         self._starts = _proper_prefixes(self.added.values())
@@ -97,10 +80,8 @@ class Tokenizer:
             spec, vocabulary
         )
         self._splits = fast.pre_tokenizer is not None
-        self.longest_token = max((len(c) for c in (*vocabulary, *self._by_content)), default=1)
+        self.longest_token = max((len(c) for c in (*vocabulary, *self.by_content)), default=1)
         self._texts: dict[int, str] = {}
-        self.token_bytes = TokenBytes(self)
-        self.visible_bytes = TokenBytes(self, skip_special_tokens=True)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
@@ -180,11 +161,6 @@ class Tokenizer:
 
     # ------------------------------------------------------------ single tokens
 
-    def id_of(self, content: str) -> int | None:
-        """The id of the token spelled so in the vocabulary."""
-        token = self._by_content.get(content)
-        return token.id if token else self.fast.token_to_id(content)
-
     def token_text(self, token_id: int) -> str:
         """One token's own text; a part of a character shows as U+FFFD, an unknown id as ""."""
         text = self._texts.get(token_id)
@@ -192,15 +168,6 @@ class Tokenizer:
             text = self._decode_one(token_id)
             self._texts[token_id] = text
         return text
-
-    def is_special(self, token_id: int) -> bool:
-        token = self.added.get(token_id)
-        return token is not None and token.special
-
-    def content(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token."""
-        token = self.added.get(token_id)
-        return token.content if token else self.fast.id_to_token(token_id)
 
     def _decode_one(self, token_id: int) -> str:
         detokenizer = Detokenizer(self, skip_special_tokens=False, at_start=False)
@@ -215,14 +182,14 @@ class Tokenizer:
             return []
         text, found, position, last = joined.text, [], 0, 0
         while match := matcher.search(text, position):
-            token = self._by_content[match.group()]
+            token = self.by_content[match.group()]
             start, end = match.span()
             if token.special and not joined.is_special(start, end):
                 plain = self._plain_added.match(text, start) if self._plain_added else None
                 if plain is None:
                     position = start + 1
                     continue
-                token, end = self._by_content[plain.group()], plain.end()
+                token, end = self.by_content[plain.group()], plain.end()
             if token.single_word and not _stands_alone(text, start, end):
                 position = start + 1
                 continue

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
-from rootlace.runtime.gateway.branches.core import Gateway
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import Overloaded
 from tests.gateway.fake_engine import FakeEngine

@@ -1,0 +1,42 @@
+"""The gateway of one process, which serves ZeroMQ and HTTP clients alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.branches.core import Core, Engine
+from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.protocol import Event
+
+
+class Gateway(Core):
+    """Hands out sessions. `program_address` is where programs connect, once it is known."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        chat: ChatTemplate,
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        super().__init__(config, engine, tokenizer, chat, eos_ids)
+        self.program_address: str | None = None
+        self._sessions: set[Session] = set()
+        self._next_session = 0
+
+    def open_session(self, on_events: Callable[[list[Event]], None], client: str = "") -> Session:
+        """A client's session. `on_events` gets what happened, at most once per loop turn."""
+        self._next_session += 1
+        session = Session(self, on_events, self._next_session, client, self._sessions.discard)
+        self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """End every session; the engine is the caller's to stop."""
+        for session in list(self._sessions):
+            session.close()
+        super().close()
