@@ -7,7 +7,10 @@ from typing import NoReturn
 
 import typer
 
-_RUNTIME_MODULES = ("aiohttp", "jsonschema", "llguidance", "numpy", "tokenizers", "torch")
+_RUNTIME_MODULES = (
+    *("aiohttp", "interegular", "jsonschema", "llguidance", "numpy", "outlines_core"),
+    *("tokenizers", "torch"),
+)
 
 
 def fail(message: str) -> NoReturn:
@@ -23,15 +26,6 @@ def check_runtime() -> None:
         fail(
             "this needs the runtime, which is not installed here; install it with: "
             f"pip install 'rootlace[runtime]' (missing: {', '.join(missing)})"
-        )
-
-
-def check_backend(name: str) -> None:
-    """End the command where the package that runs constraints is an extra that is not there."""
-    if name == "outlines_core" and not _is_there(name):
-        fail(
-            "--constraint-backend outlines_core needs a package that is not installed here; "
-            "install it with: pip install 'rootlace[outlines]'"
         )
 
 

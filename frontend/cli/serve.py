@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from rootlace.cli.failure import check_backend, check_runtime, fail
+from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import model_folder
 from rootlace.cli.options import chosen, with_options
 from rootlace.client.runtime import runtime_config
@@ -71,7 +71,6 @@ def serve(
     program_address = settings.pop("program_address", None) or _next_to(host, port)
     folder = model_folder(model or model_option)
     check_runtime()
-    check_backend(settings["constraint_backend"])
     config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
     _check_port(host, port, "--port")
     found = _TCP.fullmatch(program_address)

@@ -248,16 +248,6 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-def test_without_the_package_of_a_backend(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server does not start, instead of refusing every constraint later."""
-    monkeypatch.setitem(sys.modules, "outlines_core", None)
-    arguments = ["serve", str(tiny_model), "--constraint-backend", "outlines_core"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1 and "rootlace[outlines]" in result.output
-
-
 def test_without_the_runtime(tiny_model: Path, tmp_path: Path) -> None:
     """As in an installation of the light client: aiohttp and torch cannot be imported."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,13 +277,6 @@ def test_outlines_core_is_bounded_before_it_builds(vocabulary: Vocabulary) -> No
         compiler.compile(regex=".{0,500}")
     with pytest.raises(InvalidConstraint, match="look-around"):
         compiler.compile(regex="(?=.*a)[abc]{3}")
-
-
-def test_outlines_core_is_optional(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "outlines_core", None)
-    compiler = GrammarCompiler(vocabulary, config=ConstraintConfig(backend="outlines_core"))
-    with pytest.raises(InvalidConstraint, match="not installed"):
-        compiler.compile(regex="a")
 
 
 def test_a_mask_beyond_its_bounds_ends_the_text(vocabulary: Vocabulary) -> None:

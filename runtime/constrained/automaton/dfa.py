@@ -126,6 +126,14 @@ class LazyDfa:
                 self._expand(state)
         return self._table[states]
 
+    def all_transitions(self) -> np.ndarray:
+        """int32 [num_states, 256]: the rows of all states there are."""
+        known = 0
+        while known < self.num_states:
+            known, fresh = self.num_states, np.arange(known, self.num_states)
+            self.transitions(fresh)
+        return self._table[:known]
+
     def forced(self, state: int) -> tuple[bytes, int]:
         """The bytes that every text goes on with at `state`, all of them, and the state after them.
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import outlines_core
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.automaton import char_sets
@@ -54,9 +55,8 @@ class OutlinesGrammar:
         canonicalizer: Canonicalizer,
         config: ConstraintConfig,
     ) -> None:
-        """Raises InvalidConstraint where outlines-core is not installed, refuses the pattern, or
-        would take more than the config's memory, and TooLarge beyond `max_states`."""
-        core = _outlines_core()
+        """Raises InvalidConstraint where outlines-core refuses the pattern or would take more than
+        the config's memory, and TooLarge beyond `max_states`."""
         dfa = LazyDfa(_without_sentinel(regex), config.max_states)
         if dfa.empty:
             raise InvalidConstraint("no text matches it")
@@ -66,7 +66,7 @@ class OutlinesGrammar:
         transitions = _count_transitions(vocabulary, dfa, config)
         pattern = f"(?:{pattern_of(_without_sentinel(regex))})\\x{{{LAST:X}}}"
         try:
-            self.index = core.Index(pattern, _tokens_of(vocabulary))
+            self.index = outlines_core.Index(pattern, _tokens_of(vocabulary))
         except ValueError as error:
             raise InvalidConstraint(f"outlines-core: {error}") from None
         self.nbytes = transitions * BYTES_PER_TRANSITION
@@ -210,16 +210,6 @@ class OutlinesMatcher:
         return self._error
 
 
-def _outlines_core() -> Any:
-    try:
-        import outlines_core
-    except ImportError:
-        raise InvalidConstraint(
-            'the backend "outlines_core" needs the package outlines-core, which is not installed'
-        ) from None
-    return outlines_core
-
-
 @lru_cache(maxsize=2)
 def _tokens_of(vocabulary: Vocabulary) -> Any:
     """The vocabulary as outlines-core has it; the sentinel is token `size`."""
@@ -228,7 +218,7 @@ def _tokens_of(vocabulary: Vocabulary) -> Any:
         if data:
             tokens.setdefault(data, []).append(token)
     tokens[SENTINEL.encode()] = [vocabulary.size]
-    return _outlines_core().Vocabulary(vocabulary.size + 1, tokens)
+    return outlines_core.Vocabulary(vocabulary.size + 1, tokens)
 
 
 def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintConfig) -> int:

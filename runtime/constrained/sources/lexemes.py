@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from rootlace.runtime.constrained.automaton.dfa import LazyDfa
+from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.languages import MAX_STATES, Language
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
+    LAST,
     Chars,
     Concat,
     Either,
@@ -32,9 +32,7 @@ from rootlace.runtime.constrained.sources.gbnf import (
 )
 from rootlace.runtime.constrained.sources.grammar_rules import Regular
 
-MAX_LEXEME_STATES = 512
-MAX_PAIRS = 20_000
-"""Of states visited together, over all lexemes: beyond it lexemes count as in conflict."""
+_ANYTHING = Repeat(Chars(char_sets.ALL), 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,60 +198,41 @@ class _Conflicts:
 
     def __init__(self, lexed: _Lexed) -> None:
         self._lexed = lexed
-        self._dfas: list[LazyDfa | None] = [_dfa(regex) for regex in lexed.lexemes]
-        self._first = [_live(dfa, dfa.start) if dfa else -1 for dfa in self._dfas]
-        self._follow = [0] * len(self._dfas)
+        self._languages = [_language(regex) for regex in lexed.lexemes]
+        self._first = [
+            sum(1 << byte for byte in known.first_bytes()) if known else -1
+            for known in self._languages
+        ]
+        self._follow = [0] * len(self._languages)
         self._rule_first = dict.fromkeys(lexed.rules, 0)
         self._rule_empty = dict.fromkeys(lexed.rules, False)
         self._rule_follow = dict.fromkeys(lexed.rules, 0)
-        self._pairs = 0
 
     def found(self) -> set[Regex]:
         lexemes = self._lexed.lexemes
         found: set[Regex] = {
             regex
-            for regex, dfa in zip(lexemes, self._dfas, strict=True)
-            if dfa is None and not isinstance(regex, Chars)
+            for regex, language in zip(lexemes, self._languages, strict=True)
+            if language is None and not isinstance(regex, Chars)
         }
         if found:
             return found
         self._firsts()
         self._follows()
         for number, follow in enumerate(self._follow):
+            if not follow:
+                continue
+            followed = _language(
+                Concat((lexemes[number], _beginning_with(follow), _ANYTHING)), 4 * MAX_STATES
+            )
             for other, regex in enumerate(lexemes):
+                language = self._languages[other]
                 if (
                     not isinstance(regex, Chars)
                     and self._first[number] & self._first[other]
-                    and self._goes_on(number, other) & follow
+                    and (not followed or not language or followed.overlaps(language) is not False)
                 ):
                     found.add(regex)
-        return found
-
-    def _goes_on(self, number: int, other: int) -> int:
-        """The bytes with which `other` goes on after a whole text of `number`; -1: not known."""
-        one, two = self._dfas[number], self._dfas[other]
-        assert one is not None and two is not None
-        seen = {(one.start, two.start)}
-        waiting = list(seen)
-        found = 0
-        try:
-            while waiting:
-                a, b = waiting.pop()
-                self._pairs += 1
-                if self._pairs > MAX_PAIRS:
-                    return -1
-                if one.accepting(a):
-                    found |= _live(two, b)
-                left, right = _row(one, a), _row(two, b)
-                both = (left >= 0) & (right >= 0)
-                steps = np.unique(left[both].astype(np.int64) << 32 | right[both])
-                for step in steps.tolist():
-                    pair = (step >> 32, step & 0xFFFFFFFF)
-                    if pair not in seen:
-                        seen.add(pair)
-                        waiting.append(pair)
-        except TooLarge:
-            return -1
         return found
 
     def _firsts(self) -> None:
@@ -327,20 +306,29 @@ class _Conflicts:
                 self._follow_in(item, after | again)
 
 
-def _dfa(regex: Regex) -> LazyDfa | None:
+def _language(regex: Regex, max_states: int = MAX_STATES) -> Language | None:
     """None: it has too many states to look at."""
     try:
-        dfa = LazyDfa(regex, MAX_LEXEME_STATES)
-        return None if dfa.empty else dfa
+        language = Language(regex, max_states)
+        return None if language.empty else language
     except TooLarge:
         return None
 
 
-def _row(dfa: LazyDfa, state: int) -> np.ndarray:
-    row: np.ndarray = dfa.transitions(np.array([state]))[0]
-    return row
+def _first_bytes(language: Language | None) -> int:
+    """The bytes that a text may begin with; all of them where that is not known."""
+    return -1 if language is None else sum(1 << byte for byte in language.first_bytes())
 
 
-def _live(dfa: LazyDfa, state: int) -> int:
-    alive = np.packbits(_row(dfa, state) >= 0, bitorder="little")
-    return int.from_bytes(alive.tobytes(), "little")
+def _beginning_with(first_bytes: int) -> Chars:
+    """The characters whose UTF-8 begins with one of these bytes."""
+    ranges = []
+    for byte in range(0xF5):
+        if first_bytes >> byte & 1:
+            # The byte's own bits, and how many come after it.
+            kept, after = (
+                (byte, 0) if byte < 0x80 else (byte & 0x1F, 6) if byte < 0xE0
+                else (byte & 0xF, 12) if byte < 0xF0 else (byte & 7, 18)
+            )  # fmt: skip
+            ranges.append((kept << after, min(((kept + 1) << after) - 1, LAST)))
+    return Chars(char_sets.union(ranges))
