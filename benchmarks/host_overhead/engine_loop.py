@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import zmq
 
+from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
@@ -31,7 +32,6 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import Constraint, SamplingParams
 

@@ -15,6 +15,7 @@ import time
 import zmq
 
 from benchmarks.host_overhead.engine_loop import BLOCK_SIZE, NoCompiler
+from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
     FromEngine,
@@ -26,7 +27,6 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
 NUM_BLOCKS = 16384

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
@@ -22,7 +23,6 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.loop import EngineLoop
-from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, SamplingParams

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from benchmarks.simulated_executor import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, SampleRow, StepPlan, StepResult
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.simulated import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import Overloaded

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
+from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.engine.simulated import SimulatedExecutor
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
 

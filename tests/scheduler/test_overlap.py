@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from benchmarks.simulated_executor import BadPlan, CostModel, SimulatedExecutor
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.engine.simulated import BadPlan, CostModel, SimulatedExecutor
 from rootlace.runtime.scheduler.masks import MaskJob
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootlace.runtime.engine.simulated import history_hash, made_up_logprobs
+from benchmarks.simulated_executor import history_hash, made_up_logprobs
 from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import Job, World

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from rootlace.runtime.engine.simulated import BadPlan, history_hash, made_up_logprobs
+from benchmarks.simulated_executor import BadPlan, history_hash, made_up_logprobs
 from rootlace.wire.errors import (
     ContextLengthExceeded,
     InternalError,

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.contracts.matcher import Matcher
-from rootlace.runtime.contracts.plan import SampleRow, StepPlan
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.simulated import (
+from benchmarks.simulated_executor import (
     SimulatedExecutor,
     SimulatedStep,
     history_hash,
     made_up_logprobs,
 )
+from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.plan import SampleRow, StepPlan
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
