@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from rootlace.kernels.weights import Weight
+
 
 @dataclass(frozen=True)
 class AttentionBatch:
@@ -105,6 +107,15 @@ class FeedTokens(Protocol):
 
 class Embedding(Protocol):
     def __call__(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...
+
+
+class Linear(Protocol):
+    """x [T, inputs] times a weight of one of the kinds in `KernelSet.weights` -> [T, outputs] of
+    x's dtype: `out`, if given, which is contiguous."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: Weight, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
 
 
 class RmsNorm(Protocol):
@@ -277,9 +288,12 @@ class StepAutomata(Protocol):
 
 @dataclass(frozen=True)
 class KernelSet:
-    """The operations of a decoder, for one kind of device."""
+    """The operations of a decoder, for one kind of device. `weights`: the kinds of weights that
+    `linear` multiplies by (`Weight.kind`)."""
 
     name: str
+    weights: frozenset[str]
+    linear: Linear
     feed_tokens: FeedTokens
     embedding: Embedding
     rms_norm: RmsNorm

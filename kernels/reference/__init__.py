@@ -9,6 +9,7 @@ from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.feed_tokens import feed_tokens
 from rootlace.kernels.reference.gated import gelu_mul, silu_mul
 from rootlace.kernels.reference.kv_cache import copy_slots
+from rootlace.kernels.reference.linear import WEIGHTS, linear
 from rootlace.kernels.reference.logits import edit_logits
 from rootlace.kernels.reference.logprobs import token_logprobs
 from rootlace.kernels.reference.pick_tokens import pick_tokens
@@ -17,6 +18,8 @@ from rootlace.kernels.reference.rope_and_write import rope_and_write
 
 REFERENCE = KernelSet(
     name="reference",
+    weights=WEIGHTS,
+    linear=linear,
     feed_tokens=feed_tokens,
     embedding=embedding,
     rms_norm=rms_norm,
