@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
-from rootlace.runtime.model.decoder import torch_decoder as decoder_module
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -122,7 +120,7 @@ class Subject:
         self.config = ModelConfig.read(folder)
         self.kernels: Kernels = kernels
         self.parts = Parts()
-        self._masks = MaskTables(self.config.vocab_size, CPU)
+        self._masks = MaskTables(self.config.spec.vocab_size, CPU)
         self._nanos = np.zeros(len(PARTS), np.int64)
         dtype = checkpoint_dtype(self.config)
         rotary = RotaryEmbedding(self.config, None, CPU, dtype)
@@ -164,6 +162,7 @@ class Subject:
         config, timed = self.config, self.parts.timed
         kernels = dataclasses.replace(
             REFERENCE,
+            linear=timed("linear", REFERENCE.linear),
             embedding=timed("elementwise", REFERENCE.embedding),
             rms_norm=timed("elementwise", REFERENCE.rms_norm),
             add_rms_norm=timed("elementwise", REFERENCE.add_rms_norm),
@@ -173,8 +172,8 @@ class Subject:
             paged_attention=timed("attention", REFERENCE.paged_attention),
         )
         weights = load_weights(config, pool.dtype, CPU)
-        inputs = StepInputBuilder(config, kernels, rotary, BLOCK_SIZE, pool.dtype, CPU)
-        return ReferenceForward(Decoder(config, weights, kernels), kernels, inputs, pool)
+        inputs = StepInputBuilder(config.spec, kernels, rotary, BLOCK_SIZE, pool.dtype, CPU)
+        return ReferenceForward(Decoder(config.spec, weights, kernels), kernels, inputs, pool)
 
 
 @torch.inference_mode()
@@ -185,18 +184,16 @@ def measure(
     most = max(case.rows for case in cases)
     blocks = np.random.default_rng(0).permutation(most * width).reshape(most, width)
     subject = Subject(folder, kernels, most * width, args.threads)
-    timed = subject.parts.timed("linear", torch.nn.functional.linear)
     results = []
     for case in cases:
-        plan = case.plan(blocks, subject.config.vocab_size)
+        plan = case.plan(blocks, subject.config.spec.vocab_size)
         best, parts = float("inf"), {}
         end = time.perf_counter() + args.seconds
-        with mock.patch.object(decoder_module, "linear", timed):
-            subject.run(plan)
-            while time.perf_counter() < end or best == float("inf"):
-                seconds = subject.run(plan)
-                if seconds < best:
-                    best, parts = seconds, dict(subject.parts.seconds)
+        subject.run(plan)
+        while time.perf_counter() < end or best == float("inf"):
+            seconds = subject.run(plan)
+            if seconds < best:
+                best, parts = seconds, dict(subject.parts.seconds)
         shown = {part: 1e3 * parts.get(part, 0.0) for part in SHOWN}
         results.append(Result(name, kernels, case.name, 1e3 * best, shown))
     return results

@@ -27,7 +27,7 @@ def measure(setting: Setting, report: Report) -> None:
     with random_model(name, setting.device) as model:
         blocks = (rows + 2) * (-(-(16 + new) // BLOCK_SIZE) + 1)
         runner = model.runner(blocks, max_running=rows)
-        compiler = grammar_compiler(model.config.vocab_size)
+        compiler = grammar_compiler(model.config.spec.vocab_size)
         engine = InProcessEngine(runner, compiler, max_running=rows)
         prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
         rates: dict[str, list[float]] = {"constrained": [], "unconstrained": []}

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from benchmarks.gpu.models import RandomModel
+from rootlace.kernels.reference.linear import linear
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 
@@ -28,14 +29,15 @@ class FastLoop:
         self, model: RandomModel, rows: int, prompt: int, new: int, compiled: bool = False
     ) -> None:
         """`compiled`: a layer's decode step goes through torch.compile (inductor)."""
-        config, device = model.config, model.device
+        spec, device = model.config.spec, model.device
         self._model = model
         self._prompt, self._new = prompt, new
-        self._heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+        attention = spec.attention
+        self._heads = (attention.num_heads, attention.num_kv_heads, attention.head_dim)
         length = prompt + new
-        shape = (config.num_layers, 2, rows, config.num_kv_heads, length, config.head_dim)
+        shape = (spec.num_layers, 2, rows, attention.num_kv_heads, length, attention.head_dim)
         self._cache = torch.zeros(shape, dtype=model.dtype, device=device)
-        rotary = RotaryEmbedding(config, None, device, model.dtype)
+        rotary = RotaryEmbedding(model.config, None, device, model.dtype)
         self._cos, self._sin = rotary(torch.arange(length, device=device))  # [length, D/2]
         self._places = torch.arange(length, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -85,7 +87,7 @@ class FastLoop:
     # ------------------------------------------------------------ one decode step
 
     def _step(self) -> None:
-        weights, eps = self._model.weights, self._model.config.rms_norm_eps
+        weights, eps = self._model.weights, self._model.config.spec.norm.eps
         x = weights.embedding[self._ids]
         cos, sin = self._cos[self._position], self._sin[self._position]
         mask = (self._places <= self._position).view(1, 1, 1, -1)
@@ -110,7 +112,7 @@ class FastLoop:
     ) -> torch.Tensor:
         """x [B, H] -> [B, H]; cache [2, B, Nk, S, D]."""
         heads, kv_heads, dim = self._heads
-        eps = self._model.config.rms_norm_eps
+        eps = self._model.config.spec.norm.eps
         rows = len(x)
         normed = rms_norm(x, x.shape[-1:], layer.input_norm, eps)
         q, k, v = (
@@ -129,7 +131,7 @@ class FastLoop:
 
     def _prefill(self, prompts: torch.Tensor) -> torch.Tensor:
         """All prompts at once -> the first tokens, int64 [B]."""
-        weights, eps = self._model.weights, self._model.config.rms_norm_eps
+        weights, eps = self._model.weights, self._model.config.spec.norm.eps
         heads, kv_heads, dim = self._heads
         rows, length = prompts.shape
         cos, sin = self._cos[:length, None], self._sin[:length, None]

@@ -32,7 +32,7 @@ def measure(setting: Setting, report: Report) -> None:
     with random_model(name, setting.device) as model:
         blocks = (rows + 2) * (-(-(128 + new) // BLOCK_SIZE) + 1)
         runner = model.runner(blocks, max_running=rows)
-        compiler = grammar_compiler(model.config.vocab_size)
+        compiler = grammar_compiler(model.config.spec.vocab_size)
         prompts = [[2 + (row + i) % 250 for i in range(128)] for row in range(rows)]
         modes = (None,) if setting.quick else (None, False)
         for overlap in report.progress(modes, "idle share"):

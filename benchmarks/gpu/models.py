@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from rootlace.kernels import Dense, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.families.spec import ModelSpec
 
 CONTEXT = 32768
 _COMMON = {
@@ -109,12 +111,13 @@ class RandomModel:
     def step_bytes(self, rows: int, context: int, kv_itemsize: int = 2) -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding only the
         rows' own), the keys and values of all contexts once, those of the new tokens."""
-        config, weights = self.config, self.weights
+        spec, weights = self.config.spec, self.weights
         total = weights.num_bytes()
-        if weights.head is not weights.embedding:
+        if not spec.tied_embeddings:
             total -= weights.embedding.nbytes
-            total += rows * config.hidden_size * weights.embedding.element_size()
-        token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_itemsize
+            total += rows * spec.hidden_size * weights.embedding.element_size()
+        attention = spec.attention
+        token = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim * kv_itemsize
         return total + rows * (context + 1) * token
 
     def transformers_twin(self, attention: str = "sdpa") -> Any:
@@ -135,28 +138,25 @@ class RandomModel:
 
     def _named(self) -> dict[str, torch.Tensor]:
         """The weights by their names in a checkpoint."""
-        config, weights = self.config, self.weights
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        spec, weights = self.config.spec, self.weights
         named = {
-            "model.embed_tokens.weight": weights.embedding,
-            "model.norm.weight": weights.final_norm,
-            "lm_head.weight": weights.head,
+            f"{spec.names.embedding}.weight": weights.embedding,
+            f"{spec.names.final_norm}.weight": weights.final_norm,
+            f"{spec.names.head}.weight": _matrix(weights.head),
         }
         for index, layer in enumerate(weights.layers):
-            prefix = f"model.layers.{index}."
-            parts = layer.qkv.split((q, kv, kv))
-            for name, part in zip("qkv", parts, strict=True):
-                named[f"{prefix}self_attn.{name}_proj.weight"] = part
-            gate, up = layer.gate_up.chunk(2)
-            named |= {
-                f"{prefix}input_layernorm.weight": layer.input_norm,
-                f"{prefix}self_attn.o_proj.weight": layer.output,
-                f"{prefix}post_attention_layernorm.weight": layer.post_norm,
-                f"{prefix}mlp.gate_proj.weight": gate,
-                f"{prefix}mlp.up_proj.weight": up,
-                f"{prefix}mlp.down_proj.weight": layer.down,
-            }
+            for name, part in layer_parts(spec, index).items():
+                rows = [shape[0] for shape in part.weights().values()]
+                named |= zip(part.weights(), _matrix(getattr(layer, name)).split(rows), strict=True)
         return named
+
+
+def _matrix(weight: Weight | torch.Tensor) -> torch.Tensor:
+    """A dense weight's matrix; a norm as it is."""
+    if isinstance(weight, torch.Tensor):
+        return weight
+    assert isinstance(weight, Dense)
+    return weight.matrix
 
 
 @contextmanager
@@ -169,12 +169,12 @@ def random_model(
         (path / "config.json").write_text(json.dumps(_COMMON | SHAPES[name]))
         config = ModelConfig.read(path)
         with torch.inference_mode(False), torch.no_grad():
-            weights = _random_weights(config, device, dtype, seed)
+            weights = _random_weights(config.spec, device, dtype, seed)
         yield RandomModel(name, config, weights, device)
 
 
 def _random_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
 ) -> ModelWeights:
     """Normal, of a spread that keeps activations at unit scale; norms are one."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -183,27 +183,20 @@ def _random_weights(
         weight = torch.empty((rows, columns), dtype=dtype, device=device)
         return weight.normal_(0.0, spread or columns**-0.5, generator=generator)
 
-    def ones() -> torch.Tensor:
-        return torch.ones(config.hidden_size, dtype=dtype, device=device)
+    def layer(index: int) -> LayerWeights:
+        found: dict[str, Any] = {}
+        for name, part in layer_parts(spec, index).items():
+            rows = sum(part.rows)
+            if part.columns is None:
+                found[name] = torch.ones(rows, dtype=dtype, device=device)
+            else:
+                found[name] = Dense(normal(rows, part.columns))
+        return LayerWeights(**found)
 
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    layers = tuple(
-        LayerWeights(
-            input_norm=ones(),
-            qkv=normal((config.num_heads + 2 * config.num_kv_heads) * dim, hidden),
-            qkv_bias=None,
-            q_norm=None,
-            k_norm=None,
-            output=normal(hidden, config.num_heads * dim),
-            output_bias=None,
-            post_norm=ones(),
-            gate_up=normal(2 * inner, hidden),
-            gate_up_bias=None,
-            down=normal(hidden, inner),
-            down_bias=None,
-        )
-        for _ in range(config.num_layers)
-    )
-    embedding = normal(config.vocab_size, hidden, 0.05)
-    head = embedding if config.tied_embeddings else normal(config.vocab_size, hidden, 0.05)
-    return ModelWeights(embedding, layers, ones(), head)
+    layers = tuple(layer(index) for index in range(spec.num_layers))
+    embedding = normal(spec.vocab_size, spec.hidden_size, 0.05)
+    head = embedding
+    if not spec.tied_embeddings:
+        head = normal(spec.vocab_size, spec.hidden_size, 0.05)
+    final_norm = torch.ones(spec.hidden_size, dtype=dtype, device=device)
+    return ModelWeights(embedding, layers, final_norm, Dense(head))

@@ -28,7 +28,9 @@ def measure(setting: Setting, report: Report) -> None:
     )
     with random_model(name, setting.device) as model:
         generator = torch.Generator().manual_seed(3)
-        prompts = torch.randint(2, model.config.vocab_size, (rows, prompt), generator=generator)
+        prompts = torch.randint(
+            2, model.config.spec.vocab_size, (rows, prompt), generator=generator
+        )
         makers: dict[str, Callable[[], Any]] = {
             "rootlace": lambda: _Rootlace(model, rows, prompt + new),
             "gpt-fast-style loop": lambda: _Loop(model, rows, prompt, new, compiled=False),
@@ -76,7 +78,7 @@ class _Rootlace:
     def __init__(self, model: RandomModel, rows: int, length: int) -> None:
         blocks = (rows + 2) * (-(-length // BLOCK_SIZE) + 1)
         runner = model.runner(blocks, max_running=rows)
-        compiler = grammar_compiler(model.config.vocab_size)
+        compiler = grammar_compiler(model.config.spec.vocab_size)
         self._engine = InProcessEngine(runner, compiler, max_running=rows)
 
     def run(self, prompts: torch.Tensor, new: int) -> int:

@@ -240,7 +240,7 @@ def model() -> Any:
 
 def prompts(model: RandomModel, rows: int, length: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.randint(2, model.config.vocab_size, (rows, length), generator=generator)
+    return torch.randint(2, model.config.spec.vocab_size, (rows, length), generator=generator)
 
 
 def twin_tokens(model: RandomModel, ids: torch.Tensor, new: int) -> list[list[int]]:
@@ -262,7 +262,9 @@ def test_all_engines_generate_the_same(model: RandomModel) -> None:
     assert loop.generate(ids).tolist() == expected
     assert loop.generate(ids).tolist() == expected  # nothing is left of the round before
     engine = InProcessEngine(
-        model.runner(64, max_running=4), grammar_compiler(model.config.vocab_size), max_running=4
+        model.runner(64, max_running=4),
+        grammar_compiler(model.config.spec.vocab_size),
+        max_running=4,
     )
     try:
         served = engine.serve(ids.tolist(), greedy(12))
@@ -287,9 +289,9 @@ def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
 
 
 def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
-    config, weights = model.config, model.weights
+    spec, weights = model.config.spec, model.weights
     distinct = {t.data_ptr(): t.nbytes for t in model._named().values()}
-    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    token = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * 4
     assert sum(distinct.values()) == weights.num_bytes()
     assert model.step_bytes(2, 10, kv_itemsize=4) == sum(distinct.values()) + 22 * token
 
@@ -321,7 +323,7 @@ def test_the_floor_is_bytes_at_copy_speed() -> None:
 
 
 def test_the_synthetic_tokenizer_serves_constraints(model: RandomModel) -> None:
-    size = model.config.vocab_size
+    size = model.config.spec.vocab_size
     assert len(json.loads(synthetic_tokenizer(size))["model"]["vocab"]) == size
     compiler = grammar_compiler(size)
     engine = InProcessEngine(model.runner(64, max_running=4), compiler, max_running=4)

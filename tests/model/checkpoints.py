@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from transformers import (
+    GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -36,7 +38,7 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
 
 
 def configs() -> dict[str, PreTrainedConfig]:
-    """Name -> configuration; between them every feature of the four architectures."""
+    """Name -> configuration; between them every feature of the families."""
     wide_heads = {**SHAPE, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96}
     return {
         "llama": LlamaConfig(**SHAPE, head_dim=16),
@@ -60,8 +62,21 @@ def configs() -> dict[str, PreTrainedConfig]:
             **SHAPE,
             rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=64),
         ),
+        "granite": GraniteConfig(
+            **SHAPE,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.4,
+            residual_multiplier=0.6,
+            logits_scaling=1.7,
+        ),
         "mistral": MistralConfig(**SHAPE, sliding_window=None),
         "mistral-sliding": MistralConfig(**wide_heads, sliding_window=7),
+        "ministral": MinistralConfig(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
         "qwen2": Qwen2Config(**SHAPE),
         "qwen2-sliding": Qwen2Config(
             **SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1

@@ -50,20 +50,20 @@ def device_runner(
     rotary.tabulate()
     pool = allocate(config, blocks + 1, block_size, CPU, torch.float32)
     pool.fill_(float("nan"))
-    decoder = Decoder(config, load_weights(config, torch.float32, CPU), kernels)
+    decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
     steps = DeviceSteps(
         device,
         decoder,
         kernels,
-        StepInputBuilder(config, kernels, rotary, block_size, torch.float32, CPU),
+        StepInputBuilder(config.spec, kernels, rotary, block_size, torch.float32, CPU),
         pool,
-        sampler or DeviceSampler(config.vocab_size, max_rows, CPU, kernels, 1 << 20),
+        sampler or DeviceSampler(config.spec.vocab_size, max_rows, CPU, kernels, 1 << 20),
         Graphs(device, graphs, 64, clock),
         max_rows=max_rows,
         max_blocks=-(-rotary.context_length // block_size),
         scratch_block=blocks,
     )
-    masks = MaskTables(config.vocab_size, CPU)
+    masks = MaskTables(config.spec.vocab_size, CPU)
     return ModelRunner(
         config,
         torch.float32,

@@ -46,8 +46,8 @@ def model(tmp_path: Path) -> LoadedModel:
     kernels, _ = fixed_kernels(CONTEXT // SIZE)
     with torch.inference_mode():
         rotary = RotaryEmbedding(config, None, CPU, torch.float32)
-        decoder = Decoder(config, load_weights(config, torch.float32, CPU), kernels)
-    inputs = StepInputBuilder(config, kernels, rotary, SIZE, torch.float32, CPU)
+        decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
+    inputs = StepInputBuilder(config.spec, kernels, rotary, SIZE, torch.float32, CPU)
     return LoadedModel(config, kernels, decoder, inputs, torch.float32, rotary.context_length)
 
 

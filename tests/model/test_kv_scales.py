@@ -145,7 +145,7 @@ def test_a_checkpoint_whose_cache_alone_is_quantized_is_read(tmp_path: Path) -> 
         config["quantization_config"] = found
         (tmp_path / "config.json").write_text(json.dumps(config))
         if fits:
-            assert ModelConfig.read(tmp_path).num_layers == LAYERS
+            assert ModelConfig.read(tmp_path).spec.num_layers == LAYERS
         else:
             with pytest.raises(UnsupportedModel, match="quantization_config"):
                 ModelConfig.read(tmp_path)

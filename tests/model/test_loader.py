@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rootlace.kernels import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
-from tests.model.checkpoints import configs, save
+from tests.model.checkpoints import configs, reference, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 CPU = torch.device("cpu")
@@ -55,26 +56,58 @@ def test_fused_weights_and_progress(tmp_path: Path) -> None:
     seen: list[tuple[str, float]] = []
     weights = load_weights(config, torch.float32, CPU, lambda what, done: seen.append((what, done)))
     layer = "model.layers.1."
-    for kind, fused in (("weight", weights.layers[1].qkv), ("bias", weights.layers[1].qkv_bias)):
+    qkv, gate_up = weights.layers[1].qkv, weights.layers[1].gate_up
+    assert isinstance(qkv, Dense)
+    assert isinstance(gate_up, Dense)
+    for kind, fused in (("weight", qkv.matrix), ("bias", qkv.bias)):
         parts = [stored[f"{layer}self_attn.{p}_proj.{kind}"] for p in "qkv"]
         assert fused is not None
         assert torch.equal(fused, torch.cat(parts))
     parts = [stored[f"{layer}mlp.{p}_proj.weight"] for p in ("gate", "up")]
-    assert torch.equal(weights.layers[1].gate_up, torch.cat(parts))
+    assert torch.equal(gate_up.matrix, torch.cat(parts))
     assert [done for _, done in seen] == [0.0, 1 / 3, 2 / 3, 1.0]
     assert weights.num_bytes() == sum(tensor.nbytes for tensor in stored.values())
 
 
-def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
-    save(configs()["llama-tied"], tmp_path)
-    file = tmp_path / "model.safetensors"
-    # Some tools write the tied head too: the embedding is what counts.
-    stored = load_file(file)
-    stored["lm_head.weight"] = torch.zeros_like(stored["model.embed_tokens.weight"])
-    stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    save_file(stored, file)
+def _stored_ends(folder: Path, stored: tuple[str, ...], differ: bool = False) -> None:
+    """Leave of the tied embedding and head what is in `stored`, under these names."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tied = tensors.pop("model.embed_tokens.weight")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    for name in stored:
+        tensors[name] = tied.clone()
+    if differ:
+        tensors["lm_head.weight"] *= 2.0
+    save_file(tensors, file)
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("stored", [(EMBEDDING,), (HEAD,), (EMBEDDING, HEAD)])
+def test_tied_weights_are_one_tensor(tmp_path: Path, stored: tuple[str, ...]) -> None:
+    """Under whichever name they are stored."""
+    model = save(configs()["llama-tied"], tmp_path)
+    _stored_ends(tmp_path, stored)
     weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
-    assert weights.head is weights.embedding
+    assert isinstance(weights.head, Dense)
+    assert weights.head.matrix is weights.embedding
+    assert torch.equal(weights.embedding, model.get_input_embeddings().weight)
+
+
+def test_tied_weights_that_differ_are_not_tied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in transformers, which says so too."""
+    save(configs()["llama-tied"], tmp_path)
+    _stored_ends(tmp_path, (EMBEDDING, HEAD), differ=True)
+    model = reference(tmp_path, torch.float32)
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert isinstance(weights.head, Dense)
+    assert torch.equal(weights.embedding, model.get_input_embeddings().weight)
+    assert torch.equal(weights.head.matrix, model.get_output_embeddings().weight)
+    assert "they are not tied" in caplog.text
 
 
 def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:

@@ -175,9 +175,7 @@ class Selection:
         if update.queued is not None:
             scored.queued = update.queued
         if scores := update.prompt_token_scores():
-            scored.logprobs = tuple(
-                token_logprob(self._core.tokenizer, score) for score in scores
-            )
+            scored.logprobs = tuple(token_logprob(self._core.tokenizer, score) for score in scores)
 
 
 def choose(

@@ -1,28 +1,33 @@
-"""The decoder's weights as the layers use them: QKV and gate/up fused."""
+"""The decoder's weights as the layers use them, and which tensors of a checkpoint they are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import torch
+
+from rootlace.kernels import Weight
+from rootlace.kernels.weights import tensors
+from rootlace.runtime.model.families.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I intermediate."""
+    """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner."""
 
     input_norm: torch.Tensor  # [H]
-    qkv: torch.Tensor  # [Q + 2K, H]
-    qkv_bias: torch.Tensor | None  # [Q + 2K]
-    q_norm: torch.Tensor | None  # [D]
-    k_norm: torch.Tensor | None  # [D]
-    output: torch.Tensor  # [H, Q]
-    output_bias: torch.Tensor | None  # [H]
+    qkv: Weight  # [Q + 2K, H]
+    output: Weight  # [H, Q]
     post_norm: torch.Tensor  # [H]
-    gate_up: torch.Tensor  # [2I, H]
-    gate_up_bias: torch.Tensor | None  # [2I]
-    down: torch.Tensor  # [H, I]
-    down_bias: torch.Tensor | None  # [H]
+    gate_up: Weight  # [2I, H]
+    down: Weight  # [H, I]
+    q_norm: torch.Tensor | None = None  # [D]
+    k_norm: torch.Tensor | None = None  # [D]
+
+    def products(self) -> Iterator[Weight]:
+        """What this layer multiplies by."""
+        yield from (self.qkv, self.output, self.gate_up, self.down)
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,75 @@ class ModelWeights:
     embedding: torch.Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [H]
-    head: torch.Tensor  # [V, H]; the embedding itself where they are tied
+    head: Weight  # [V, H]; of the embedding itself where they are tied
+
+    def products(self) -> Iterator[Weight]:
+        """What the decoder multiplies by."""
+        for layer in self.layers:
+            yield from layer.products()
+        yield self.head
 
     def num_bytes(self) -> int:
         """Memory taken, tied weights counted once."""
-        tensors = [self.embedding, self.final_norm]
-        if self.head is not self.embedding:
-            tensors.append(self.head)
+        found = [self.embedding, self.final_norm, *tensors(self.head)]
         for layer in self.layers:
-            tensors += [value for value in vars(layer).values() if value is not None]
-        return sum(tensor.nbytes for tensor in tensors)
+            for field in fields(layer):
+                part = getattr(layer, field.name)
+                if isinstance(part, torch.Tensor):
+                    found.append(part)
+                elif part is not None:
+                    found += tensors(part)
+        return sum({id(tensor): tensor.nbytes for tensor in found}.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
+    `columns` None: a vector."""
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int | None
+    bias: bool
+
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of its weight, with their shapes."""
+        width = () if self.columns is None else (self.columns,)
+        return {
+            f"{module}.weight": (rows, *width)
+            for module, rows in zip(self.modules, self.rows, strict=True)
+        }
+
+    def biases(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of its bias, with their shapes; none where it has no bias."""
+        if not self.bias:
+            return {}
+        return {
+            f"{module}.bias": (rows,) for module, rows in zip(self.modules, self.rows, strict=True)
+        }
+
+
+def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
+    """The parts of a layer, by the fields of `LayerWeights`."""
+    hidden, inner, attention = spec.hidden_size, spec.mlp.inner_size, spec.attention
+    q = attention.num_heads * attention.head_dim
+    kv = attention.num_kv_heads * attention.head_dim
+    prefix = spec.names.layer.format(index)
+
+    def part(
+        name: str, rows: tuple[int, ...], columns: int | None = None, bias: bool = False
+    ) -> Part:
+        modules = tuple(prefix + module for module in spec.names.parts[name])
+        return Part(modules, rows if len(modules) > 1 else (sum(rows),), columns, bias)
+
+    parts = {
+        "input_norm": part("input_norm", (hidden,)),
+        "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),
+        "output": part("output", (hidden,), q, attention.output_bias),
+        "post_norm": part("post_norm", (hidden,)),
+        "gate_up": part("gate_up", (inner, inner), hidden, spec.mlp.bias),
+        "down": part("down", (hidden,), inner, spec.mlp.bias),
+    }
+    if attention.head_norm:
+        parts |= {name: part(name, (attention.head_dim,)) for name in ("q_norm", "k_norm")}
+    return parts

@@ -10,10 +10,19 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.native_weights import NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
+from rootlace.runtime.model.families import support
+from rootlace.runtime.model.families.spec import (
+    Attention,
+    GatedMlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    WeightNames,
+)
+from rootlace.runtime.model.families.support import Support, any_value, kind, one_of
 from rootlace.runtime.model.sampling.native_pick import NativePick, addresses_of
 from rootlace.runtime.model.sampling.sampler import Masks
 
@@ -26,13 +35,34 @@ PARTS = ("plan", "elementwise", "linear", "attention")
 """What `RlStep.nanos` counts."""
 
 
-def why_not(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
+SUPPORT: Support = {
+    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
+    "norm": kind(Norm),
+    "norm.kind": one_of("rms"),
+    "norm.placement": one_of("before"),
+    **any_value("norm.eps"),
+    "attention": kind(Attention),
+    **any_value("attention.num_heads", "attention.num_kv_heads"),
+    "attention.head_dim": lambda dim: dim % 2 == 0 and dim <= MAX_HEAD_DIM,
+    "attention.scale": lambda scale: scale > 0,
+    **any_value("attention.windows", "attention.head_norm"),
+    **any_value("attention.qkv_bias", "attention.output_bias"),
+    "mlp": kind(GatedMlp),
+    "mlp.activation": one_of("silu"),
+    **any_value("mlp.inner_size", "mlp.bias"),
+    "rope": kind(Rope),
+    **any_value("rope.kind", "rope.parameters"),
+    "names": kind(WeightNames),
+    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
+}
+"""What `src/forward.cpp` computes, with the weights and rotations that it is given."""
+
+
+def why_not(spec: ModelSpec, kv_dtype: torch.dtype) -> str | None:
     """Why the native decoder cannot run a model; None if it can."""
     if kv_dtype not in (torch.float32, torch.bfloat16):
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
-    if config.head_dim > MAX_HEAD_DIM or config.head_dim % 2:
-        return f"head_dim {config.head_dim} is odd or above {MAX_HEAD_DIM}"
-    return None
+    return support.why_not(spec, SUPPORT)
 
 
 class NativeDecoder:
@@ -42,7 +72,7 @@ class NativeDecoder:
         self,
         library: ctypes.CDLL,
         team: Team,
-        config: ModelConfig,
+        spec: ModelSpec,
         weights: NativeWeights,
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
@@ -55,13 +85,13 @@ class NativeDecoder:
         self._team = team
         self._workspace = Workspace(library)
         self.pick = NativePick(library, team)
-        self._config = config
+        self._spec = spec
         self._weights = weights
         self._cache = cache
         self._dtype = cache.dtype
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
-        self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._logits = np.empty((0, spec.vocab_size), np.float32)
         self._logits_at = self._logits.ctypes.data
         self._model = weights.model
         self._model.cache = cache.data_ptr()
@@ -75,7 +105,7 @@ class NativeDecoder:
 
     @property
     def vocab_size(self) -> int:
-        return self._config.vocab_size
+        return self._spec.vocab_size
 
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
@@ -95,7 +125,7 @@ class NativeDecoder:
         copies = _int32(plan.copies)
         self._check(token_ids, positions, slots, copies)
         wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
-        hidden = torch.empty((len(wanted), self._config.hidden_size), dtype=self._dtype)
+        hidden = torch.empty((len(wanted), self._spec.hidden_size), dtype=self._dtype)
         all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
         if self._tables is None:
             cos, sin = self._rotary.rotations(torch.from_numpy(positions))
@@ -146,10 +176,10 @@ class NativeDecoder:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept: fresh memory of this size costs more than writing to it.
-            self._logits = np.empty((count, self._config.vocab_size), np.float32)
+            self._logits = np.empty((count, self._spec.vocab_size), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()
-        addresses, _kept = addresses_of(masks, self._config.vocab_size)
+        addresses, _kept = addresses_of(masks, self._spec.vocab_size)
         self._library.rl_logits(
             self._team.handle,
             self._address,
@@ -174,7 +204,7 @@ class NativeDecoder:
                 raise ValueError("a block to be copied is not in the KV cache")
         if not len(token_ids):
             return
-        if not 0 <= token_ids.min() <= token_ids.max() < self._config.vocab_size:
+        if not 0 <= token_ids.min() <= token_ids.max() < self._spec.vocab_size:
             raise ValueError("a token id is not in the vocabulary")
         if not 0 <= slots.min() <= slots.max() < self._num_slots:
             raise ValueError("a slot is not in the KV cache")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.wire.errors import UnsupportedModel
 
 TABLE_BYTES = 256 << 20
@@ -32,34 +34,35 @@ class RotaryEmbedding:
         self, config: ModelConfig, requested: int | None, device: torch.device, dtype: torch.dtype
     ) -> None:
         where = f"{config.path / 'config.json'}: rope_parameters"
-        parameters = dict(config.hf.rope_parameters or {})
-        kind = parameters.get("rope_type", "default")
-        self.context_length = min(requested or config.max_context, config.max_context)
+        spec = config.spec
+        kind, parameters = spec.rope.kind, spec.rope.parameters
+        dim, most = spec.attention.head_dim, spec.max_context
+        self.context_length = min(requested or most, most)
         seq_len = None
         if kind == "longrope":
             original = int(parameters["original_max_position_embeddings"])
             if requested is None:
-                self.context_length = min(config.max_context, original)
+                self.context_length = min(most, original)
             seq_len = self.context_length
 
         if kind == "default":
             # Not among ROPE_INIT_FUNCTIONS: every model class of transformers has it as a method.
-            theta, dim = float(parameters["rope_theta"]), config.head_dim
+            theta = float(parameters["rope_theta"])
             frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
             scaling = 1.0
         elif kind in ROPE_INIT_FUNCTIONS:
             try:
                 frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
-                    config.hf, torch.device("cpu"), seq_len=seq_len
+                    _as_transformers_reads(spec), torch.device("cpu"), seq_len=seq_len
                 )
             except (KeyError, TypeError, ValueError) as error:
                 raise UnsupportedModel(f"{where}: {kind}: {error!r}") from error
         else:
             known = ", ".join(sorted(["default", *ROPE_INIT_FUNCTIONS]))
             raise UnsupportedModel(f"{where}: rope_type {kind!r} is not supported ({known})")
-        if 2 * len(frequencies) != config.head_dim:
+        if 2 * len(frequencies) != dim:
             raise UnsupportedModel(
-                f"{where}: rotates {2 * len(frequencies)} of {config.head_dim} dimensions; "
+                f"{where}: rotates {2 * len(frequencies)} of {dim} dimensions; "
                 "partial rotation is not supported"
             )
         self._frequencies = frequencies.to(device, torch.float32)
@@ -103,3 +106,15 @@ class RotaryEmbedding:
         if self._scaling != 1.0:
             cos, sin = cos * self._scaling, sin * self._scaling
         return cos, sin
+
+
+def _as_transformers_reads(spec: ModelSpec) -> LlamaConfig:
+    """What its functions take: they look at nothing but rope, heads and the context."""
+    heads, dim = spec.attention.num_heads, spec.attention.head_dim
+    return LlamaConfig(
+        hidden_size=heads * dim,
+        num_attention_heads=heads,
+        head_dim=dim,
+        max_position_embeddings=spec.max_context,
+        rope_parameters=dict(spec.rope.parameters),
+    )

@@ -7,9 +7,9 @@ import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.torch_decoder import StepInput
+from rootlace.runtime.model.families.spec import ModelSpec
 
 NOT_FED = -1
 """Of a token that the step before does not find."""
@@ -20,20 +20,20 @@ class StepInputBuilder:
 
     def __init__(
         self,
-        config: ModelConfig,
+        spec: ModelSpec,
         kernels: KernelSet,
         rotary: RotaryEmbedding,
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._config = config
+        self._attention = spec.attention
         self._kernels = kernels
         self.rotary = rotary
         self.block_size = block_size
         self._dtype = dtype
         self._device = device
-        self.windows = sorted(set(config.windows), key=lambda window: window or 0)
+        self.windows = sorted(set(spec.attention.windows), key=lambda window: window or 0)
 
     def build(self, plan: StepPlan) -> StepInput:
         """Upload (in one transfer) and plan attention for each distinct sliding window."""
@@ -70,9 +70,9 @@ class StepInputBuilder:
             context_len=plan.context_len,
             block_tables=plan.block_tables,
             block_size=self.block_size,
-            num_heads=self._config.num_heads,
-            num_kv_heads=self._config.num_kv_heads,
-            head_dim=self._config.head_dim,
+            num_heads=self._attention.num_heads,
+            num_kv_heads=self._attention.num_kv_heads,
+            head_dim=self._attention.head_dim,
             dtype=self._dtype,
             device=self._device,
         )

@@ -1,10 +1,8 @@
 """The decoder: T flat tokens in, hidden states of the wanted tokens out.
 
-Pre-norm transformer layers of Llama and its kin: RMSNorm, attention with rotary positions and
-grouped keys, RMSNorm, gated MLP. Tokens of all rows are laid out flat, without padding; only
-attention knows rows.
-
-Products with weights are torch's (cuBLAS on a GPU); everything else is a kernel of ours.
+Layers of Llama and its kin: RMSNorm, attention with rotary positions and grouped keys, RMSNorm,
+gated MLP; the model's spec says which features it has besides. Tokens of all rows are laid out
+flat, without padding; only attention knows rows. Everything is computed by the kernel set.
 """
 
 from __future__ import annotations
@@ -14,12 +12,49 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVScales
-from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.families import support
+from rootlace.runtime.model.families.spec import (
+    Attention,
+    GatedMlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    WeightNames,
+)
+from rootlace.runtime.model.families.support import Support, any_value, kind, one_of
+from rootlace.wire.errors import UnsupportedModel
+
+SUPPORT: Support = {
+    **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
+    "norm": kind(Norm),
+    "norm.kind": one_of("rms"),
+    "norm.placement": one_of("before"),
+    **any_value("norm.eps"),
+    "attention": kind(Attention),
+    **any_value("attention.num_heads", "attention.num_kv_heads", "attention.head_dim"),
+    **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
+    **any_value("attention.qkv_bias", "attention.output_bias", "attention.head_norm"),
+    "mlp": kind(GatedMlp),
+    "mlp.activation": one_of("silu", "gelu_tanh"),
+    **any_value("mlp.inner_size", "mlp.bias"),
+    "rope": kind(Rope),
+    **any_value("rope.kind", "rope.parameters"),
+    "names": kind(WeightNames),
+    **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
+    **any_value("embedding_multiplier", "residual_multiplier"),
+    **any_value("logit_multiplier", "logit_soft_cap"),
+}
+"""What this decoder, with its loader and rotations, can compute."""
+
+
+def why_not(spec: ModelSpec) -> str | None:
+    """Why this decoder cannot run a model; None if it can."""
+    return support.why_not(spec, SUPPORT)
 
 
 @dataclass(frozen=True)
@@ -40,34 +75,48 @@ class Decoder:
 
     def __init__(
         self,
-        config: ModelConfig,
+        spec: ModelSpec,
         weights: ModelWeights,
         kernels: KernelSet,
         scales: Sequence[KVScales] | None = None,
     ) -> None:
-        """`scales`: per layer, of a cache that is stored in eight bits."""
-        self._config = config
+        """`scales`: per layer, of a cache that is stored in eight bits.
+
+        Raises `UnsupportedModel` for a model that is not to be computed exactly: by this decoder,
+        or because the kernels do not multiply by its kind of weights.
+        """
+        reason = why_not(spec)
+        if reason is not None:
+            raise UnsupportedModel(f"the decoder cannot compute this model: {reason}")
+        unknown = unknown_kind(weights.products(), kernels.weights)
+        if unknown is not None:
+            raise UnsupportedModel(f"the {kernels.name} kernels have no products of {unknown}")
+        self._spec = spec
         self._weights = weights
         self._kernels = kernels
-        self._scales: Sequence[KVScales | None] = scales or [None] * config.num_layers
+        self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
+        gated = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
+        self._gated = gated[spec.mlp.activation]
 
     @property
     def vocab_size(self) -> int:
-        return self._config.vocab_size
+        return self._spec.vocab_size
 
     @property
     def hidden_size(self) -> int:
-        return self._config.hidden_size
+        return self._spec.hidden_size
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weights.head.dtype
+        return self._weights.embedding.dtype
 
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
-        kernels, config, weights = self._kernels, self._config, self._weights
-        eps = config.rms_norm_eps
-        residual = kernels.embedding(weights.embedding, step.token_ids)
+        kernels, spec, weights = self._kernels, self._spec, self._weights
+        eps = spec.norm.eps
+        residual = _times(
+            kernels.embedding(weights.embedding, step.token_ids), spec.embedding_multiplier
+        )
         x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
@@ -79,21 +128,27 @@ class Decoder:
             if index == last and step.wanted is not None:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
-            x = linear(attended, layer.output, layer.output_bias)
+            x = _times(kernels.linear(attended, layer.output), spec.residual_multiplier)
             x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = kernels.silu_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
+            x = self._gated(kernels.linear(x, layer.gate_up))
+            x = _times(kernels.linear(x, layer.down), spec.residual_multiplier)
             norm = weights.final_norm if index == last else weights.layers[index + 1].input_norm
             x, residual = kernels.add_rms_norm(x, residual, norm, eps)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V]."""
-        return linear(hidden, self._weights.head).float()
+        return self._capped(self._kernels.linear(hidden, self._weights.head)).float()
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
         """hidden [N, H] -> out [N, V], in the model's dtype."""
-        torch.mm(hidden, self._weights.head.t(), out=out)
+        self._capped(self._kernels.linear(hidden, self._weights.head, out))
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """What the spec does to logits, in place."""
+        logits = _times(logits, self._spec.logit_multiplier)
+        cap = self._spec.logit_soft_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _write(
         self,
@@ -104,8 +159,8 @@ class Decoder:
         cache: torch.Tensor,
     ) -> torch.Tensor:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
-        config = self._config
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        spec = self._spec
+        qkv = self._kernels.linear(x, layer.qkv).view(len(x), -1, spec.attention.head_dim)
         return self._kernels.rope_and_write(
             qkv,
             step.cos,
@@ -116,7 +171,7 @@ class Decoder:
             step.write_tokens,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
-            eps=config.rms_norm_eps,
+            eps=spec.norm.eps,
             scales=self._scales[index],
         )
 
@@ -124,8 +179,19 @@ class Decoder:
         self, index: int, q: torch.Tensor, step: StepInput, cache: torch.Tensor
     ) -> torch.Tensor:
         """q [T, Nq, D] -> [T, Nq * D]."""
-        plan = step.attention[self._config.windows[index]]
+        attention = self._spec.attention
         out, _ = self._kernels.paged_attention(
-            q, cache[index, 0], cache[index, 1], plan, scales=self._scales[index]
+            q,
+            cache[index, 0],
+            cache[index, 1],
+            step.attention[attention.windows[index]],
+            scale=attention.scale,
+            soft_cap=attention.soft_cap,
+            scales=self._scales[index],
         )
         return out.flatten(1)
+
+
+def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """x times `factor`, in place."""
+    return x if factor == 1.0 else x.mul_(factor)

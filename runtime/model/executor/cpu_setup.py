@@ -77,9 +77,9 @@ def on_cpu(
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
         loaded = [weights_of(config, dtype, CPU, progress)]
-        weights = NativeWeights(library, team, config, loaded, progress)
+        weights = NativeWeights(library, team, config.spec, loaded, progress)
         memory = pool()
-        forward = native_decoder.NativeDecoder(library, team, config, weights, rotary, memory)
+        forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
         return CpuModel(forward, memory, "native")
 
     if executor.threads is not None:
@@ -88,8 +88,8 @@ def on_cpu(
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, tensors, rotary, dtype, CPU)
-    decoder = Decoder(config, tensors, REFERENCE, scales)
-    inputs = StepInputBuilder(config, REFERENCE, rotary, cache.block_size, dtype, CPU)
+    decoder = Decoder(config.spec, tensors, REFERENCE, scales)
+    inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
     memory = pool()
     return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE.name)
 
@@ -100,7 +100,7 @@ def _library(
     """The native kernels, None where the reference is to run."""
     if asked == "reference":
         return None
-    reason = native_decoder.why_not(config, kv_dtype)
+    reason = native_decoder.why_not(config.spec, kv_dtype)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))

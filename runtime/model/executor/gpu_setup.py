@@ -73,8 +73,8 @@ def load(
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, weights, rotary, dtype, device)
-    decoder = Decoder(config, weights, kernels, scales)
-    inputs = StepInputBuilder(config, kernels, rotary, cache.block_size, dtype, device)
+    decoder = Decoder(config.spec, weights, kernels, scales)
+    inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
     rotary.tabulate()
     return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)
 
@@ -148,7 +148,7 @@ def _steps(
         model.kernels,
         model.inputs,
         pool,
-        DeviceSampler(model.config.vocab_size, limits.max_rows, device, model.kernels),
+        DeviceSampler(model.config.spec.vocab_size, limits.max_rows, device, model.kernels),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),
@@ -162,7 +162,7 @@ def _steps(
 def _step_bytes(model: LoadedModel, cuda: CudaDevice, limits: StepLimits, block_size: int) -> int:
     """What steps take at their peak, with all that is kept for them, without the KV pool."""
     plans, blocks = trial_steps(
-        model.config.vocab_size,
+        model.config.spec.vocab_size,
         limits.max_tokens,
         limits.max_rows,
         model.context_length,

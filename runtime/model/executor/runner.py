@@ -17,12 +17,13 @@ from rootlace.runtime.model.checkpoint.loader import (
     checkpoint_dtype,
     load_weights,
 )
+from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
 class ModelRunner:
@@ -73,18 +74,22 @@ class ModelRunner:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
         config = ModelConfig.read(executor.model)
+        reason = torch_decoder.why_not(config.spec)
+        if reason is not None:
+            raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
         dtype = _dtype(executor.dtype, config)
         if executor.context_length is not None and not (
-            0 < executor.context_length <= config.max_context
+            0 < executor.context_length <= config.spec.max_context
         ):
             raise InvalidRequest(
                 f"context_length {executor.context_length} is not between 1 and the model's "
-                f"{config.max_context} ({config.path / 'config.json'}: max_position_embeddings)"
+                f"{config.spec.max_context} (max_position_embeddings of "
+                f"{config.path / 'config.json'})"
             )
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            masks = MaskTables(config.vocab_size, device)
+            masks = MaskTables(config.spec.vocab_size, device)
             if device.type == "cuda":
                 from rootlace.runtime.model.executor import gpu_setup
 
@@ -114,7 +119,7 @@ class ModelRunner:
 
     @property
     def vocab_size(self) -> int:
-        return self.config.vocab_size
+        return self.config.spec.vocab_size
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

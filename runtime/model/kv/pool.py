@@ -28,8 +28,9 @@ def storage_dtype(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block over all layers, keys and values."""
-    row = config.num_kv_heads * config.head_dim * dtype.itemsize
-    return 2 * config.num_layers * block_size * row
+    attention = config.spec.attention
+    row = attention.num_kv_heads * attention.head_dim * dtype.itemsize
+    return 2 * config.spec.num_layers * block_size * row
 
 
 def choose_num_blocks(
@@ -75,7 +76,9 @@ def allocate(
     all over the cache, and attention would else look up a page for each. There raises OSError if
     the system has no room for it.
     """
-    shape = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim)
+    attention = config.spec.attention
+    heads, dim = attention.num_kv_heads, attention.head_dim
+    shape = (config.spec.num_layers, 2, num_blocks, block_size, heads, dim)
     if device.type == "cpu":
         return mapped(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.empty(shape, device=device, dtype=dtype)

@@ -17,7 +17,8 @@ from rootlace.kernels.interface import KVScales
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import KV_SCALE, KV_SCALES, Checkpoint, is_kv_scale
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.loader import KV_SCALE, KV_SCALES, is_kv_scale
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
@@ -61,27 +62,28 @@ def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, 
                 _stored(config, checkpoint, index, "k", device),
                 _stored(config, checkpoint, index, "v", device),
             )
-            for index in range(config.num_layers)
+            for index in range(config.spec.num_layers)
         )
 
 
 def _stored(
     config: ModelConfig, checkpoint: Checkpoint, layer: int, kind: str, device: torch.device
 ) -> torch.Tensor:
-    names = [f"model.layers.{layer}.{name}" for name in (*KV_SCALES[kind], KV_SCALE)]
+    prefix = config.spec.names.layer.format(layer)
+    names = [prefix + name for name in (*KV_SCALES[kind], KV_SCALE)]
     name = next((name for name in names if name in checkpoint.names()), None)
     if name is None:
         raise UnsupportedModel(f"{config.path}: weights are missing: {names[0]}")
     found = checkpoint.tensor(name)
     values = found.to(torch.float32).flatten()
-    if len(values) not in (1, config.num_kv_heads):
+    heads = config.spec.attention.num_kv_heads
+    if len(values) not in (1, heads):
         raise UnsupportedModel(
-            f"{config.path}: {name} has shape {list(found.shape)}; expected one scale or "
-            f"{config.num_kv_heads}"
+            f"{config.path}: {name} has shape {list(found.shape)}; expected one scale or {heads}"
         )
     if not bool((values.isfinite() & (values > 0)).all()):
         raise UnsupportedModel(f"{config.path}: {name} is not a positive number")
-    return values.expand(config.num_kv_heads).contiguous().to(device)
+    return values.expand(heads).contiguous().to(device)
 
 
 @torch.inference_mode()
@@ -96,8 +98,8 @@ def calibrate(
     count = min(CALIBRATION_TOKENS, rotary.context_length)
     blocks = -(-count // BLOCK_SIZE)
     cache = kv_pool.allocate(config, blocks, BLOCK_SIZE, device, dtype)
-    inputs = StepInputBuilder(config, REFERENCE, rotary, BLOCK_SIZE, dtype, device)
-    Decoder(config, weights, REFERENCE).forward(inputs.build(_plan(config, count)), cache)
+    inputs = StepInputBuilder(config.spec, REFERENCE, rotary, BLOCK_SIZE, dtype, device)
+    Decoder(config.spec, weights, REFERENCE).forward(inputs.build(_plan(config, count)), cache)
     written = cache.flatten(2, 3)[:, :, :count]  # [layers, 2, tokens, Nk, D]
     largest = written.abs().amax(dim=(2, 4)).float()  # [layers, 2, Nk]
     if not bool(largest.isfinite().all()):
@@ -117,9 +119,9 @@ def _power_of_two(values: torch.Tensor) -> torch.Tensor:
 def _plan(config: ModelConfig, count: int) -> StepPlan:
     """One row of pseudo-random tokens behind the token that begins a text, if there is one: what
     stands first is often attended to by all others, and then has unusual keys and values."""
-    tokens = np.random.default_rng(CALIBRATION_SEED).integers(0, config.vocab_size, count)
-    begin = getattr(config.hf, "bos_token_id", None)
-    if isinstance(begin, int) and 0 <= begin < config.vocab_size:
+    tokens = np.random.default_rng(CALIBRATION_SEED).integers(0, config.spec.vocab_size, count)
+    begin = config.bos_token_id
+    if begin is not None and 0 <= begin < config.spec.vocab_size:
         tokens[0] = begin
     blocks = -(-count // BLOCK_SIZE)
     nothing = np.empty(0, np.int64)

@@ -1,0 +1,34 @@
+"""Llama 2, 3 and their like."""
+
+from rootlace.runtime.model.families.reading import (
+    Family,
+    Given,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+)
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+
+NAMES = WeightNames(
+    embedding="model.embed_tokens",
+    layer="model.layers.{}.",
+    parts={
+        "input_norm": ("input_layernorm",),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "output": ("self_attn.o_proj",),
+        "post_norm": ("post_attention_layernorm",),
+        "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+        "down": ("mlp.down_proj",),
+    },
+    final_norm="model.norm",
+    head="lm_head",
+)
+
+
+def _read(given: Given) -> ModelSpec:
+    biased = given("attention_bias")
+    attention = grouped_attention(given, qkv_bias=biased, output_bias=biased)
+    return pre_norm_decoder(given, NAMES, attention, gated_mlp(given, bias=given("mlp_bias")))
+
+
+FAMILY = Family(architectures=("LlamaForCausalLM",), model_types=("llama",), read=_read)

@@ -1,0 +1,104 @@
+"""What a decoder computes: sizes, parts, and what its weights are called.
+
+A field with a default is a feature, and its default means that the model does not have it: a
+decoder that has never heard of a feature may run every model without it and refuses the others
+(`support`). So a new feature is a new field with a default, and nothing else has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The norms of the layers and the one before the head. `placement` "before": one before
+    attention and one before the MLP, each inside the residual branch."""
+
+    eps: float
+    kind: Literal["rms"] = "rms"
+    placement: Literal["before"] = "before"
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention. Scores are `scale` times q . k, then, with a `soft_cap` c > 0,
+    c * tanh(score / c).
+
+    `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
+    it), None for full attention. `head_norm`: queries and keys are normed per head, before they are
+    rotated.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_norm: bool = False
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(activation(gate(x)) * up(x)), `inner_size` numbers in between."""
+
+    inner_size: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding. `kind` and `parameters` are those of transformers'
+    `rope_parameters` ("rope_theta" among them). All numbers of a head are rotated."""
+
+    kind: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """The modules of a checkpoint; their tensors are `<module>.weight` and `<module>.bias`.
+
+    `parts` are a layer's: our name (a field of `LayerWeights`) -> the modules, behind `layer` (with
+    the layer's index in it), whose rows are joined to make it. A checkpoint that has already joined
+    them names one.
+    """
+
+    embedding: str
+    layer: str
+    parts: Mapping[str, tuple[str, ...]]
+    final_norm: str
+    head: str
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder. `max_context` is the most positions it was made for.
+
+    Features besides those of its parts: what the embedding is multiplied by, what each part's
+    output is multiplied by before it is added to the residual stream, and what is done to logits,
+    in this order: multiplied, then capped as attention's scores are.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_context: int
+    norm: Norm
+    attention: Attention
+    mlp: GatedMlp
+    rope: Rope
+    names: WeightNames = field(repr=False)
+    tied_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_soft_cap: float = 0.0

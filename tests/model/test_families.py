@@ -1,0 +1,188 @@
+"""Every key of a family's configuration is computed as transformers does, or refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.families.table import families
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+
+TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
+LAYERS = SHAPE["num_hidden_layers"]
+NAMES = ("llama", "mistral-sliding", "ministral", "qwen2-sliding", "qwen3", "granite")
+
+# Values that mean something, where a number more or less does not.
+TELLING: dict[str, list[Any]] = {
+    "hidden_act": ["gelu", "gelu_pytorch_tanh", "relu", "swish"],
+    "layer_types": [
+        ["full_attention"] * LAYERS,
+        ["sliding_attention"] * LAYERS,
+        ["full_attention", "sliding_attention", "full_attention"],
+        ["linear_attention"] * LAYERS,
+    ],
+    "sliding_window": [None, 0, 2, 6],
+    "tie_word_embeddings": [True],
+    "rope_parameters": [
+        {"rope_type": "default", "rope_theta": 500.0},
+        {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+        {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]},
+        {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+    "architectures": [["GemmaForCausalLM"], []],
+    "model_type": ["mistral", "qwen2", "gemma"],
+    "per_layer_config": [{"1": {"num_key_value_heads": 1}}],
+}
+# Keys of no family's configuration class that have been seen in checkpoints.
+STRANGERS: dict[str, list[Any]] = {
+    "layer_types": TELLING["layer_types"],
+    "sliding_window": [2],
+    "use_sliding_window": [True],
+    "head_dim": [8, 16],
+    "attention_bias": [True, False],
+    "mlp_bias": [True],
+    "rope_theta": [500.0],
+    "rope_scaling": [{"type": "linear", "factor": 2.0}],
+    "partial_rotary_factor": [0.5],
+    "is_causal": [False],
+    "attn_logit_softcapping": [30.0],
+    "query_pre_attn_scalar": [7],
+    "dual_chunk_attention_config": [{"chunk_size": 4}],
+    "logits_scaling": [4.0],
+    "no_such_key": [1],
+}
+# Keys of no consequence that must not keep anybody from running a model.
+HARMLESS = {
+    "torch_dtype": "float32",
+    "unsloth_fixed": True,
+    "transformers.js_config": {},
+    "temperature": 0.7,
+    "max_length": 20,
+    "_name_or_path": "someone/some-model",
+    "no_such_key": None,
+    "sliding_window": None,
+}
+
+
+def changed(value: object) -> list[Any]:
+    """Other values of the same type."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, max(value // 2, 1)]
+    if isinstance(value, float):
+        return [2.0 * value + 0.25]
+    if value is None:
+        return [1, True]
+    return []
+
+
+def cases(config: PreTrainedConfig) -> list[tuple[str, Any]]:
+    known = config.to_dict()
+    del known["return_dict"]  # in which form transformers' model answers the test
+    found = {key: TELLING.get(key) or changed(value) for key, value in known.items()}
+    found |= {key: STRANGERS[key] for key in STRANGERS if key not in known}
+    found["per_layer_config"] = TELLING["per_layer_config"]
+    return [(key, value) for key, values in found.items() for value in values]
+
+
+def ours(folder: Path) -> torch.Tensor | None:
+    """The best logprobs after `TOKENS`, float64; None: refused, by name."""
+    try:
+        executor = ExecutorConfig(model=str(folder), kernels="reference", dtype="float32")
+        runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
+    except (UnsupportedModel, InvalidRequest) as error:
+        assert str(folder) in str(error)
+        return None
+    row = Row(Blocks(16, 4), list(TOKENS))
+    scores = runner.run(make_plan([Work(row)])).scores[0]
+    assert scores is not None
+    return torch.from_numpy(scores.top_logprobs[0]).double()
+
+
+def theirs(folder: Path) -> torch.Tensor | None:
+    """The same by transformers, all sorted; None: it cannot load the folder."""
+    with contextlib.suppress(Exception):
+        model = reference(folder, torch.float32)
+        return reference_logprobs(model, TOKENS)[-1].sort(descending=True).values
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_computed_or_refused(name: str, tmp_path: Path) -> None:
+    save(configs()[name], tmp_path)
+    file = tmp_path / "config.json"
+    plain = json.loads(file.read_text())
+    refused, equal, wrong = set(), set(), []
+    for key, value in cases(AutoConfig.from_pretrained(tmp_path)):
+        file.write_text(json.dumps(plain | {key: value}))
+        found = ours(tmp_path)
+        if found is None:
+            refused.add(key)
+            continue
+        expected = theirs(tmp_path)
+        if expected is None or (expected[: len(found)] - found).abs().max() > 1e-4:
+            wrong.append((key, value))
+        equal.add(key)
+    assert not wrong
+    # Both happen, so the test can see either.
+    assert {"hidden_size", "per_layer_config", "no_such_key"} <= refused
+    assert {"rms_norm_eps", "rope_parameters", "use_cache"} <= equal
+
+
+def test_harmless_keys(tmp_path: Path) -> None:
+    save(configs()["llama"], tmp_path)
+    file = tmp_path / "config.json"
+    spec = ModelConfig.read(tmp_path).spec
+    file.write_text(json.dumps(json.loads(file.read_text()) | HARMLESS))
+    assert ModelConfig.read(tmp_path).spec == spec
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"no_such_key": 3}, ["config.json", "no_such_key", "3", "not known"]),
+        ({"is_causal": False}, ["is_causal", "False", "only True"]),
+        ({"model_type": "mistral"}, ["model_type", "mistral", "LlamaForCausalLM"]),
+    ],
+)
+def test_what_is_refused_is_named(tmp_path: Path, edit: dict[str, Any], words: list[str]) -> None:
+    save(configs()["llama"], tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | edit))
+    with pytest.raises(UnsupportedModel) as caught:
+        ModelConfig.read(tmp_path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_mistral_with_layer_types(tmp_path: Path) -> None:
+    """Ministral's first form: a Mistral architecture whose layers differ."""
+    save(configs()["ministral"], tmp_path)
+    file = tmp_path / "config.json"
+    old = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | old))
+    assert ModelConfig.read(tmp_path).spec.attention.windows == (7, None, 7)
+    found, expected = ours(tmp_path), theirs(tmp_path)
+    assert found is not None
+    assert expected is not None
+    assert (expected[: len(found)] - found).abs().max() < 1e-4
+
+
+def test_a_family_is_found_by_its_file() -> None:
+    files = {file.stem for file in Path("runtime/model/families").glob("*.py")}
+    read_in = {family.read.__module__.rpartition(".")[2] for family in families().values()}
+    assert read_in == files - {"__init__", "spec", "support", "reading", "table"}

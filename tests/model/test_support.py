@@ -1,0 +1,261 @@
+"""A decoder computes what its spec says, or refuses it by name; no field is passed over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels import Dense, KernelSet, Scheme
+from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.decoder.forward import ReferenceForward
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
+from rootlace.runtime.model.families import support
+from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.kv.pool import allocate
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.model.checkpoints import configs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import skip_without
+
+CPU = torch.device("cpu")
+TOKENS = [5, 150, 7, 32, 9, 11, 4, 77]
+DECODERS = {"reference": torch_decoder.SUPPORT, "native": native_decoder.SUPPORT}
+
+
+@dataclass(frozen=True)
+class WithSinks(ModelSpec):
+    """A feature that no decoder has heard of."""
+
+    sinks: bool = False
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tmp_path_factory.mktemp("qwen3")
+    save(configs()["qwen3-biased"], folder)
+    return ModelConfig.read(folder)
+
+
+def with_sinks(config: ModelConfig, sinks: bool) -> ModelConfig:
+    values = {field.name: getattr(config.spec, field.name) for field in fields(config.spec)}
+    return replace(config, spec=WithSinks(**values, sinks=sinks))
+
+
+def load(config: ModelConfig, kernels: str, weights_of: Any = load_weights) -> CpuModel:
+    executor = ExecutorConfig(model=str(config.path), kernels=kernels)  # type: ignore[arg-type]
+    rotary = RotaryEmbedding(config, None, CPU, torch.float32)
+    cache = CacheConfig(4, 16)
+    return on_cpu(config, torch.float32, rotary, cache, executor, weights_of, None)
+
+
+@torch.inference_mode()
+def logits(config: ModelConfig, kernels: KernelSet = REFERENCE) -> torch.Tensor:
+    """Of the torch decoder, after `TOKENS`."""
+    rotary = RotaryEmbedding(config, None, CPU, torch.float32)
+    weights = load_weights(config, torch.float32, CPU)
+    decoder = torch_decoder.Decoder(config.spec, weights, kernels)
+    inputs = StepInputBuilder(config.spec, kernels, rotary, 4, torch.float32, CPU)
+    forward = ReferenceForward(
+        decoder, kernels, inputs, allocate(config, 16, 4, CPU, torch.float32)
+    )
+    return forward.logits(run(forward))
+
+
+@torch.inference_mode()
+def run(forward: Any) -> torch.Tensor:
+    return forward.run(make_plan([Work(Row(Blocks(16, 4), list(TOKENS)))]))
+
+
+# ------------------------------------------------------------ refusals
+
+
+def test_a_feature_that_nobody_knows(config: ModelConfig) -> None:
+    odd = with_sinks(config, True)
+    assert "sinks True" in str(native_decoder.why_not(odd.spec, torch.float32))
+    assert "sinks True" in str(torch_decoder.why_not(odd.spec))
+    with pytest.raises(UnsupportedModel, match="sinks True"):
+        load(odd, "reference")
+    # A model without it runs everywhere.
+    plain = with_sinks(config, False)
+    assert native_decoder.why_not(plain.spec, torch.float32) is None
+    assert torch_decoder.why_not(plain.spec) is None
+
+
+def test_a_feature_that_only_torch_knows_falls_back(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {**torch_decoder.SUPPORT, **support.any_value("sinks")}
+    monkeypatch.setattr(torch_decoder, "SUPPORT", known)
+    odd = with_sinks(config, True)
+    with caplog.at_level(logging.WARNING):
+        assert load(odd, "auto").kernels == "reference"
+    assert "reference kernels run" in caplog.text
+    assert "sinks True is not known" in caplog.text
+    with pytest.raises(InvalidRequest, match=r"kernels 'native': .*sinks True"):
+        load(odd, "native")
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "attention.soft_cap": {"attention": {"soft_cap": 5.0}},
+    "attention.head_dim": {"attention": {"head_dim": 258}},
+    "attention.scale": {"attention": {"scale": -1.0}},
+    "mlp.activation": {"mlp": {"activation": "gelu_tanh"}},
+    "norm.kind": {"norm": {"kind": "layer"}},
+    "norm.placement": {"norm": {"placement": "after"}},
+    "embedding_multiplier": {"embedding_multiplier": 2.0},
+    "residual_multiplier": {"residual_multiplier": 2.0},
+    "logit_multiplier": {"logit_multiplier": 2.0},
+    "logit_soft_cap": {"logit_soft_cap": 30.0},
+}
+
+
+def with_feature(config: ModelConfig, feature: dict[str, Any]) -> ModelConfig:
+    values = {
+        name: replace(getattr(config.spec, name), **value) if isinstance(value, dict) else value
+        for name, value in feature.items()
+    }
+    return replace(config, spec=replace(config.spec, **values))
+
+
+@pytest.mark.parametrize("path", FEATURES)
+def test_what_the_native_decoder_refuses(config: ModelConfig, path: str) -> None:
+    reason = native_decoder.why_not(with_feature(config, FEATURES[path]).spec, torch.float32)
+    assert reason is not None
+    assert reason.startswith(path)
+
+
+def test_a_part_of_another_type(config: ModelConfig) -> None:
+    @dataclass(frozen=True)
+    class Experts:
+        count: int
+
+    spec = replace(config.spec, mlp=Experts(8))  # type: ignore[arg-type]
+    for decoder in DECODERS.values():
+        assert support.why_not(spec, decoder) == "mlp Experts is not supported"
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_weights_of_an_unknown_kind(config: ModelConfig, kernels: str) -> None:
+    skip_without(kernels)
+
+    def weights_of(*given: Any) -> ModelWeights:
+        weights = load_weights(*given)
+        head = quantise(weights.embedding, Scheme(8))
+        return replace(weights, head=head)
+
+    if kernels == "native":
+        with pytest.raises(UnsupportedModel, match="native kernels have no products of int8"):
+            load(config, kernels, weights_of)
+        return
+    narrow = replace(REFERENCE, name="narrow", weights=frozenset({"dense"}))
+    weights = weights_of(config, torch.float32, CPU)
+    with pytest.raises(UnsupportedModel, match="narrow kernels have no products of int8"):
+        torch_decoder.Decoder(config.spec, weights, narrow)
+
+
+# ------------------------------------------------------------ no field is passed over
+
+
+def paths(spec: Any, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Every field's path, and whether it has a default, which every decoder knows."""
+    for field in fields(spec):
+        yield prefix + field.name, field.default is not MISSING
+        value = getattr(spec, field.name)
+        if is_dataclass(value):
+            yield from paths(value, f"{prefix}{field.name}.")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_field_is_declared_or_refused(config: ModelConfig, name: str) -> None:
+    all_paths = dict(paths(config.spec))
+    assert DECODERS[name].keys() <= all_paths.keys()
+    assert all(path in DECODERS[name] or default for path, default in all_paths.items())
+
+
+class Recorder:
+    """A spec that remembers which of its fields are read."""
+
+    def __init__(self, value: Any, seen: set[str], prefix: str = "") -> None:
+        self._value, self._seen, self._prefix = value, seen, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        path, value = self._prefix + name, getattr(self._value, name)
+        self._seen.add(path)
+        return Recorder(value, self._seen, f"{path}.") if is_dataclass(value) else value
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_what_is_declared_is_read(
+    config: ModelConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A field that a decoder takes with any value has a part in what it does."""
+    skip_without(name)
+    monkeypatch.setattr(support, "why_not", lambda *_: None)
+    seen: set[str] = set()
+    model = load(replace(config, spec=Recorder(config.spec, seen)), name)  # type: ignore[arg-type]
+    model.forward.logits(run(model.forward))
+    declared = {path for path, knows in DECODERS[name].items() if knows is support.anything}
+    assert declared - seen == set()
+
+
+# ------------------------------------------------------------ features of the torch decoder
+
+
+def test_logits_are_capped(config: ModelConfig) -> None:
+    plain = logits(config).double()
+    capped = logits(with_feature(config, {"logit_soft_cap": 2.0})).double()
+    assert torch.allclose(capped, 2.0 * torch.tanh(plain / 2.0), atol=1e-5)
+    assert plain.abs().max() > 2.0
+
+
+def test_scores_are_capped(config: ModelConfig) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def spy(*given: Any, **options: Any) -> Any:
+        seen.append((options["scale"], options["soft_cap"]))
+        return REFERENCE.paged_attention(*given, **options)
+
+    feature = {"attention": {"soft_cap": 5.0, "scale": 0.3}}
+    logits(with_feature(config, feature), replace(REFERENCE, paged_attention=spy))
+    assert seen == [(0.3, 5.0)] * config.spec.num_layers
+
+
+@pytest.mark.parametrize("scheme", [Scheme(8), Scheme(8, 16), Scheme(4, 16)])
+def test_quantised_weights_are_multiplied_by(config: ModelConfig, scheme: Scheme) -> None:
+    """As dense ones of what they stand for."""
+    weights = load_weights(config, torch.float32, CPU)
+    found = []
+    for dense in (False, True):
+
+        def product(weight: Any, dense: bool = dense) -> Any:
+            quantised = quantise(weight.matrix, scheme, weight.bias)
+            return Dense(dequantise(quantised), weight.bias) if dense else quantised
+
+        layers = tuple(
+            replace(
+                layer,
+                **{
+                    name: product(getattr(layer, name))
+                    for name in ("qkv", "output", "gate_up", "down")
+                },
+            )
+            for layer in weights.layers
+        )
+        changed = replace(weights, layers=layers, head=product(weights.head))
+        model = load(config, "reference", lambda *_, changed=changed: changed)
+        found.append(model.forward.logits(run(model.forward)).numpy())
+    assert np.array_equal(*found)
