@@ -17,12 +17,13 @@ RESULTS ?= benchmarks/results
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
-	@echo "make test    set up .venv, run the tests"
+	@echo "make check   two minutes: what to run before each commit"
+	@echo "make test    all tests"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -53,6 +54,11 @@ demo: $(READY)
 # The GPU's tests are run a second time on the CPU, so that they themselves are tested.
 # Native kernels are compiled before, so that no test with a time limit pays for it; without a
 # compiler the tests of them are skipped.
+check: $(READY)
+	-@$(BIN)/python -m rootlace.kernels.native
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+
 test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

@@ -31,6 +31,10 @@ if not torch.cuda.is_available():
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# `make check` leaves these out: real processes and sockets, interpreted kernels, whole commands.
+# Elsewhere a test of more than about two seconds is marked `slow` itself.
+SLOW_FOLDERS = ("e2e", "gpu", "kernels/triton", "benchmarks", "scripts")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -44,6 +48,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_gpu: takes all of the GPU's memory; runs alone")
+    config.addinivalue_line("markers", "slow: not part of `make check`")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

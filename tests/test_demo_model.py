@@ -184,6 +184,7 @@ def test_known_prompts(generator: Generator, case: Case) -> None:
     assert generator.answers([case]) == [case.answer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("skill", "known_phrasings", "floor"),
     [

@@ -169,6 +169,7 @@ def test_check_finds_faults() -> None:
             cache.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 def test_random_use_against_a_set_of_prefixes(block_size: int) -> None:
     choose = random.Random(block_size)

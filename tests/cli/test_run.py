@@ -55,6 +55,7 @@ def _run(served: Serve, target: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["run", target, "--url", served.url, *arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_a_program(served: Serve, programs: Path, stream: str) -> None:
     arguments = ["--arg", "who=Ann=B", "--arg", "times=2", "--arg", "shout=true", stream]
@@ -114,6 +115,7 @@ def test_nobody_answers(programs: Path) -> None:
     assert result.exit_code == 1 and "does not answer" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_runtime_of_its_own(programs: Path, tiny_model: Path) -> None:
     result = CliRunner().invoke(app, ["run", f"{programs}:slow", "--model", str(tiny_model)])
     assert result.exit_code == 0, result.output

@@ -40,6 +40,7 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         return json.load(reply)
 
 
+@pytest.mark.slow
 def test_it_answers_http_and_programs(served: Serve) -> None:
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     first = _post(f"{served.url}/generate", body)
@@ -83,6 +84,7 @@ def test_a_forced_tool_call(served: Serve) -> None:
     assert reply.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.slow
 def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
@@ -105,6 +107,7 @@ def test_an_api_key_and_a_clean_stop(tiny_model: Path, tmp_path: Path) -> None:
     eventually(lambda: not any(alive(child) for child in children))
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
     serve = Serve(tiny_model, "--port", "0", *CPU)
     children = psutil.Process(serve.process.pid).children(recursive=True)

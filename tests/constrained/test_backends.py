@@ -147,6 +147,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whitespace", ["compact", "flexible"])
 @pytest.mark.parametrize("backend", ["automaton", "llguidance", "outlines_core", "auto"])
 def test_schemas_on_each_backend(vocabulary: Vocabulary, backend: Any, whitespace: str) -> None:

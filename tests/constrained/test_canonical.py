@@ -179,6 +179,7 @@ def places(vocabulary: Vocabulary, text: bytes) -> set[tuple[int, int]] | None:
     return set(zip(starts, tokens, strict=True))
 
 
+@pytest.mark.slow
 def test_forced_tokens_stand_in_every_text_that_may_come(vocabulary: Vocabulary) -> None:
     canonicalizer = canonicalizer_of(vocabulary)
     rng = random.Random(1)

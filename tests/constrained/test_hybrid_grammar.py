@@ -115,6 +115,7 @@ class Walker:
         return int(self._random.choice(likely))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_masks_are_llguidances(
     compilers: tuple[GrammarCompiler, GrammarCompiler], name: str

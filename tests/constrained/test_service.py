@@ -94,6 +94,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 def test_hostile_constraints_fail_alone(service: CompileService) -> None:
     hostile = {name: service.submit(constraint) for name, constraint in HOSTILE.items()}
     ordinary = []
@@ -147,6 +148,7 @@ def long(letter: str) -> Constraint:
     return Constraint("regex", letter * 20_000)
 
 
+@pytest.mark.slow
 def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
     fine = service.submit(long("a"))
     assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")
@@ -190,6 +192,7 @@ def test_the_child_ends_with_its_input(service: CompileService) -> None:
     assert child.wait(timeout=100) == 0
 
 
+@pytest.mark.slow
 def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
     service.submit(long("a")).result(timeout=60)
     pid = service.trial_pid
@@ -200,6 +203,7 @@ def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
     assert service.submit(long("c")).result(timeout=60).matcher().forced_text()
 
 
+@pytest.mark.slow
 def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
     compiler = make_compiler()
     compiler.compile(Constraint("regex", "first"))  # it takes longer than those behind it

@@ -134,6 +134,7 @@ def test_forks_and_turns_and_a_pool_too_small(
     assert harness.scheduler.stats()["retractions"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_constrained(
     plain: ModelRunner,

@@ -206,6 +206,7 @@ def test_checked_constraints_retreat_on_the_model(runner, prompts, compiler) -> 
             assert len(outcome.logprobs) == len(outcome.token_ids)
 
 
+@pytest.mark.slow
 async def test_a_constrained_request_survives_its_engine(demo_model, prompts) -> None:
     """Killed in the middle; the client sees the same tokens, flags and scores, each once."""
     config = EngineConfig(executor=ExecutorConfig(model=str(demo_model), device="cpu"))

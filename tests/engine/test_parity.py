@@ -97,6 +97,7 @@ def prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, block_size) -> None:
     folder, model = reference
@@ -128,6 +129,7 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
             assert stats["cached_tokens"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size) -> None:
     folder, model = reference

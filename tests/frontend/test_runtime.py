@@ -142,6 +142,7 @@ def test_without_a_model_it_is_the_embedded_one(
     assert Path(asked[0]["gateway"]["model"]) == demo_model
 
 
+@pytest.mark.slow
 def test_a_runtime_that_does_not_start() -> None:
     with pytest.raises(ServerUnavailable, match=r"status 3(.|\n)*loading crash"):
         rl.Runtime("crash")
@@ -174,6 +175,7 @@ def test_a_forked_process_connects_for_itself(tmp_path: Path) -> None:
         assert runtime._log_path.exists()
 
 
+@pytest.mark.slow
 def test_a_stubborn_runtime_is_killed(tmp_path: Path) -> None:
     runtime = rl.Runtime("stubborn", served_name=str(tmp_path / "seen"))
     runtime.shutdown(grace=0.1)

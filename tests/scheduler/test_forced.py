@@ -89,6 +89,7 @@ def abort_one(world: World, dice: random.Random) -> None:
         world.land()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_outputs_flags_and_scores_under_pressure(block_size, overlap) -> None:

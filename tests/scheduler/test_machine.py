@@ -347,6 +347,7 @@ class Machine(RuleBasedStateMachine):
         self.world.expect_empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_machine(block_size: int, overlap: bool) -> None:

@@ -482,6 +482,7 @@ def load(world: World, seed: int) -> list[Job]:
     return list(world.jobs.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("automata", [False, True])
 def test_with_and_without_overlap_the_same_comes_out(automata) -> None:
     for seed in range(12):

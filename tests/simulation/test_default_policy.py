@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.synthetic_traces import write_trace
 from rootlace.runtime.config import SchedulerConfig
 from rootlace.runtime.simulation.cost import DEFAULT_COST, read_cost
@@ -13,6 +15,7 @@ from rootlace.runtime.simulation.trace import read_trace
 from rootlace.runtime.simulation.workload import Load, Workload
 
 
+@pytest.mark.slow
 def test_longest_prefix_first_starves_without_aging_and_not_with_it(tmp_path: Path) -> None:
     path = tmp_path / "hot-and-cold.jsonl"
     write_trace("hot-and-cold", 4000, 0, path)

@@ -86,6 +86,7 @@ def test_many_choices_reach_llguidance() -> None:
     assert not accepted_by_llguidance(emitted, "choice 2000")
 
 
+@pytest.mark.slow
 def test_what_has_no_equivalent_is_refused() -> None:
     with pytest.raises(InvalidConstraint, match="look-around"):
         pattern_of(Concat((Look(Literal("a"), negative=True), Literal("b"))))

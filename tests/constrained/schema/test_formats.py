@@ -42,6 +42,7 @@ def _known(name: str) -> list[Callable[[str], object]]:
     return [check] if check is not bool else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(formats.FORMATS))
 def test_what_is_written_passes_the_checks_of_others(name: str) -> None:
     @settings(max_examples=60, deadline=None, database=None, derandomize=True)

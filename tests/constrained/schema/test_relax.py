@@ -24,6 +24,7 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(byte_vocabulary(), config=ConstraintConfig(backend="llguidance"))
 
 
+@pytest.mark.slow
 def test_agrees_with_jsonschema_on_small_schemas_and_values(compiler: GrammarCompiler) -> None:
     """Every value in every order of its keys: accepted only if valid, and then in some order."""
     counts = {"valid": 0, "invalid": 0, "exact": 0}

@@ -132,6 +132,7 @@ def all_runs(tensors: AttentionTensors, least: int = 1) -> list[tuple[int, int, 
     return [(run.begin, run.end, run.low, run.high) for run in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 70, 900])
 def test_equals_the_formula(machine: Machine, dtype: torch.dtype, window: int | None) -> None:

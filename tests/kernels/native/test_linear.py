@@ -91,6 +91,7 @@ def assert_near(out: Tensor, weight: Tensor, want: Tensor, size: Tensor) -> None
     assert not wrong.any(), (wrong.sum(), (out.double() - want).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs, inputs", SHAPES)
 def test_products_are_those_of_float64(

@@ -89,6 +89,7 @@ def allowed(mask: np.ndarray | None, vocab: int) -> np.ndarray:
     return np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab].astype(bool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(

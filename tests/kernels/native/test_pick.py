@@ -37,6 +37,7 @@ def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None
     return tokens.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [1, 15, 31, 32, 33, 100, 4096, 5003])
 def test_the_best_of_what_is_allowed(library: ctypes.CDLL, vocab: int) -> None:
     random = np.random.default_rng(vocab)

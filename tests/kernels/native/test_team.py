@@ -97,6 +97,7 @@ def test_callers_take_turns(library: ctypes.CDLL) -> None:
     assert not faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_that_only_wait_are_left_out_and_come_back(
     library: ctypes.CDLL, threads: int
@@ -140,6 +141,7 @@ assert status == 0, status
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_while_a_thread_computes() -> None:
     """And waits for nothing: what is computed here takes an hour."""
     script = f"""

@@ -1,0 +1,265 @@
+"""How many faults the tests find: small ones are put into the product, one at a time.
+
+    python scripts/mutants.py [--count 30] [--seed 0] [--json FILE] [-- PYTEST ARGUMENTS]
+
+A mutant is one place of the product with one fault: a comparison or a sum the other way round, a
+number off by one, `and` for `or`, a condition negated. Places are drawn with a fixed seed, as many
+of each package as its share of all places. Each mutant is a copy of the checkout; the tests of its
+package run first, then all that `make check` runs (`-m "not slow"`, or the arguments behind `--`),
+until the first failure. One that no test finds is printed with its difference: either a test is
+missing, or the fault changes nothing (an equivalent mutant).
+
+The tests run with this interpreter, whose environment has what they need. No network, no writing
+outside of a temporary folder. Exit status 1 if the tests fail without any fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.progress import Progress
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("frontend", "runtime", "kernels")
+
+# Of a folder of the product: the tests that know it best. The longest name that fits counts.
+TESTS_OF = {
+    "frontend": ["tests/frontend"],
+    "frontend/cli": ["tests/cli"],
+    "kernels": ["tests/kernels/test_dispatch.py", "tests/kernels/reference", "tests/model"],
+    "kernels/native": ["tests/kernels/native"],
+    "runtime": ["tests/engine"],
+    "runtime/cache": ["tests/cache", "tests/scheduler"],
+    "runtime/constrained": ["tests/constrained"],
+    "runtime/contracts": ["tests/scheduler", "tests/engine"],
+    "runtime/engine": ["tests/engine"],
+    "runtime/gateway": ["tests/gateway"],
+    "runtime/model": ["tests/model", "tests/engine"],
+    "runtime/scheduler": ["tests/scheduler"],
+    "runtime/simulation": ["tests/simulation"],
+}
+# Kernels in Triton's language and the command line's texts: faults there are found elsewhere.
+LEFT_OUT = ("kernels/triton/", "runtime/assets/")
+SECONDS = 900
+"""That the tests of one mutant may take; one that hangs them is found."""
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The `index`-th expression of a file that can be changed. `line` is for people."""
+
+    file: str
+    index: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`found_by`: what pytest said of the first failing test; empty where none failed."""
+
+    place: Place
+    change: str
+    found_by: str
+
+
+def changeable(tree: ast.Module) -> Iterator[ast.expr]:
+    """The expressions inside of functions that `change` knows, in the order of the text."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    seen: set[int] = set()
+    for function in functions:
+        for statement in function.body:
+            for node in ast.walk(statement):
+                if id(node) not in seen and isinstance(node, ast.expr) and change(node) is not None:
+                    seen.add(id(node))
+                    yield node
+
+
+def change(node: ast.expr) -> ast.expr | None:
+    """A copy with one fault, or None where there is nothing to change."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
+        found = copy.deepcopy(node)
+        found.ops[0] = COMPARISONS[type(node.ops[0])]()
+        return found
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        if any(_is_text(side) for side in (node.left, node.right)):
+            return None
+        return ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right)
+    if isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        return ast.BoolOp(other, node.values)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    if isinstance(node, ast.IfExp):
+        return ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return ast.Constant(node.value + 1)
+    if isinstance(node, ast.Constant) and type(node.value) is bool:
+        return ast.Constant(not node.value)
+    return None
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Joining texts: a fault there is a TypeError that any test finds."""
+    if isinstance(node, ast.JoinedStr):
+        return True
+    return isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def mutant(source: str, index: int) -> tuple[str, str]:
+    """The text of a file with a fault at its `index`-th place, and what was changed to what."""
+    tree = ast.parse(source)
+    old = list(changeable(tree))[index]
+    new = change(old)
+    assert new is not None
+    said = f"{ast.unparse(old)}  ->  {ast.unparse(new)}"
+    return ast.unparse(ast.fix_missing_locations(_Replace(old, new).visit(tree))), said
+
+
+def places() -> list[Place]:
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(LEFT_OUT):
+                nodes = changeable(ast.parse(path.read_text()))
+                found += [Place(name, index, node.lineno) for index, node in enumerate(nodes)]
+    return found
+
+
+def draw(count: int, seed: int) -> list[Place]:
+    """Places at even distances through all of them, from a start that the seed decides."""
+    everything = places()
+    step = len(everything) / count
+    offset = random.Random(seed).random()
+    return [everything[int((number + offset) * step)] for number in range(count)]
+
+
+def copy_of_the_checkout(target: Path) -> None:
+    """All files that git knows, and links under which the three folders are one package."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in listed.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    package = target / "build" / "tree" / "rootlace"
+    package.mkdir(parents=True)
+    for entry in [*(target / "frontend").iterdir(), target / "runtime", target / "kernels"]:
+        (package / entry.name).symlink_to(entry)
+    shared = ROOT.parent / "shared"
+    if shared.exists():
+        (target.parent / "shared").symlink_to(shared)
+
+
+def run_tests(target: Path, arguments: list[str]) -> str:
+    """The first failure, or "" where all pass."""
+    environment = {**os.environ, "PYTHONPATH": str(target / "build" / "tree")}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=target, env=environment, text=True, capture_output=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done within {SECONDS} s"
+    if done.returncode in (0, 5):  # 5: no tests
+        return ""
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0] if lines else (done.stdout + done.stderr)[-300:]
+
+
+def tests_of(file: str) -> list[str]:
+    folder = max((name for name in TESTS_OF if file.startswith(f"{name}/")), key=len)
+    return TESTS_OF[folder]
+
+
+def judge(place: Place, target: Path, arguments: list[str]) -> Outcome:
+    path = target / place.file
+    source = path.read_text()
+    changed, said = mutant(source, place.index)
+    path.write_text(changed)
+    try:
+        nearest = [path for path in tests_of(place.file) if (target / path).exists()]
+        found = run_tests(target, [*arguments, *nearest])
+        return Outcome(place, said, found or run_tests(target, arguments))
+    finally:
+        path.write_text(source)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("pytest", nargs="*", default=["-m", "not slow"], metavar="ARGUMENT")
+    options = parser.parse_args()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="rootlace-mutants-") as folder, Progress() as bar:
+        target = Path(folder) / "checkout"
+        copy_of_the_checkout(target)
+        task = bar.add_task("without a fault", total=options.count + 1)
+        if failed := run_tests(target, options.pytest):
+            print(f"the tests fail without any fault: {failed}", file=sys.stderr)
+            return 1
+        for place in draw(options.count, options.seed):
+            bar.update(task, advance=1, description=f"{place.file}:{place.line}")
+            outcome = judge(place, target, options.pytest)
+            outcomes.append(outcome)
+            verdict = outcome.found_by or "NOT FOUND"
+            bar.console.print(
+                f"{place.file}:{place.line}: {outcome.change}\n    {verdict[:150]}",
+                markup=False,
+                highlight=False,
+            )
+    found = sum(bool(outcome.found_by) for outcome in outcomes)
+    print(f"{found} of {len(outcomes)} faults found")
+    if options.json:
+        result = {
+            "seed": options.seed,
+            "pytest": options.pytest,
+            "found": found,
+            "mutants": [asdict(outcome) for outcome in outcomes],
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""scripts/mutants.py: what it changes, and that it says what was found and what was not."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Any:
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("a < b", "a <= b"),
+        ("a + b", "a - b"),
+        ("a and b", "a or b"),
+        ("not a", "a"),
+        ("7", "8"),
+        ("True", "False"),
+        ("a is None", "a is not None"),
+        ("a if b else c", "a if not b else c"),
+    ],
+)
+def test_one_fault(mutants: Any, before: str, after: str) -> None:
+    source = f"LIMIT = 3\n\ndef f(a, b, c):\n    return {before}\n"
+    text, said = mutants.mutant(source, 0)
+    assert text == f"LIMIT = 3\n\ndef f(a, b, c):\n    return {after}"
+    assert said == f"{before}  ->  {after}"
+
+
+def test_texts_are_left_alone(mutants: Any) -> None:
+    tree = ast.parse("def f(a):\n    return 'x' + a + f'{a}'\n")
+    assert list(mutants.changeable(tree)) == []
+
+
+def test_the_same_places_every_time_through_all_of_the_product(mutants: Any) -> None:
+    drawn = mutants.draw(30, 0)
+    assert drawn == mutants.draw(30, 0) != mutants.draw(30, 1)
+    assert len({place.file for place in drawn}) > 20
+    assert {place.file.split("/")[0] for place in drawn} == {"frontend", "runtime", "kernels"}
+    for place in mutants.places():
+        assert any((ROOT / path).exists() for path in mutants.tests_of(place.file)), place.file
+
+
+def test_a_fault_is_found_or_not(mutants: Any, tmp_path: Path) -> None:
+    """A folder of two functions, of which one is tested."""
+    (tmp_path / "frontend").mkdir()
+    (tmp_path / "tests").mkdir()
+    code = "def f(a):\n    return a + 1\n\ndef g(a):\n    return a * 2\n"
+    (tmp_path / "frontend" / "code.py").write_text(code)
+    (tmp_path / "tests" / "test_code.py").write_text(
+        "import sys; sys.path.insert(0, 'frontend')\n"
+        "import code_under_test as code\n"
+        "def test_f():\n    assert code.f(1) == 2\n"
+    )
+    (tmp_path / "frontend" / "code.py").rename(tmp_path / "frontend" / "code_under_test.py")
+    file = "frontend/code_under_test.py"
+    for index, found in ((0, True), (2, False)):
+        place = mutants.Place(file, index, 0)
+        outcome = mutants.judge(place, tmp_path, ["tests/test_code.py"])
+        assert bool(outcome.found_by) == found
+    assert (tmp_path / file).read_text() == code
