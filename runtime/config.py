@@ -45,8 +45,8 @@ class SchedulerConfig:
 
     `max_step_tokens` bounds the tokens computed in one step (decode rows count one each),
     `max_running` the rows, `max_waiting` the queue (beyond it a request is refused as overloaded).
-    A waiting request is overtaken by at most `max_overtaken` later ones, or by as many as have
-    `max_delay` times the work that was waiting before it when it came (docs/simulation.md).
+    A waiting request may be overtaken by `max_overtaken` later ones, and by more as long as their
+    work is at most `max_delay` times what was waiting when it came (docs/simulation.md).
     """
 
     max_step_tokens: Positive = option(
@@ -96,15 +96,15 @@ class ExecutorConfig:
 
 @dataclass(frozen=True)
 class ConstraintConfig:
-    """Constraints: which machine runs them, and the bounds of one.
+    """Constraints: what runs them, and their limits.
 
-    `backend="auto"` takes our automaton for what is regular and of modest size, and llguidance for
+    `backend="auto"` takes our automaton for regular constraints of modest size, and llguidance for
     the rest; "outlines_core" is for compatibility (regular constraints only). Compilation of one
     constraint ends with `InvalidConstraint` after `compile_seconds` or `compile_memory_bytes`.
     `max_states` and `max_table_bytes` bound one automaton; beyond them llguidance takes over.
     At most `cache_size` grammars of about `cache_bytes` are kept for later requests.
-    `max_retreats` bounds how often one request may be taken back by a check. A GPU steps automata
-    of at most `max_device_states` by itself if their tables take at most `max_device_bytes`.
+    `max_retreats` bounds how often a check may retract the text of one request. Automata of at most
+    `max_device_states` states and `max_device_bytes` of tables are stepped on the GPU itself.
     """
 
     backend: Literal["auto", "automaton", "llguidance", "outlines_core"] = option(

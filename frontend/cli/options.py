@@ -45,7 +45,7 @@ def with_options(config: type, defaults: Mapping[str, Any]) -> Callable[[Command
 
 
 def chosen(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """By keyword, the settings of `config` that the command was `given`, in its own terms."""
+    """By keyword, the values for `config` that the command was `given`."""
     return {
         setting.keyword: _value(setting, given[setting.keyword])
         for setting in settings(config)
@@ -88,7 +88,7 @@ def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Paramet
 
 
 def _kind(setting: Setting) -> tuple[Any, dict[str, Any]]:
-    """What the command line reads, and its limits."""
+    """The type that the command line reads, and its limits."""
     kind, limits = setting.type, {}
     if NoneType in get_args(kind):
         kind = next(one for one in get_args(kind) if one is not NoneType)

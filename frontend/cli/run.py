@@ -77,7 +77,7 @@ def parse_arguments(given: list[str]) -> dict[str, Any]:
 
 
 def _check_arguments(program: Function, arguments: dict[str, Any]) -> None:
-    """Find out before a runtime is started for it. Other names may be sampling defaults."""
+    """Check before a runtime is started. Other names may be sampling defaults."""
     try:
         program.body((), {k: v for k, v in arguments.items() if k in program.arg_names})
     except TypeError as error:

@@ -99,7 +99,7 @@ def _read_key(path: Path) -> str:
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    """Say at once what would otherwise be found out after the model is loaded."""
+    """Fail now if the port is taken, not after the model is loaded."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -134,7 +134,7 @@ async def _run(serve_gateway: Any, gateway: GatewayConfig, engine: EngineConfig)
 
     def on_signal() -> None:
         if stop.is_set():
-            os._exit(1)  # asked twice: at once. The engine ends with its standard input.
+            os._exit(1)  # the second signal: end now. The engine ends with its standard input.
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -44,11 +44,12 @@ def simulate(
         float, typer.Option(min=1e-6, help="How many times as fast requests arrive.")
     ] = 1.0,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Play the trace so often, each copy with its own prompts.")
+        int,
+        typer.Option(min=1, help="Play the trace this many times, each copy with own prompts."),
     ] = 1,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, help="Play so many requests: part of the trace, or copies of it."),
+        typer.Option(min=1, help="Play this many requests: part of the trace, or copies of it."),
     ] = None,
     granularity: Annotated[
         int, typer.Option(min=1, help="Tokens that one simulated token stands for; 1 is exact.")
@@ -57,13 +58,13 @@ def simulate(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Cost model: a name that comes along, or a JSON file.",
+            help="Cost model: the name of one that is included, or a JSON file.",
             show_default="h200_8b_roofline",
         ),
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 256,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
     ] = None,
     plot: Annotated[
         Path | None,
@@ -123,7 +124,7 @@ def _check_packages(plot: Path | None) -> None:
 
 
 def _check_outputs(json_file: Path | None, plot: Path | None) -> None:
-    """End the command before it has worked for nothing."""
+    """End the command now if its results could not be written."""
     for path in (json_file, plot):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             fail(f"{path} cannot be written: {'a folder' if path.is_dir() else 'no such folder'}")
@@ -205,7 +206,7 @@ def _show(study: Study) -> None:
             f"{report.output_tokens_per_second:.4g}",
             f"{report.busy:.0%}",
         )
-    # A narrow terminal breaks the lines; narrow columns would be no table at all.
+    # In a narrow terminal, broken lines are easier to read than narrow columns.
     options = console.options.update(width=_WIDEST)
     console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)

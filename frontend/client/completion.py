@@ -1,4 +1,4 @@
-"""Something that will be over, and how threads and coroutines wait for it."""
+"""An event that happens once, and how threads and coroutines wait for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Completion:
         self._run_callbacks()
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` once it is over (at once if it is), from whatever thread ends it."""
+        """Call `callback` when it is over (now if it is), from whatever thread finishes it."""
         self._callbacks.append(callback)
         if self.done:
             self._run_callbacks()
@@ -63,8 +63,8 @@ class Completion:
 
 
 LOOK_UP_SECONDS = 0.5
-"""How often the main thread looks for Ctrl-C: a signal that comes in the very instant before a
-thread blocks does not wake it, and would be noticed only with the next event."""
+"""How often the main thread looks for Ctrl-C. A signal that arrives just before a thread blocks
+does not wake it, and would go unnoticed until the next event."""
 
 
 def wait_for_event(event: threading.Event) -> None:
@@ -77,7 +77,7 @@ def wait_for_event(event: threading.Event) -> None:
 
 
 class Signal:
-    """Wakes whoever subscribed, any number of times (news of a streaming program)."""
+    """Wakes its subscribers, any number of times (when a streaming program has news)."""
 
     __slots__ = ("_subscribers",)
 
@@ -96,7 +96,7 @@ class Signal:
 
 
 def call_in_loop(loop: Any, callback: Callable[[], object]) -> None:
-    """Have `loop` call `callback`; a loop that was closed meanwhile has nobody waiting in it."""
+    """Have `loop` call `callback`. In a loop that was closed meanwhile, nobody waits for it."""
     gathered = _gathering.calls
     if gathered is not None:
         gathered.setdefault(loop, []).append(callback)
@@ -118,7 +118,7 @@ _gathering = _Gathering()
 
 
 def call_together(deliver: Callable[[], object]) -> None:
-    """Run `deliver`; what it has loops call, each loop is told at once: to wake one is dear."""
+    """Run `deliver`. A loop is woken once for all that this has it call: waking is expensive."""
     calls: dict[Any, list[Callable[[], object]]] = {}
     _gathering.calls = calls
     try:

@@ -1,4 +1,4 @@
-"""Which runtime a program runs on when it is not told."""
+"""The runtime that programs run on when they are given none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rootlace.wire.errors import InvalidRequest
 if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
 
-# The one piece of process-wide state in the package: it is what `set_default_backend` is for.
+# The only process-wide state in the package; `set_default_backend` exists to set it.
 _default: list[Any] = []
 
 
@@ -23,7 +23,7 @@ def set_default_backend(backend: Any) -> None:
 def endpoint_of(backend: Any = None) -> RuntimeEndpoint:
     """The endpoint behind `backend`, or behind the default one.
 
-    Raises InvalidRequest when there is none, TypeError for what is no backend.
+    Raises InvalidRequest when there is none, TypeError for an object that is not a backend.
     """
     from rootlace.client.endpoint import RuntimeEndpoint
 

@@ -99,7 +99,7 @@ def program_address(url: str, api_key: str) -> str:
     if not address:
         raise ServerUnavailable(f"the server at {url} has no socket for programs")
     target = urlsplit(str(address))
-    # A server that listens on every interface cannot know by which name we reached it.
+    # A server that listens on every interface cannot know the name by which we reached it.
     if target.scheme == "tcp" and target.hostname in ("0.0.0.0", "*", "::"):
         return f"tcp://{parts.hostname}:{target.port}"
     return str(address)

@@ -1,4 +1,4 @@
-"""A runtime of one's own: the gateway (and with it the engine) as a child process."""
+"""A runtime that a program starts for itself: the gateway, and with it the engine, as a child."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How `select` compares its choices. The scoring itself is done by the runtime.
 
-Each method is a constant to pass as `choices_method`; its name, as a string, does as well.
+Each method is a constant to pass as `choices_method`; its name as a string works as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ token_length_normalized = ChoicesMethod("token_length_normalized")
 """The mean log-probability of a choice's tokens (the default)."""
 
 greedy_token_selection = ChoicesMethod("greedy_token_selection")
-"""Token by token, the choices whose next token is likeliest stay; a choice that has ended is
-continued with the mean of its own log-probabilities."""
+"""Token by token, only the choices whose next token is likeliest are kept. A choice that has ended
+counts as if it went on with the mean of its own log-probabilities."""
 
 unconditional_likelihood_normalized = ChoicesMethod("unconditional_likelihood_normalized")
 """The mean over a choice's tokens of log p(token | prompt) - log p(token | choice alone)."""

@@ -1,4 +1,4 @@
-"""What a program appends to its state: immutable expressions, joined with `+` (strings included).
+"""What a program appends to its state: strings and immutable expressions, joined with `+`.
 
 An expression knows the line that made it, so that a failure on the server can name it.
 """
@@ -95,7 +95,7 @@ class RoleEnd(Expression):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds(Expression):
-    """Token ids as they are (`ids`, and the offline engine's `input_ids`)."""
+    """Token ids, appended unchanged (`ids`, and the offline engine's `input_ids`)."""
 
     ids: tuple[int, ...]
     site: Site = field(default_factory=_site, repr=False, compare=False)
@@ -124,13 +124,14 @@ def gen(
     """Generate text, under `name` if one is given.
 
     `options` are the sampling parameters of `rootlace.wire.sampling` (`temperature`, `top_p`,
-    `seed`, ...) and what a constraint takes. What is None comes from the defaults given to
-    `.run(...)`, and else: `max_tokens` 128, temperature 1, everything else off. With `n` > 1 the
-    variable is a list, and the program goes on from the first sample. `choices` makes this a
-    `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`, `top_logprobs_num` and
-    `logprob_start_len` (also the prompt's, from that token on) are sglang's: see `get_meta_info`.
+    `seed`, ...) and those of a constraint. An option that is None is taken from the defaults given
+    to `.run(...)`; without one, `max_tokens` is 128, the temperature 1 and everything else off.
+    With `n` > 1 the variable is a list, and the program goes on from the first sample. `choices`
+    makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`,
+    `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token on) are sglang's:
+    see `get_meta_info`.
 
-    At most one of these says what the text must be, exactly:
+    At most one of these says exactly what the text must be:
 
     - `type`: a pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, Literal, Enum or
       plain type, or a combination. The text is its JSON (properties in the order of the fields,
@@ -143,11 +144,11 @@ def gen(
       {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, a `schema` may be a type.
     - `dtype`: sglang's; int, float, bool or str, or a type as above; the value stays text.
 
-    `whitespace` is that of JSON: "compact" (the default) has none, which leaves more of the text
-    forced and is faster; "flexible" lets the model write it. What no mask can hold of a schema
-    (`uniqueItems`, `not`, ...) is checked while the text grows, and what fails is taken back and
-    written anew; `strict=True` refuses such a schema instead. Text that must follow is appended
-    without sampling it; `jump_forward="off"` samples every token.
+    `whitespace` is that of JSON: "compact" (the default) has none, so that more of the text is
+    forced, which is faster; "flexible" lets the model write it. What token masks cannot enforce of
+    a schema (`uniqueItems`, `not`, ...) is checked while the text is generated, and text that fails
+    is retracted and generated again; `strict=True` refuses such a schema instead. Text that must
+    follow is appended without sampling it; `jump_forward="off"` samples every token.
 
     Raises TypeError for an unknown keyword, InvalidRequest or InvalidConstraint for a wrong value.
     """
@@ -170,8 +171,8 @@ def ids(tokens: Iterable[int]) -> TokenIds:
 
     Nothing is put before or between them, no BOS either, and text around them is tokenized on its
     own. A state's `text()` does not show them, for only the runtime knows what they spell. Raises
-    TypeError for what is no whole number, InvalidRequest for a negative one; an id that the model
-    does not have fails on the server.
+    TypeError for a value that is not a whole number, InvalidRequest for a negative one; an id that
+    the model does not have fails on the server.
     """
     try:
         found = tuple(map(operator.index, tokens))

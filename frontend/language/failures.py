@@ -1,4 +1,4 @@
-"""Where in a program something failed, and the exception that says so."""
+"""The line of a program where something failed, and the exception that names it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOWHERE = Site("<unknown>", 0, "<unknown>")
 
 
 def call_site() -> Site:
-    """The innermost line outside this package: cheap enough to be taken for every expression."""
+    """The innermost line outside this package. Cheap: it is looked up for every expression."""
     frame = sys._getframe(1)
     # By module, not by file: the methods that dataclasses generate have no file.
     while frame.f_globals.get("__name__", "").partition(".")[0] == "rootlace":
@@ -57,8 +57,8 @@ class Failure:
     """A failed operation, kept until somebody reads it.
 
     Each reader gets an exception of its own (one instance raised in several threads would mix
-    their tracebacks). `seen` says that the program met it already, so that a program which handled
-    the exception is not failed by it again at its end.
+    their tracebacks). `seen`: the program has met the exception already, so that it does not fail
+    with it once more at its end.
     """
 
     __slots__ = ("error", "seen", "site", "what")

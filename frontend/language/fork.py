@@ -39,7 +39,7 @@ class Forks(Sequence[Any]):
     def __getitem__(self, key: Any) -> Any:
         """A state (int), some of them (slice), or every state's value of a variable (str).
 
-        In an `async def` program the last is awaited.
+        In an `async def` program, the values of a variable are awaited.
         """
         if isinstance(key, str):
             return self.get_var(key)
@@ -78,7 +78,7 @@ class Forks(Sequence[Any]):
     # ------------------------------------------------------------ the end
 
     def join(self, mode: str = "gather_variable") -> None:
-        """End the forks and bring back what they found. Nothing is waited for.
+        """End the forks and bring back their results. Nothing is waited for.
 
         `"gather_variable"`: every variable new in the forks becomes a list in the source state, in
         the order of the forks. `"concate_and_append"`: the texts the forks have gained are appended

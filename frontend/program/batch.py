@@ -129,8 +129,8 @@ def bodies(function: Definition, batch: Sequence[Any]) -> list[Body]:
 
 
 def common_arguments(function: Definition, batch: Sequence[Any]) -> dict[str, Any]:
-    """What the trace for the prefix gets: the arguments that are the same in the whole batch as
-    they are, the others as references."""
+    """The arguments for tracing the shared prefix: those that are the same in the whole batch, and
+    references for the others."""
     rows = [
         arguments
         if isinstance(arguments, Mapping)
@@ -214,7 +214,7 @@ def _in_threads(
             futures.reverse()
             while futures:
                 yield _result(futures.pop())
-    except BaseException:  # Ctrl-C, or a generator that nobody wants to the end
+    except BaseException:  # Ctrl-C, or a generator that is closed before its end
         pool.shutdown(wait=False, cancel_futures=True)
         shared.cancel()
         raise
@@ -229,7 +229,7 @@ def _result(future: Future[ProgramState]) -> ProgramState:
             return future.result(timeout=LOOK_UP_SECONDS)
         except TimeoutError:
             if future.done():
-                return future.result()  # in case it is the program's own
+                return future.result()  # the TimeoutError may be the program's own
 
 
 async def run_batch_async(

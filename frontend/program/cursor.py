@@ -20,14 +20,14 @@ Step = tuple[str, dict[str, Any] | None]
 
 class Cursor(Protocol):
     def read(self) -> tuple[list[Step], bool]:
-        """What is new, as (text, meta information), and whether that was all."""
+        """What is new, as pairs of text and meta information, and whether it was the last."""
         ...
 
 
 class _GenerationReader:
-    """How far into one generation the reader is.
+    """Reads one generation while it runs.
 
-    `with_meta`: what is said of each chunk names all tokens so far, so it is only made when wanted.
+    Each chunk's meta information lists all tokens so far, so it is made only `with_meta`.
     """
 
     def __init__(self, generation: Generation, with_meta: bool) -> None:
@@ -38,7 +38,7 @@ class _GenerationReader:
         self._ids: list[int] = []
 
     def read(self) -> tuple[list[Step], bool]:
-        done = self._generation.done  # before looking: later chunks are for the next look
+        done = self._generation.done  # before reading: what comes later is for the next call
         steps: list[Step] = []
         for chunk in self._generation.chunks_from(self._seen):
             self._seen += 1
@@ -107,7 +107,7 @@ class TextCursor:
 
 
 class VariableCursor:
-    """One variable, from when the program first names it. One that it never names has no text."""
+    """One variable, from the moment the program names it. If it never does, there is no text."""
 
     def __init__(
         self,

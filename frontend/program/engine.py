@@ -35,7 +35,7 @@ class _Request:
             self._last = self.run.finish()
 
     def replies(self) -> list[Reply]:
-        """One per sample; to be called when all is over."""
+        """One per sample. To be called when the request is over."""
         generation = self._branch.variables[_NAME]
         assert isinstance(generation, Generation)
         return [_reply(text, meta) for text, meta in generation.samples()]
@@ -119,10 +119,10 @@ class Engine:
         """Continue `prompt` (text) or `input_ids`: one, giving a reply, or a list, giving a list.
 
         A reply is {"text", "output_ids", "meta_info"}. `sampling_params` has sglang's names or
-        OpenAI's; a list gives each prompt its own. With `n` > 1 the samples stand one after the
-        other in a list. With `stream` an iterator of replies whose text is cumulative; where there
-        are several, each carries its "index" in that list. Of several samples of one prompt, the
-        first streams and the others come whole.
+        OpenAI's; a list gives each prompt its own. With `n` > 1 the samples follow one another in
+        the list. With `stream` the result is an iterator of replies whose text is cumulative; where
+        there are several, each carries its "index" in that list. Of several samples of one prompt,
+        the first streams and the others come whole.
 
         Raises ProgramError with the runtime's reason, TypeError for an unknown parameter.
         """
@@ -212,7 +212,7 @@ def _logprob_options(
 
 
 def _prompts(prompt: Any, input_ids: Any) -> tuple[list[Appendable], bool]:
-    """The prompts, and whether there is one that is not in a list."""
+    """The prompts, and whether a single one was given instead of a list."""
     if (prompt is None) == (input_ids is None):
         raise TypeError("generate() needs either prompt or input_ids")
     if prompt is not None:
@@ -250,7 +250,7 @@ def _flat(replies: list[list[Reply]], single: bool) -> Any:
 
 
 def _cancel(requests: list[_Request]) -> None:
-    """Abort those that are not over."""
+    """Abort the requests that still run."""
     for request in requests:
         request.run.cancel()
 

@@ -1,4 +1,4 @@
-"""A prefix that the programs of a batch share, and how a program's branch comes to start there."""
+"""A prefix that the programs of a batch share, and how a program's branch starts from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SharedPrefix:
 
 
 def merge(parts: Iterable[Text]) -> tuple[Text, ...]:
-    """Neighbours of the same kind as one: how text is cut into pieces does not matter."""
+    """Join neighbours of the same kind: how text is cut into pieces does not matter."""
     merged: list[Text] = []
     for part in parts:
         if not part.text:
@@ -65,5 +65,5 @@ class PrefixMatcher:
         return True, have[len(want) :]
 
     def give_up(self) -> tuple[Text, ...]:
-        """Everything held back: the branch goes on with something that is not text."""
+        """Everything held back, because something that is not text follows."""
         return merge(self._held)

@@ -1,4 +1,4 @@
-"""One run of a program: what its branches have in common, from its first line to its end."""
+"""One run of a program, from its first line to its end: what its branches have in common."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Member(Protocol):
 
 
 class ProgramRun:
-    """Opens branches for a program, and closes whatever is left when the program is over.
+    """Keeps the branches of a running program, and closes those that are left at its end.
 
     `defaults` are sampling options under canonical names. `ended` is finished when the program and
-    all it asked for are over; `error` is then the exception that ended it, or None.
+    all its operations are over; `error` is then the exception that ended it, or None.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class ProgramRun:
 
     def release(self, branch: Member, abandoned: bool) -> None:
         """`branch` was closed. At the end, wait for what it still does unless it is `abandoned`."""
-        if self._open.pop(branch.id, None) is not None and not abandoned:
+        # It enters one before it leaves the other: `cancel`, in any thread, must not miss it.
+        if branch.id in self._open and not abandoned:
             self._closed.append(branch)
+        self._open.pop(branch.id, None)
 
     def note(self, failure: Failure) -> None:
         self._failures.append(failure)
@@ -106,7 +108,7 @@ class ProgramRun:
     # ------------------------------------------------------------ waiting
 
     def wait_for(self, operations: Iterable[Pending]) -> None:
-        """Block until all are over: one round trip, if one was needed."""
+        """Block until all are over. Counts as one round trip if any was not."""
         counted = False
         for operation in operations:
             if not operation.done:
@@ -127,7 +129,7 @@ class ProgramRun:
                 await operation.wait_async()
 
     def watched_from_outside(self) -> bool:
-        """The caller is not the program itself but somebody who follows its stream."""
+        """Whether the caller is not the program itself but somebody who follows its stream."""
         return self.thread is not None and threading.current_thread() is not self.thread
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -144,7 +146,7 @@ class ProgramRun:
     # ------------------------------------------------------------ running
 
     def execute(self, body: Callable[[], Any]) -> Any:
-        """Run a synchronous program to its end, with everything it asked for."""
+        """Run a synchronous program, and wait for all its operations."""
         error: BaseException | None = None
         try:
             value = body()

@@ -1,4 +1,4 @@
-"""The text of a branch as its program knows it: literal text and values still to come."""
+"""The text of a branch as its program knows it: literal text, and values still to come."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Transcript:
 
     @property
     def start(self) -> int:
-        """Number of the first piece that is not the parent's."""
+        """Index of the first piece that is not the parent's."""
         return self._start
 
     def append(self, piece: Piece) -> None:
         self._own.append(piece)
 
     def slice(self, start: int, end: int) -> Iterator[Piece]:
-        """Pieces number `start` to `end` (exclusive), ancestors' pieces included."""
+        """The pieces `start` to `end` (exclusive), ancestors' pieces included."""
         parts: list[list[Piece]] = []
         node: Transcript | None = self
         while node is not None and end > start:

@@ -2,8 +2,7 @@
 
 Nothing is generated: arguments that were not given and everything a program reads are *references*,
 which can be joined with text, formatted into it and appended. Where the program's Python needs an
-actual value (to compare or convert it), what follows cannot be known: tracing stops there and says
-so.
+actual value (to compare or convert it), tracing stops and says so: what follows depends on it.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class StopTracing(BaseException):
 class Reference(Expression):
     """A value that a traced program does not have: an argument, or what was generated.
 
-    It can be joined with text, put into f-strings, appended, indexed and passed on. Whatever else
-    Python wants of it stops the trace.
+    It can be joined with text, put into f-strings, appended, indexed and passed on. Any other use
+    stops the trace.
     """
 
     __slots__ = ("label", "node", "site")
@@ -237,7 +236,7 @@ class Tracer:
 
 
 class TracedReader:
-    """The reader of a program that is traced: there is nothing to wait for, and all is symbols."""
+    """The reader of a program that is traced: it never waits, and gives references."""
 
     streams = False
 
@@ -296,7 +295,7 @@ def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) 
     except StopTracing as reason:
         result.stopped = str(reason)
     except Exception as error:
-        # Whether symbols are to blame cannot be told; what was found so far is worth having.
+        # The program or our references may be to blame. What was found so far is worth having.
         lines = traceback.extract_tb(error.__traceback__)
         result.stopped = f"{lines[-1].filename}:{lines[-1].lineno} raised {error!r}"
     result.prefix = "".join(text.text for text in tracer.prefix)
@@ -306,10 +305,10 @@ def trace(function: Definition, args: Sequence[Any], values: Mapping[str, Any]) 
 def constant_prefix(
     function: Definition, chat: protocol.ChatFormat, common: Mapping[str, Any] | None = None
 ) -> list[protocol.Text]:
-    """What every run of the program with the arguments `common` starts with, as tracing tells.
+    """The text that every run of the program with the arguments `common` should start with.
 
-    The program's Python runs up to the first thing that is not constant. Whatever happens on the
-    way ends the prefix there: it is a hint, and verified against each program's actual text.
+    The program's Python runs up to the first thing that is not constant, or that fails. The result
+    is a hint: it is compared with each program's actual text.
     """
     tracer = Tracer(chat_format.usable(chat), prefix_only=True)
     try:

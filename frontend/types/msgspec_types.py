@@ -1,4 +1,4 @@
-"""JSON schemas of the types that msgspec knows, from its own description of them."""
+"""JSON schemas of the types that msgspec knows, made from its description of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def schema_of(kind: Any) -> Schema:
 
 
 def name_of(kind: Any) -> str:
-    """What people call the type."""
+    """The type's name, for messages."""
     plain = isinstance(kind, type) and not typing.get_args(kind)
     return kind.__qualname__ if plain else repr(kind).replace("typing.", "")
 

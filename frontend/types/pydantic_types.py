@@ -1,4 +1,4 @@
-"""JSON schemas of types that are pydantic's business, by pydantic's own methods.
+"""JSON schemas of pydantic's types, made by pydantic itself.
 
 Nothing here imports pydantic before there is a type that needs it.
 """
@@ -26,7 +26,7 @@ def is_model(kind: Any) -> bool:
 
 
 def is_pydantic(kind: Any) -> bool:
-    """Whether something in the type is pydantic's business; without pydantic, nothing else is."""
+    """Whether pydantic must describe and read the type, because some part of it is pydantic's."""
     if is_model(kind):
         return True
     if "pydantic" not in sys.modules and "annotated_types" not in sys.modules:
@@ -72,7 +72,7 @@ def _parts(kind: Any, seen: set[int]) -> Iterator[Any]:
     if isinstance(kind, type) and getattr(kind, "__annotations__", None) and not is_model(kind):
         try:
             inner += typing.get_type_hints(kind, include_extras=True).values()
-        except Exception:  # names that cannot be found: whoever makes the schema says so
+        except Exception:  # names that cannot be found: making the schema reports them
             return
     for part in inner:
         yield from _parts(part, seen)
@@ -114,8 +114,8 @@ def _adapter(kind: Any) -> Any:
 
 @functools.cache
 def _exact_generator() -> Any:
-    """pydantic's schema generator, made to say what its schemas leave out: closed objects, the form
-    of keys that are no strings, and decimals as numbers."""
+    """pydantic's schema generator, which here also says what its schemas leave out: objects are
+    closed, keys that are not strings have a pattern, and decimals are numbers."""
     base: Any = importlib.import_module("pydantic.json_schema").GenerateJsonSchema
 
     class ExactJsonSchema(base):  # type: ignore[misc]
@@ -169,13 +169,13 @@ def _closed(schema: Schema) -> Schema:
     return schema
 
 
-# pydantic's own formats: those that say nothing of the text, and UUIDs of one version.
+# Formats that only pydantic has: those that allow any text, and UUIDs of one version.
 _ANY_TEXT = frozenset({"binary", "password", "path"})
 _UUID_FORMAT = re.compile("uuid([1-8])")
 
 
 def _sharpened(schema: Schema) -> Schema:
-    """pydantic's schema, in JSON Schema's terms where it leaves them."""
+    """Replace pydantic's extensions of JSON Schema by what JSON Schema has for them."""
     definitions = schema.get("$defs", {})
     for node in _nodes(schema):
         _require_tag(node, definitions)
@@ -202,7 +202,7 @@ def _nodes(value: Any) -> Iterator[Schema]:
 
 
 def _require_tag(node: Schema, definitions: dict[str, Schema]) -> None:
-    """A union told apart by a tag, as pydantic reads it: the tag has to be there.
+    """Require the tag of a tagged union, as pydantic does when it reads one.
 
     pydantic's schemas leave a tag with a default out of `required`. With it, at most one of the
     alternatives fits, so that `oneOf` is `anyOf`.

@@ -1,14 +1,14 @@
-"""Texts of values, as regular expressions: what a reader accepts, and no number without an end."""
+"""Regular expressions for the texts of values: what a reader accepts, with a bounded length."""
 
 from __future__ import annotations
 
-# What a key of a JSON object (always a string) looks like, for key types that have many values.
+# Keys of JSON objects (which are always strings) whose type is not str.
 INT_KEY = r"^(0|-?[1-9][0-9]{0,17})$"
 # As many digits as decimal's default precision: without a bound, nothing would end a number.
 NUMBER_TEXT = r"^-?(0|[1-9][0-9]{0,27})(\.[0-9]{1,28})?$"
 HEX = "[0-9a-f]"
 UUID_KEY = rf"^{HEX}{{8}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{4}}-{HEX}{{12}}$"
-# The days there are, leap days included, which JSON Schema's formats do not know.
+# Only days that exist, leap years considered, which JSON Schema's formats do not promise.
 _LEAP = "([1-9][0-9](0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26])00)-02-29"
 _DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"

@@ -2,8 +2,8 @@
 
 msgspec knows the standard library's types, dataclasses, TypedDicts, NamedTuples, enums and its own
 Structs; pydantic's models describe and read themselves. The schemas here are *closed* (an object
-has no other properties than the type's) and say of keys, dates and binary data what their reader
-accepts: a generated text ends where the type ends, and can be read back.
+has no properties but the type's), and for keys, dates and binary data they allow exactly what the
+reader accepts. So a generated text has an end and can be read back.
 """
 
 from __future__ import annotations

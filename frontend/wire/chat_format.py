@@ -29,7 +29,7 @@ def role_format(chat: ChatFormat, role: str) -> RoleFormat:
 
 
 def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
-    """What stands before a message's content. `opened` says that messages came before it."""
+    """What is written before a message's content. `opened`: it is not the first message."""
     texts = []
     if not opened:
         texts.append(chat.opening)
@@ -40,6 +40,6 @@ def begin(chat: ChatFormat, role: str, opened: bool) -> list[Text]:
 
 
 def end(chat: ChatFormat, role: str) -> list[Text]:
-    """What stands behind a message's content."""
+    """What is written after a message's content."""
     text = role_format(chat, role).end
     return [Text(text, special=True)] if text else []

@@ -1,4 +1,4 @@
-"""Every error that crosses a border of Rootlace has one of these types.
+"""The typed errors: every error that crosses a border of Rootlace is one of these.
 
 The `code` of an error is what travels on the wire (`protocol.Failed.code`) and what HTTP maps to a
 status; `from_code` turns a received code back into the same Python type on the client's side.
@@ -28,14 +28,14 @@ class InvalidConstraint(InvalidRequest):
 
 
 class ConstraintNotMet(RootlaceError):
-    """No text that satisfies the constraint was found within the tries there are."""
+    """No text that satisfies the constraint was found within the allowed attempts."""
 
     code = "constraint_not_met"
     http_status = 422
 
 
 class UnreadableValue(RootlaceError):
-    """A generated text that is no value of the type that was asked for, such as one cut short."""
+    """A generated text, such as one cut short, that is not a value of the requested type."""
 
     code = "unreadable_value"
     http_status = 422
@@ -48,7 +48,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class UnsupportedModel(RootlaceError):
-    """A model folder that is missing, damaged, or of a kind that is not implemented.
+    """A model folder that is missing or damaged, or a model that is not implemented.
 
     The message names the file and the field or weight.
     """

@@ -38,9 +38,10 @@ class Constraint(_Wire):
     JSON array of strings (`choices`), the grammar (`ebnf`: Lark or GBNF) or a JSON object with
     `structures` and `triggers` (`structural_tag`, as sglang's). `whitespace` is that of JSON.
 
-    What no mask can hold of a schema is checked as the text comes, and what fails is taken back;
-    with `strict` such a schema is refused instead. `jump_forward` appends forced text without
-    sampling it ("canonical": in the tokens the tokenizer would give it) or not ("off").
+    What token masks cannot enforce of a schema is checked while the text is generated, and a text
+    that fails is retracted; with `strict` such a schema is refused instead. `jump_forward` says
+    whether text that the constraint forces is appended without sampling it: "canonical" (as the
+    tokens the tokenizer would give it) or "off".
     """
 
     kind: Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
@@ -90,11 +91,11 @@ class Hello(_Op, tag="hello"):
 
 
 class Open(_Op, tag="open"):
-    """A new branch; with a parent it starts at the parent's end as of this operation (fork).
+    """A new branch. With a parent (a fork) it starts where the parent ends at this operation.
 
     `program` groups the branches of one program run: it is a hint to the cache (a live program's
-    path is kept, a closed program's private suffix goes first). `namespace` separates tenants:
-    branches of different namespaces never share KV. A child inherits both from its parent.
+    path is kept, a closed program's private suffix is evicted first). `namespace` separates
+    tenants: branches of different namespaces never share KV. A child inherits both.
     """
 
     branch: int
@@ -109,7 +110,7 @@ class Append(_Op, tag="append"):
 
 
 class Prefill(_Op, tag="prefill"):
-    """Compute the KV of what the branch holds so far (all but text that may still merge)."""
+    """Compute the KV of what the branch holds so far, except text that may still merge."""
 
     branch: int
 
@@ -221,7 +222,7 @@ class TokenLogprob(_Wire):
 
 
 class Usage(_Wire):
-    """Tokens of one operation: cached and forced ones are part of prompt and completion."""
+    """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -230,7 +231,7 @@ class Usage(_Wire):
 
 
 class Timing(_Wire):
-    """Seconds: until admission, until the first token, until the end, all from submission."""
+    """Seconds from submission: until admission, until the first token, until the end."""
 
     queued: float = 0.0
     first_token: float = 0.0
@@ -240,8 +241,8 @@ class Timing(_Wire):
 class Output(_Wire):
     """One sample. `matched` is the stop string or the stop token's id that ended it.
 
-    `token_ids` are all that were sampled, in line with `logprobs`: those of the stop too, which
-    `text` leaves out. `forced_tokens` of them followed from the constraint and were not sampled.
+    `token_ids` (and, in parallel, `logprobs`) include the tokens of the stop, which `text` leaves
+    out. `forced_tokens` of them followed from the constraint and were not sampled.
     """
 
     text: str
@@ -262,7 +263,7 @@ class Welcome(_Event, tag="welcome"):
 
 
 class Chunk(_Event, tag="chunk"):
-    """New text of sample `index` of a streaming `Generate`; texts of all chunks make the output."""
+    """New text of sample `index` of a streaming `Generate`. All chunks together are the output."""
 
     index: int
     text: str
@@ -271,7 +272,7 @@ class Chunk(_Event, tag="chunk"):
 
 
 class Done(_Event, tag="done"):
-    """The operation succeeded and has nothing else to say. For `Prefill`, `usage` is set."""
+    """The operation succeeded and has no other result. For `Prefill`, `usage` is set."""
 
     usage: Usage | None = None
 
@@ -301,7 +302,7 @@ class Status(_Event, tag="status_reply"):
 
 
 class Failed(_Event, tag="failed"):
-    """Terminal. `op` 0 speaks of the connection or of a message that could not be decoded."""
+    """Terminal. `op` 0: about the connection, or about a message that could not be decoded."""
 
     code: str
     message: str

@@ -1,7 +1,7 @@
-"""Messages of ZeroMQ sockets in an asyncio event loop, without a future for each.
+"""Reading ZeroMQ sockets in an asyncio event loop, without a future per message.
 
-`zmq.asyncio` makes futures for each message, and tasks wake to await them: several times what it
-takes to read the message, for every step of a model that runs thousands a minute.
+`zmq.asyncio` makes futures for each message and wakes tasks that await them. This costs several
+times as much as reading the message, and a model's steps send thousands of messages a minute.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from collections.abc import Callable
 import zmq
 
 BURST = 16
-"""Messages taken at once; then others have their turn in the event loop."""
+"""Messages that are read before the event loop may do other work."""
 
 
 class MessageReader:
     """Calls `take` with the frames of each message that comes, in the loop that it is made on.
 
-    The socket's descriptor tells once that something has changed, and any call on the socket may
-    be the one that is told: so who sends on it calls `look` afterwards. `take` may close the
-    reader.
+    The socket's descriptor signals a change only once, and any call on the socket may use that
+    signal up. So whoever sends on the socket calls `look` afterwards. `take` may close the reader.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], object]) -> None:
@@ -31,17 +30,17 @@ class MessageReader:
         self._scheduled = False
         self._closed = False
         self._loop.add_reader(self._descriptor, self._read)
-        self._schedule()  # of what came before nobody tells
+        self._schedule()  # what came before is not signalled
 
     def look(self) -> None:
-        """See whether something has come."""
+        """Read soon if something has come."""
         if not self._scheduled:
             events = self._socket.get(zmq.EVENTS)
             if events & zmq.POLLIN:  # type: ignore[operator,arg-type]
                 self._schedule()
 
     def close(self) -> None:
-        """Read no more; to be called before the socket is closed."""
+        """Stop reading. To be called before the socket is closed."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._descriptor)
@@ -62,7 +61,7 @@ class MessageReader:
             try:
                 self._take(message)
             except BaseException:
-                # Of the messages behind it the descriptor may not tell again.
+                # The descriptor may not signal the messages behind this one again.
                 if not self._closed:
                     self._schedule()
                 raise

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,9 @@ import rootlace as rl
 from rootlace.client.completion import Completion
 from rootlace.language import sampling
 from rootlace.program.prefix import PrefixMatcher, SharedPrefix, merge
+from rootlace.program.run import ProgramRun
 from rootlace.program.transcript import Transcript
-from rootlace.wire.protocol import Constraint, Text, Tokens
+from rootlace.wire.protocol import ChatFormat, Constraint, Text, Tokens
 
 # ---------------------------------------------------------------- options
 
@@ -188,3 +191,25 @@ def test_ids_are_whole_numbers() -> None:
         rl.ids(7)  # type: ignore[arg-type]
     with pytest.raises(rl.RootlaceError, match="-3"):
         rl.ids([1, -3])
+
+
+def test_no_branch_escapes_a_cancellation_while_it_is_closed() -> None:
+    cancelled: list[str] = []
+    connection = SimpleNamespace(
+        model=SimpleNamespace(chat=ChatFormat()),
+        next_program=lambda: "program",
+        flush=lambda: None,
+    )
+    run = ProgramRun(SimpleNamespace(connect=lambda: connection), {})  # type: ignore[arg-type]
+
+    class CancelledMeanwhile(dict[int, Any]):
+        def pop(self, *args: Any) -> Any:
+            found = super().pop(*args)
+            run.cancel()  # as another thread may
+            return found
+
+    run._open = CancelledMeanwhile()
+    branch: Any = SimpleNamespace(id=1, cancel=lambda: cancelled.append("it"))
+    run.adopt(branch)
+    run.release(branch, abandoned=False)
+    assert cancelled == ["it"]

@@ -1,0 +1,103 @@
+"""The socket of a connection: frames out, frames in, and word of a cut."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from rootlace.wire import protocol
+from rootlace.wire.errors import ProtocolError, RootlaceError, ServerUnavailable
+from rootlace.wire.sockets import MessageReader
+
+
+@dataclass
+class Counters:
+    """What went over one connection so far; `round_trips`: how often a program had to wait."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    ops_sent: int = 0
+    round_trips: int = 0
+
+
+class Line:
+    """A ZeroMQ DEALER in the running event loop; entering the block connects it to `address`.
+
+    `receive` gets the events of each frame that comes, `lose` why no more of them will come.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        counters: Counters,
+        receive: Callable[[list[protocol.Event]], None],
+        lose: Callable[[RootlaceError], None],
+    ) -> None:
+        self.last_heard = 0.0
+        self._address = address
+        self._counters = counters
+        self._receive = receive
+        self._lose = lose
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.IPV6, "[" in address)
+        # A gateway forgets a peer's branches when the peer goes: there is nothing to reconnect to.
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._reader = MessageReader(socket, self._take)
+        self._watcher = MessageReader(monitor, self._cut)
+
+    def __enter__(self) -> Self:
+        try:
+            self._socket.connect(self._address)
+        except zmq.ZMQError as error:
+            self._lose(ServerUnavailable(f"cannot connect to {self._address}: {error}"))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._reader.close()
+        self._watcher.close()
+        self._context.destroy(linger=500)
+
+    def send(self, ops: list[msgspec.Raw]) -> None:
+        """Send one frame."""
+        self._counters.messages_sent += 1
+        self._counters.ops_sent += len(ops)
+        # Without a high-water mark, only a line that is cut makes it wait, and `_cut` is told.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(protocol.encode(ops), zmq.NOBLOCK)
+        self._reader.look()
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._counters.messages_received += 1
+        self.last_heard = time.monotonic()
+        try:
+            events = protocol.decode_events(frames[0])
+        except msgspec.DecodeError as error:
+            reason = f"{self._address} sent what cannot be decoded: {error}"
+            self._lose(ProtocolError(reason))
+            return
+        self._receive(events)
+
+    def _cut(self, frames: list[bytes]) -> None:
+        parse_monitor_message(frames)
+        if self.last_heard:
+            reason = f"the runtime at {self._address} is gone"
+        else:
+            reason = f"cannot connect to {self._address}: nobody answers there"
+        self._lose(ServerUnavailable(reason))

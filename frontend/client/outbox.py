@@ -1,0 +1,66 @@
+"""Operations that wait for company in a frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import msgspec
+
+from rootlace.client.completion import call_in_loop
+
+MAX_FRAME_BYTES = 32 * 2**20
+"""Half of what a gateway accepts by default."""
+_MAX_FRAME_OPS = 1024
+
+
+class Outbox:
+    """Packed operations, put in by any thread and taken out, as frames, in the loop `loop`.
+
+    There is no lock: the garbage collector may put something in from any thread, even in the middle
+    of this class, and `deque.append` and `deque.popleft` are atomic.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, coalesce: float) -> None:
+        self._loop = loop
+        self._coalesce = coalesce
+        self._ops: deque[msgspec.Raw] = deque()
+        self._wake = asyncio.Event()
+        self._armed = False
+        self._hurried = False
+
+    def put(self, op: msgspec.Raw) -> None:
+        """It leaves in `coalesce` seconds, with what is put in until then."""
+        self._ops.append(op)
+        if not self._armed:
+            self._armed = True
+            call_in_loop(self._loop, self._arm)
+
+    def _arm(self) -> None:
+        self._loop.call_later(self._coalesce, self._wake.set)
+
+    def hurry(self) -> None:
+        """Let what is in it leave now."""
+        if self._ops and not self._hurried:
+            self._hurried = True
+            call_in_loop(self._loop, self._wake.set)
+
+    async def due(self) -> None:
+        """Wait until something should leave."""
+        await self._wake.wait()
+        self._wake.clear()
+        self._armed = self._hurried = False  # before taking: what comes later wakes again
+
+    def take(self) -> list[msgspec.Raw]:
+        """The next frame; empty if nothing is left."""
+        frame: list[msgspec.Raw] = []
+        size = 0
+        while self._ops and len(frame) < _MAX_FRAME_OPS:
+            size += len(memoryview(self._ops[0]))
+            if frame and size > MAX_FRAME_BYTES:
+                break
+            frame.append(self._ops.popleft())
+        return frame
+
+    def clear(self) -> None:
+        self._ops.clear()
