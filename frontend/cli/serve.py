@@ -20,7 +20,6 @@ import typer
 from rootlace.cli.failure import check_runtime, fail
 from rootlace.cli.model import model_folder
 from rootlace.cli.options import chosen, with_options
-from rootlace.client.runtime import runtime_config
 from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
 from rootlace.wire.errors import RootlaceError
 
@@ -60,6 +59,8 @@ def serve(
 
     Prints its addresses when it is ready to answer, and stops on SIGINT or SIGTERM.
     """
+    from rootlace.client.runtime import runtime_config
+
     if model is not None and model_option is not None:
         fail("the model is given twice")
     settings = chosen(RuntimeConfig, options)

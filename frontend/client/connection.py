@@ -173,7 +173,7 @@ class Connection:
             await asyncio.gather(*pending, return_exceptions=True)
             if self._lost is None and self._model is not None:
                 self._outbox.put(pack(protocol.Goodbye(op=self.next_op())))
-                self._send_all(line)
+                self._outbox.write_all(line.send)
             for task in done:
                 task.result()
 
@@ -181,16 +181,7 @@ class Connection:
         await self._welcome.wait()
         # Only now: a frame must not leave while its first program is still filling it.
         self._started.set()
-        await asyncio.gather(self._write(line), self._ping(line))
-
-    async def _write(self, line: Line) -> None:
-        while True:
-            await self._outbox.due()
-            self._send_all(line)
-
-    def _send_all(self, line: Line) -> None:
-        while frame := self._outbox.take():
-            line.send(frame)
+        await asyncio.gather(self._outbox.write(line.send), self._ping(line))
 
     async def _ping(self, line: Line) -> None:
         def pong(_: protocol.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -45,13 +46,19 @@ class Outbox:
             self._hurried = True
             call_in_loop(self._loop, self._wake.set)
 
-    async def due(self) -> None:
-        """Wait until something should leave."""
-        await self._wake.wait()
-        self._wake.clear()
-        self._armed = self._hurried = False  # before taking: what comes later wakes again
+    async def write(self, send: Callable[[list[msgspec.Raw]], None]) -> None:
+        """Call `send` with each frame that is due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._armed = self._hurried = False  # before taking: what comes later wakes again
+            self.write_all(send)
 
-    def take(self) -> list[msgspec.Raw]:
+    def write_all(self, send: Callable[[list[msgspec.Raw]], None]) -> None:
+        while frame := self._take():
+            send(frame)
+
+    def _take(self) -> list[msgspec.Raw]:
         """The next frame; empty if nothing is left."""
         frame: list[msgspec.Raw] = []
         size = 0
