@@ -25,8 +25,10 @@ PROMPT_TOKENS, OUTPUT_TOKENS, BATCH = 256, 64, 16
 POOL_REQUESTS = BATCH + 4
 """How many requests the pool holds: with more than that in all, old ones are evicted."""
 
-TREE_METHODS = ("descend", "match", "fill_table", "enter", "advance", "insert", "leave", "evict")
-QUEUE_METHODS = ("open_program", "ended_at", "close_program")
+TREE_METHODS = (
+    "descend", "match", "fill_table", "enter", "advance", "insert", "leave", "evict",
+    "open_program", "close_program",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,8 @@ def _run(
     scheduler = Scheduler(config, cache, runner.context_length, vocab_size=runner.vocab_size)
     watch = Stopwatch()
     tree = scheduler.kv.tree
-    for owner, names in ((tree, TREE_METHODS), (tree.queue, QUEUE_METHODS)):
-        for name in names:
-            setattr(owner, name, watch.wrap(getattr(owner, name)))
+    for name in TREE_METHODS:
+        setattr(tree, name, watch.wrap(getattr(tree, name)))
     source = Source(f"tree-cost/{seed}", runner.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, seed=0, ignore_eos=True)
     for rid in range(count):

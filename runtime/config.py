@@ -19,6 +19,8 @@ Seconds = Annotated[float, Meta(ge=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Policy = Literal["lpm", "fcfs", "dfs"]
+Eviction = Literal["lru", "lfuda"]
+"""The modules of `cache.policies`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class CacheConfig:
         opposite="disable_radix_cache",
     )
     """False: nothing is matched and nothing kept (for measurements)."""
+    eviction: Eviction = option("lru", "Order in which cached prefixes are given up.")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def simulate(
         typer.Option(
             metavar="NAME,...",
             help="lpm, fcfs, dfs, lpm-no-aging, dfs-no-aging, POLICY:MAX_OVERTAKEN[:MAX_DELAY], "
-            "or all of those with a name. May be repeated.",
+            "or all of those with a name; POLICY+EVICTION for another eviction. May be repeated.",
             show_default="lpm,fcfs",
         ),
     ] = None,

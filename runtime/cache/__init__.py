@@ -1,8 +1,14 @@
-"""The KV cache as data: a pool of blocks and a radix tree of what they hold. NumPy only."""
+"""The KV cache as data: a pool of blocks and a radix tree of what they hold. NumPy only.
+
+`pool` counts references to blocks, `tree` (of `node`s) says which tokens they hold. `eviction` is
+the queue of what can be given up, in the order of one of `policies`; `programs` tells those apart
+that still run. `check` recomputes every invariant.
+"""
 
 from rootlace.runtime.cache.check import check_cache
 from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.policies import policy_named
 from rootlace.runtime.cache.pool import BlockPool, PoolExhausted
 from rootlace.runtime.cache.tree import RadixTree
 
-__all__ = ["BlockPool", "Node", "PoolExhausted", "RadixTree", "check_cache"]
+__all__ = ["BlockPool", "Node", "PoolExhausted", "RadixTree", "check_cache", "policy_named"]

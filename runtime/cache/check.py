@@ -57,7 +57,7 @@ def check_cache(tree: RadixTree, handles: list[Node], held: list[np.ndarray]) ->
         np.add.at(refs, blocks, 1)
         np.add.at(pins, blocks, 1)
     pool.check(refs, pins)
-    tree.queue.check(leaves)
+    tree.check_queue(leaves)
 
 
 def _check_locks(node: Node, ending: int) -> None:

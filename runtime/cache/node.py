@@ -36,6 +36,8 @@ class Node:
         "start",
         "tokens",
         "uid",
+        "uses",
+        "worth",
     )
 
     def __init__(
@@ -50,11 +52,15 @@ class Node:
         self.children: dict[int, Node] = {}
         self.locks = 0
         self.last_use = 0
+        self.uses = 0
+        """How many requests matched or added it."""
+        self.worth = 0.0
+        """The eviction policy's own."""
         self.programs: tuple[int, ...] = ()
         self.shared = False
         self.alive = True
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
-        self.key: tuple[int, int, int] | None = None
+        self.key: tuple[float, ...] | None = None
         """Key of this node's valid entry in the eviction queue, if it has one."""
         self.namespace: str | None = None
         """Set on roots only."""
@@ -69,14 +75,41 @@ class Node:
     def is_root(self) -> bool:
         return self.namespace is not None
 
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it is an unlocked leaf of the tree."""
+        return self.alive and not self.locks and not self.children and not self.is_root
+
+    def standing(self) -> Node:
+        """The node that holds what is left of this one's path."""
+        node = self
+        while not node.alive and node.parent is not None:
+            node = node.parent
+        return node
+
     def used_by(self, program: int, tick: int) -> None:
         """Note a use at time `tick`; program 0 is "nobody in particular"."""
         self.last_use = tick
+        self.uses += 1
         if not program:
             self.shared = True
         elif program not in self.programs:
             self.shared = self.shared or bool(self.programs)
             self.programs = (program, *self.programs[: MAX_PROGRAMS - 1])
+
+    def inherit(self, other: Node) -> None:
+        """Take over the history of `other`, of which this becomes the upper part."""
+        self.last_use = other.last_use
+        self.uses = other.uses
+        self.worth = other.worth
+        self.programs = other.programs
+        self.shared = other.shared
+
+    def absorb(self, upper: Node) -> None:
+        """Of both histories, keep what speaks for staying; their users are the same."""
+        self.last_use = max(self.last_use, upper.last_use)
+        self.uses = max(self.uses, upper.uses)
+        self.worth = max(self.worth, upper.worth)
 
     def same_users(self, other: Node) -> bool:
         return self.shared == other.shared and self.programs == other.programs

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from rootlace.runtime.cache.eviction import EvictionQueue
+from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
 from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.policies import lru
 from rootlace.runtime.cache.pool import BlockPool
+from rootlace.runtime.cache.programs import Programs
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
@@ -33,10 +37,14 @@ class RadixTree:
     Reading costs O(nodes on the path) Python steps and O(tokens) NumPy work.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(
+        self, pool: BlockPool, policy: Callable[[Programs], EvictionPolicy] = lru.Policy
+    ) -> None:
         self.pool = pool
         self.block_size = pool.block_size
-        self.queue = EvictionQueue()
+        self._programs = Programs()
+        self._policy = policy(self._programs)
+        self._queue = EvictionQueue(self._policy)
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -114,7 +122,7 @@ class RadixTree:
             child.locks += 1
             if child.locks == 1:
                 self.pool.pin(child.blocks)
-            child.used_by(program, self._tick)
+            self._use(child, program)
             passed.append(child)
             current = child
         if current is not node:
@@ -138,7 +146,7 @@ class RadixTree:
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
         fresh = Node(self._next_uid(), node, position, rest, blocks)
-        fresh.used_by(program, self._tick)
+        self._use(fresh, program)
         if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
             self._grow(node, rest, blocks)
             return node
@@ -158,13 +166,23 @@ class RadixTree:
             if not link.locks:
                 self.pool.unpin(link.blocks)
             link = link.parent
-        self.queue.ended_at(program, node)
+        self._programs.ended_at(program, node)
         self._settle(node)
+
+    def open_program(self, name: str) -> int:
+        """The id by which `advance`, `insert` and `leave` know the program `name`."""
+        return self._programs.open(name)
+
+    def close_program(self, name: str) -> None:
+        """The program ended: what only it used may go first from now on."""
+        for node in self._programs.close(name):
+            if node.is_evictable:
+                self._queue.push(node)
 
     # ------------------------------------------------------------ forgetting
 
     def evict(self, count: int) -> int:
-        """Free `count` blocks if so many are evictable, least recently used first; returns how many
+        """Free `count` blocks if so many are evictable, in the policy's order; returns how many
         were freed (a few more where removing a leaf lets its neighbours merge).
 
         A leaf is trimmed from its end, only as far as needed. A leaf that lies whole inside a block
@@ -174,9 +192,10 @@ class RadixTree:
         # Counted by the pool: a merge that follows a removal may free a partial block as well.
         before = self.pool.free
         while (freed := self.pool.free - before) < count:
-            leaf = self.queue.pop()
+            leaf = self._queue.pop()
             if leaf is None:
                 break
+            self._policy.evicted(leaf)
             self._trim(leaf, count - freed)
         self.evicted_blocks += freed
         return freed
@@ -188,7 +207,9 @@ class RadixTree:
     def reset(self) -> None:
         """Forget everything at once, handles too, with the pool: the memory's content is lost."""
         self.pool.reset()
-        self.queue.reset()
+        self._queue.reset()
+        self._policy.reset()
+        self._programs.reset()
         self.roots = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -198,6 +219,10 @@ class RadixTree:
     def _next_uid(self) -> int:
         self._uids += 1
         return self._uids
+
+    def _use(self, node: Node, program: int) -> None:
+        node.used_by(program, self._tick)
+        self._policy.used(node)
 
     def _split(self, node: Node, count: int) -> Node:
         """Cut `node` behind its first `count` tokens; returns the new upper half."""
@@ -209,9 +234,7 @@ class RadixTree:
         upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
         upper = Node(self._next_uid(), parent, node.start, node.tokens[:count], upper_blocks)
         upper.locks = node.locks
-        upper.last_use = node.last_use
-        upper.programs = node.programs
-        upper.shared = node.shared
+        upper.inherit(node)
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
         node.start = cut
@@ -239,7 +262,7 @@ class RadixTree:
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.blocks = np.concatenate((blocks, child.blocks))
         child.start = node.start
-        child.last_use = max(child.last_use, node.last_use)
+        child.absorb(node)
         child.parent = parent
         parent.children[int(child.tokens[0])] = child
         node.alive = False
@@ -247,7 +270,7 @@ class RadixTree:
         node.children = {}
         self.num_nodes -= 1
         if not child.children and not child.locks:
-            self.queue.push(child)
+            self._queue.push(child)
 
     def _grow(self, leaf: Node, tokens: np.ndarray, blocks: np.ndarray) -> None:
         """Append to a leaf that only the caller's handle locks."""
@@ -276,7 +299,7 @@ class RadixTree:
         leaf.tokens = leaf.tokens[: end - leaf.start]
         leaf.blocks = leaf.blocks[:kept]
         leaf.end = end
-        self.queue.push(leaf)
+        self._queue.push(leaf)
 
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
@@ -287,6 +310,10 @@ class RadixTree:
         self.num_nodes -= 1
         self.num_tokens -= len(leaf.tokens)
         self._settle(parent)
+
+    def check_queue(self, leaves: set[Node]) -> None:
+        """Raise AssertionError unless `leaves` are what may be evicted, none of them too late."""
+        self._queue.check(leaves)
 
     def _settle(self, node: Node) -> None:
         """`node` lost a handle or a child: queue it, merge it, or drop an empty root."""
@@ -299,4 +326,4 @@ class RadixTree:
                 del self.roots[node.namespace]
                 node.alive = False
             else:
-                self.queue.push(node)
+                self._queue.push(node)

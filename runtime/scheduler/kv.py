@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rootlace.runtime.cache import BlockPool, RadixTree, check_cache
+from rootlace.runtime.cache import BlockPool, RadixTree, check_cache, policy_named
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -21,12 +21,12 @@ class KVStore:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
         self.pool = BlockPool(config.num_blocks, config.block_size)
-        self.tree = RadixTree(self.pool)
+        self.tree = RadixTree(self.pool, policy_named(config.eviction))
         self.block_size = config.block_size
-        self._ahead = min(config.num_blocks // 1024, 64)
-        """So many blocks are evicted at least: few of all, and many steps need no more then."""
+        self._evict_at_least = min(config.num_blocks // 1024, 64)
+        """Evict in batches of this size, so that not every step has to."""
         self.version = 0
-        """Another number whenever a sequence's table has changed but for one block at its end."""
+        """Changes whenever a sequence's table changes other than by one more block at its end."""
 
     @property
     def capacity(self) -> int:
@@ -41,7 +41,7 @@ class KVStore:
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
-            self.tree.evict(max(blocks - self.pool.free, self._ahead))
+            self.tree.evict(max(blocks - self.pool.free, self._evict_at_least))
         return True
 
     def estimate(self, sequence: Sequence) -> int:

@@ -146,7 +146,7 @@ class Scheduler:
         except RootlaceError:
             self._count.requests_refused += 1
             raise
-        sequence.program = self.kv.tree.queue.open_program(request.program)
+        sequence.program = self.kv.tree.open_program(request.program)
         self._arrivals += 1
         self._count.requests_added += 1
         self._count.prompt_tokens += sequence.prompt_len
@@ -307,7 +307,7 @@ class Scheduler:
 
     def release_program(self, program: str) -> None:
         """The program ended: what only it used goes first when blocks run out."""
-        self.kv.tree.queue.close_program(program)
+        self.kv.tree.close_program(program)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def _draw(study: Study, pyplot: Any) -> Any:
     )
     for name in dict.fromkeys(report.policy for report in study.reports):
         found = {r.cache_tokens: 100 * r.hit_rate for r in study.reports if r.policy == name}
-        base = name.partition("-")[0].partition(":")[0]
+        base = re.split(r"[-:+]", name)[0]
         axes.plot(
             sizes,
             [found[size] for size in sizes],

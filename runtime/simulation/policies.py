@@ -1,4 +1,4 @@
-"""The policies that can be simulated, by name."""
+"""The policies that can be simulated, by name: of scheduling, and of eviction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import get_args
 
-from rootlace.runtime.config import Policy, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, Eviction, Policy, SchedulerConfig
 
 UNBOUNDED = 1 << 60
 
@@ -17,33 +17,46 @@ class BadPolicy(ValueError):
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy of the scheduler and how often it lets a request be overtaken."""
+    """A policy of the scheduler, how often it lets a request be overtaken, and what is evicted."""
 
     name: str
     policy: Policy
     max_overtaken: int
     max_delay: float
+    eviction: Eviction
 
 
 def parse_policy(text: str) -> NamedPolicy:
     """`POLICY` as the scheduler has it by default, `POLICY-no-aging` (nothing bounds how often a
     request is overtaken), `POLICY:N` (by N later requests at most) or `POLICY:N:X` (or by more that
-    delay it by X of the work before it)."""
+    delay it by X of the work before it). `+EVICTION` behind it names another eviction policy than
+    the cache's default."""
     config = SchedulerConfig()
-    for policy in get_args(Policy):
-        if text == policy:
-            return NamedPolicy(text, policy, config.max_overtaken, config.max_delay)
-        if text == f"{policy}-no-aging" and policy != "fcfs":
-            return NamedPolicy(text, policy, UNBOUNDED, 0.0)
-        found = re.fullmatch(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?))?", text, re.ASCII)
-        if found is not None and found[1] == policy:
-            return NamedPolicy(text, policy, int(found[2]), float(found[3] or 0))
+    order, plus, evicted = text.partition("+")
+    eviction = next((name for name in get_args(Eviction) if name == evicted), None)
+    if not plus:
+        eviction = CacheConfig().eviction
+    for policy in get_args(Policy) if eviction is not None else ():
+        limits = None
+        found = re.fullmatch(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?))?", order, re.ASCII)
+        if order == policy:
+            limits = config.max_overtaken, config.max_delay
+        elif order == f"{policy}-no-aging" and policy != "fcfs":
+            limits = UNBOUNDED, 0.0
+        elif found is not None and found[1] == policy:
+            limits = int(found[2]), float(found[3] or 0)
+        if limits is not None:
+            return NamedPolicy(text, policy, *limits, eviction)
     known = ", ".join(policy.name for policy in all_policies())
     raise BadPolicy(
-        f"there is no policy {text!r}; there are {known}, and POLICY:MAX_OVERTAKEN[:MAX_DELAY]"
+        f"there is no policy {text!r}; there are {known}, and "
+        "POLICY:MAX_OVERTAKEN[:MAX_DELAY][+EVICTION]"
     )
 
 
 def all_policies() -> list[NamedPolicy]:
+    """Every order of scheduling, and every other eviction beside the default order."""
     names = [*get_args(Policy), *(f"{p}-no-aging" for p in get_args(Policy) if p != "fcfs")]
+    order, default = SchedulerConfig().policy, CacheConfig().eviction
+    names += [f"{order}+{name}" for name in get_args(Eviction) if name != default]
     return [parse_policy(name) for name in names]

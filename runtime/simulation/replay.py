@@ -94,7 +94,7 @@ class Replay:
                 max_running=machine.max_running,
                 max_waiting=_NEVER,
             ),
-            CacheConfig(block_size=block, num_blocks=blocks),
+            CacheConfig(block_size=block, num_blocks=blocks, eviction=policy.eviction),
             _NEVER,
             self._read_clock,
             headroom=Headroom(default.least / size, default.most / size, default.decay**size),

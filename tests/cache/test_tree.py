@@ -120,16 +120,16 @@ def test_least_recently_used_goes_first_from_its_end() -> None:
 
 def test_users_keep_edges_apart_so_that_private_suffixes_can_go() -> None:
     cache = Cache()
-    program = cache.tree.queue.open_program("p")
+    program = cache.tree.open_program("p")
     cache.keep([1] * 8)
     cache.keep([1] * 8 + [2] * 8, program)
     assert cache.tree.num_nodes == 2
     cache.keep([3] * 8)
-    cache.tree.queue.close_program("p")
+    cache.tree.close_program("p")
     cache.check()
     cache.tree.evict(2)
     assert (cache.match([1] * 8 + [2] * 8), cache.match([3] * 8)) == (8, 8)
-    assert cache.tree.queue.open_program("p") != program
+    assert cache.tree.open_program("p") != program
 
 
 def test_the_pool_counts() -> None:
@@ -158,7 +158,7 @@ def test_check_finds_faults() -> None:
         cache.handles[0].locks += 1
 
     def spoil_queue(cache: Cache) -> None:
-        cache.tree.queue.reset()
+        cache.tree._queue.reset()
 
     for spoil in (spoil_end, spoil_refs, spoil_locks, spoil_queue):
         cache = Cache()
@@ -202,6 +202,6 @@ def test_uses_of_a_leaf_do_not_pile_up() -> None:
         cache.keep([first] * 6)
     for use in range(5000):
         cache.unlock(cache.lock([1 + use % 2] * 6))
-    assert len(cache.tree.queue) < 2000
+    assert len(cache.tree._queue) < 2000
     assert cache.tree.evict(2) == 2
     assert (cache.match([3] * 6), cache.match([1] * 6), cache.match([2] * 6)) == (0, 6, 6)

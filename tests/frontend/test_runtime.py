@@ -97,6 +97,7 @@ def test_every_keyword_has_its_place() -> None:
         "block_size": "engine.cache.block_size", "page_size": "engine.cache.block_size",
         "num_blocks": "engine.cache.num_blocks", "cache": "engine.cache.enabled",
         "disable_radix_cache": "not engine.cache.enabled",
+        "eviction": "engine.cache.eviction",
         "policy": "engine.scheduler.policy", "schedule_policy": "engine.scheduler.policy",
         "max_step_tokens": "engine.scheduler.max_step_tokens",
         "chunked_prefill_size": "engine.scheduler.max_step_tokens",

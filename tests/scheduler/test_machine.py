@@ -6,11 +6,14 @@ looks at every slot that a row attends to); that of the output is what a request
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rootlace.runtime.config import Eviction
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
 from rootlace.wire.protocol import SamplingParams
@@ -48,13 +51,14 @@ class Machine(RuleBasedStateMachine):
         overtaken=st.sampled_from([0, 3]),
         context=st.sampled_from([30, 200]),
         enabled=st.sampled_from([True, True, True, False]),
+        eviction=st.sampled_from(get_args(Eviction)),
         reserve=st.sampled_from([0.0, 8.0]),
         automata=st.booleans(),
         telling=st.randoms(use_true_random=False),
     )
     def start(
-        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, reserve, automata,
-        telling,
+        self, blocks, policy, step_tokens, rows, overtaken, context, enabled, eviction, reserve,
+        automata, telling,
     ) -> None:  # fmt: skip
         self.telling = telling
         self.world = World(
@@ -63,6 +67,7 @@ class Machine(RuleBasedStateMachine):
             context_length=context,
             vocab_size=VOCAB,
             enabled=enabled,
+            eviction=eviction,
             overlap=self.overlap,
             automata=automata,
             policy=policy,

@@ -15,7 +15,7 @@ from benchmarks.simulated_executor import (
     history_hash,
     made_up_logprobs,
 )
-from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, Eviction, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
 from rootlace.runtime.contracts.request import Request
@@ -105,6 +105,7 @@ class World:
         context_length: int = 1000,
         vocab_size: int = 100,
         enabled: bool = True,
+        eviction: Eviction = "lru",
         filler: MaskFiller | None = None,
         overlap: bool = False,
         automata: bool = False,
@@ -119,7 +120,9 @@ class World:
         )
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
-            CacheConfig(block_size=block_size, num_blocks=num_blocks, enabled=enabled),
+            CacheConfig(
+                block_size=block_size, num_blocks=num_blocks, enabled=enabled, eviction=eviction
+            ),
             context_length,
             self.executor.clock,
             vocab_size=vocab_size,

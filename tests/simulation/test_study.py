@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from rootlace.runtime.config import SchedulerConfig
+from rootlace.runtime.config import Eviction, SchedulerConfig
 from rootlace.runtime.simulation.cost import StepCost
 from rootlace.runtime.simulation.policies import BadPolicy, all_policies, parse_policy
 from rootlace.runtime.simulation.replay import Machine, Replay
@@ -44,7 +45,10 @@ def test_policies_by_name() -> None:
     assert parse_policy("dfs:7").max_overtaken == 7 and parse_policy("dfs:7").max_delay == 0
     assert parse_policy("lpm:7:0.5").max_delay == 0.5
     names = [policy.name for policy in all_policies()]
-    assert names == ["lpm", "fcfs", "dfs", "lpm-no-aging", "dfs-no-aging"]
+    assert names == ["lpm", "fcfs", "dfs", "lpm-no-aging", "dfs-no-aging"] + [
+        f"lpm+{name}" for name in get_args(Eviction) if name != "lru"
+    ]
+    assert (lpm.eviction, parse_policy("dfs:7+lfuda").eviction) == ("lru", "lfuda")
     for bad in (
         "",
         "LPM",
@@ -55,6 +59,9 @@ def test_policies_by_name() -> None:
         "lpm:x",
         "sjf",
         "lpm:1:2:3",
+        "lpm+",
+        "lpm+mru",
+        "+lfuda",
     ):
         with pytest.raises(BadPolicy, match="there are lpm, fcfs, dfs"):
             parse_policy(bad)

@@ -1,0 +1,24 @@
+"""Eviction policies, one module each, under the name that `CacheConfig.eviction` knows it by.
+
+A module defines `Policy`, made with the tree's `Programs`; `cache.eviction.EvictionPolicy` says
+what it can be asked. To add one, write its module and add its name to `config.Eviction`: the tests
+of the tree and of the scheduler run with every name there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from rootlace.runtime.cache.eviction import EvictionPolicy
+from rootlace.runtime.cache.programs import Programs
+
+
+def policy_named(name: str) -> Callable[[Programs], EvictionPolicy]:
+    """Raises ValueError if there is none of this name."""
+    try:
+        module = import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"there is no eviction policy {name!r}") from error
+    policy: Callable[[Programs], EvictionPolicy] = module.Policy
+    return policy
