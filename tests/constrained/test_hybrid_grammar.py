@@ -15,7 +15,7 @@ from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar, HybridMatcher
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
-from rootlace.runtime.constrained.schema.declared import MARK, declared_part
+from rootlace.runtime.constrained.schema.regular import MARK, declared_part
 from rootlace.runtime.contracts.matcher import Grammar
 from tests.constrained.random_schemas import random_schema
 

@@ -19,7 +19,7 @@ from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar, LLGuidanceMatcher
 from rootlace.runtime.constrained.matchers.places import Place, Places
-from rootlace.runtime.constrained.schema.declared import MARK
+from rootlace.runtime.constrained.schema.regular import MARK
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.table import TokenTable
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary

@@ -26,9 +26,6 @@ MAX_ONE_OF = 12
 """Up to so many options of a `oneOf`, the others are negated in each."""
 MAX_COMPARED = 64
 """Up to so many, it is found out which exclude each other."""
-MAX_INTEGER = 2**53
-"""Integers from here on are not shown to llguidance 1.9: it reads them as floats, and on some near
-the ends of 64 bits it ends the process."""
 EXCLUDED = "!excluded"
 """Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
 
@@ -44,14 +41,15 @@ Conjunction = tuple[Atom, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """`values`: exactly these (then nothing else is said). Otherwise values of `types` (numbers
-    only whole ones if `integer`) that satisfy `leaves`: schemas and those of their keywords that
-    are about one type."""
+    """`values`: exactly these, which `source` lists (then nothing else is said). Otherwise values
+    of `types` (numbers only whole ones if `integer`) that satisfy `leaves`: schemas and those of
+    their keywords that are about one type. `notes`: what the case does not hold."""
 
     types: frozenset[str] = ALL_TYPES
     integer: bool = False
     leaves: tuple[tuple[Located, dict[str, Any]], ...] = ()
     values: tuple[Any, ...] | None = None
+    source: Residual | None = None
     notes: frozenset[Residual] = frozenset()
 
 
@@ -142,8 +140,7 @@ class Cases:
                     partial.types,
                     partial.integer,
                     tuple(partial.leaves),
-                    None,
-                    frozenset(partial.notes),
+                    notes=frozenset(partial.notes),
                 )
             )
         if not cases:
@@ -205,16 +202,11 @@ class Cases:
         for value in smallest or ():
             if all(self._satisfies(located, value, holds) for located, holds in wanted):
                 found.append(value)
+        keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
         if not found:
-            keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
             raise _Dead(f"{pointer}/{keyword}")
-        held = [value for value in found if _is_held(value)]
-        if held:
-            cases.append(Case(values=tuple(held)))
-        for name in sorted({_type_of(value) for value in found if not _is_held(value)}):
-            keyword = "const" if len(smallest or ()) == 1 else "enum"
-            note = Residual(f"{pointer}/{keyword}", keyword)
-            cases.append(Case(types=frozenset((name,)), notes=frozenset((note,))))
+        source = Residual(f"{pointer}/{keyword}", keyword)
+        cases.append(Case(values=tuple(found), source=source))
 
     def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
         """Note what a schema says; the choices it leaves."""
@@ -426,19 +418,6 @@ class Cases:
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
         """A schema of our own, as if it stood below another."""
         return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
-
-
-def _is_held(value: Any) -> bool:
-    """Whether a mask can hold a value."""
-    if isinstance(value, list):
-        return all(map(_is_held, value))
-    if isinstance(value, dict):
-        return all(map(_is_held, value.values()))
-    return not isinstance(value, int) or abs(value) < MAX_INTEGER
-
-
-def _type_of(value: Any) -> str:
-    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def _without_values(located: Located, values: list[Any]) -> Located:

@@ -1,7 +1,6 @@
 """JSON texts as regex trees: white space, strings, numbers, whole values.
 
-Sources: RFC 8259 (JSON). Strings are written as `json.dumps(..., ensure_ascii=False)` writes them,
-except that a free string may also use `\\/` and `\\uXXXX`, because models do.
+Source: RFC 8259 (JSON).
 """
 
 from __future__ import annotations
@@ -12,7 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rootlace.runtime.constrained.automaton.char_sets import ALL, intersection
+from rootlace.runtime.constrained.automaton.char_sets import (
+    complement,
+    contains,
+    intersection,
+)
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
@@ -35,10 +38,6 @@ from rootlace.runtime.constrained.schema.trees import (
 MAX_DIGITS = 20
 """The digits we write at most before or after the decimal point. Python's own `json` refuses
 integers of more than 4,300 digits, and a model that has begun a number should end it."""
-
-_SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-_PLAIN: Ranges = intersection(ALL, ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)))
-_HEX = "0123456789abcdef"
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,50 @@ class Layout:
         return concat(Literal(opening), blank, Literal(closing))
 
 
+@dataclass(frozen=True, eq=False)
+class Escapes:
+    """How the characters of a string are spelt: those of `plain` as they are; those of `letters`
+    with a backslash and a letter; those of `coded` as `\\u` and four digits (`capitals`: A to F in
+    either case)."""
+
+    plain: Ranges
+    letters: tuple[tuple[str, str], ...]
+    coded: str
+    capitals: bool
+
+
+_LETTERS = (
+    ('"', '"'),
+    ("\\", "\\"),
+    ("\b", "b"),
+    ("\f", "f"),
+    ("\n", "n"),
+    ("\r", "r"),
+    ("\t", "t"),
+)
+_CONTROLS = "".join(map(chr, range(0x20)))
+_MUST_BE_ESCAPED = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+
+OURS = Escapes(
+    complement(_MUST_BE_ESCAPED),
+    _LETTERS,
+    "".join(c for c in _CONTROLS if c not in dict(_LETTERS)),
+    capitals=False,
+)
+"""One spelling for each character."""
+
+
+@lru_cache(maxsize=4)
+def guidance_escapes(letters: str) -> Escapes:
+    """llguidance's, which has `letters` after a backslash, `u` among them or not."""
+    return Escapes(
+        complement((*_MUST_BE_ESCAPED, (0x7F, 0x7F))),
+        tuple(pair for pair in _LETTERS if pair[1] in letters),
+        _CONTROLS + "\x7f" if "u" in letters else "",
+        capitals=True,
+    )
+
+
 def free_character() -> Regex:
     """One character of a string in any of its spellings; one code point in all of them."""
     digit = one_of("0123456789abcdefABCDEF")
@@ -91,47 +134,48 @@ def free_character() -> Regex:
         one_of("dD"), one_of("cdefCDEF"), repeat(digit, 2, 2),
     )  # fmt: skip
     escaped = either(one_of('"\\/bfnrt'), concat(Literal("u"), either(ordinary, pair)))
-    return either(Chars(_PLAIN), concat(Literal("\\"), escaped))
+    return either(Chars(OURS.plain), concat(Literal("\\"), escaped))
 
 
 def any_string() -> Regex:
     return concat(Literal('"'), repeat(free_character(), 0, None), Literal('"'))
 
 
-def string_of(content: Regex) -> Regex:
-    """The JSON strings whose value is a text of `content`, each in its canonical spelling."""
-    return concat(Literal('"'), escaped(content), Literal('"'))
+def string_of(content: Regex, escapes: Escapes = OURS) -> Regex:
+    """The JSON strings whose value is a text of `content`, which has no look-around."""
+    return concat(Literal('"'), _escaped(content, escapes), Literal('"'))
 
 
-def escaped(content: Regex) -> Regex:
-    """The texts of `content` as they stand between the quotes. No look-around is allowed in it."""
+def _escaped(content: Regex, escapes: Escapes) -> Regex:
     match content:
         case Literal(text):
-            return Literal(json.dumps(text, ensure_ascii=False)[1:-1])
+            return concat(*(_character(((ord(c), ord(c)),), escapes) for c in text))
         case Chars(ranges):
-            return _escaped_character(ranges)
+            return _character(ranges, escapes)
         case Concat(parts):
-            return concat(*(escaped(part) for part in parts))
+            return concat(*(_escaped(part, escapes) for part in parts))
         case Either(options):
-            return either(*(escaped(option) for option in options))
+            return either(*(_escaped(option, escapes) for option in options))
         case Repeat(item, least, most):
-            return repeat(escaped(item), least, most)
-        case _:
-            raise ValueError("a look at the text around cannot be spelled in a JSON string")
+            return repeat(_escaped(item, escapes), least, most)
+    raise AssertionError(content)
 
 
-@lru_cache(maxsize=256)  # the same few classes come again and again
-def _escaped_character(ranges: Ranges) -> Regex:
-    def holds(character: str) -> bool:
-        return any(low <= ord(character) <= high for low, high in ranges)
-
-    options = [one_of("".join(short for c, short in _SHORT.items() if holds(c)))]
-    for high in (0, 1):
-        codes = [chr(16 * high + low) for low in range(16)]
-        digits = "".join(_HEX[i] for i, c in enumerate(codes) if holds(c) and c not in _SHORT)
-        options.append(concat(Literal(f"u00{high}"), one_of(digits)))
-    escape = concat(Literal("\\"), either(*options))
-    return either(chars(intersection(ranges, _PLAIN)), escape)
+@lru_cache(maxsize=512)  # the same few classes come again and again
+def _character(ranges: Ranges, escapes: Escapes) -> Regex:
+    """One character of `ranges` in all its spellings."""
+    plain = intersection(ranges, escapes.plain)
+    if len(plain) == 1 and plain == ranges and plain[0][0] == plain[0][1]:
+        return Literal(chr(plain[0][0]))
+    options = [one_of("".join(short for c, short in escapes.letters if contains(ranges, ord(c))))]
+    codes: dict[str, str] = {}
+    for character in escapes.coded:
+        if contains(ranges, ord(character)):
+            code = f"{ord(character):04x}"
+            last = code[3] + code[3].upper() if escapes.capitals else code[3]
+            codes[code[:3]] = codes.get(code[:3], "") + last
+    options += [concat(Literal(f"u{head}"), one_of(last)) for head, last in codes.items()]
+    return either(chars(plain), concat(Literal("\\"), either(*options)))
 
 
 def literal(value: Any, layout: Layout, depth: int = 0) -> Regex:
@@ -140,54 +184,46 @@ def literal(value: Any, layout: Layout, depth: int = 0) -> Regex:
         raise ValueError(f"{value} is not JSON")
     if isinstance(value, list):
         items = [literal(item, layout, depth + 1) for item in value]
-        return bracketed("[", items, "]", layout, depth + 1)
+        return _bracketed("[", items, "]", layout, depth + 1)
     if isinstance(value, dict):
         pairs = [
-            concat(key(name), layout.colon(), literal(item, layout, depth + 1))
+            concat(Literal(text_of(name)), layout.colon(), literal(item, layout, depth + 1))
             for name, item in value.items()
         ]
-        return bracketed("{", pairs, "}", layout, depth + 1)
-    return Literal(_text(value))
+        return _bracketed("{", pairs, "}", layout, depth + 1)
+    return Literal(text_of(value))
 
 
-def bracketed(opening: str, items: list[Regex], closing: str, layout: Layout, depth: int) -> Regex:
-    """All of `items`, separated by commas, in brackets."""
+def _bracketed(opening: str, items: list[Regex], closing: str, layout: Layout, depth: int) -> Regex:
     if not items:
         return layout.empty(opening, closing)
     rest = (concat(layout.comma(depth), item) for item in items[1:])
     return layout.enclosed(opening, concat(items[0], *rest), closing, depth)
 
 
-def key(name: str) -> Regex:
-    return Literal(_text(name))
-
-
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value that has no parts. Raises ValueError where JSON cannot write it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()  # a lone surrogate is no text: UnicodeEncodeError is a ValueError
     return text
 
 
-def digits(least: int, most: int) -> Regex:
+def digits(least: int, most: int | None) -> Regex:
     return repeat(Chars(((0x30, 0x39),)), least, most)
-
-
-def natural() -> Regex:
-    """A non-negative integer without leading zeros."""
-    return either(Literal("0"), concat(one_of("123456789"), digits(0, MAX_DIGITS - 1)))
 
 
 def any_integer() -> Regex:
     """An integer; zero without a sign, no fraction, no exponent."""
-    positive = concat(one_of("123456789"), digits(0, MAX_DIGITS - 1))
-    return either(Literal("0"), concat(optional(Literal("-")), positive))
+    return either(Literal("0"), concat(optional(Literal("-")), _positive()))
 
 
 def any_number() -> Regex:
     """A number. The exponent has at most two digits, so that no double overflows."""
+    fraction = concat(Literal("."), digits(1, MAX_DIGITS))
     exponent = concat(one_of("eE"), optional(one_of("+-")), digits(1, 2))
-    return concat(optional(Literal("-")), natural(), optional(fraction()), optional(exponent))
+    natural = either(Literal("0"), _positive())
+    return concat(optional(Literal("-")), natural, optional(fraction), optional(exponent))
 
 
-def fraction() -> Regex:
-    return concat(Literal("."), digits(1, MAX_DIGITS))
+def _positive() -> Regex:
+    return concat(one_of("123456789"), digits(0, MAX_DIGITS - 1))

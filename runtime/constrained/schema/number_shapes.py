@@ -4,15 +4,44 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
-from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, MAX_INTEGER, Case
+from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, Case
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
+from rootlace.runtime.constrained.schema.shape import Shape
 
 MAX_EXCLUDED = 8
 MAX_DIGITS = 40
+MAX_INTEGER = 2**53
+"""Integers from here on are not shown to llguidance 1.9: it reads them as floats, and on some near
+the ends of 64 bits it ends the process."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", EXCLUDED)
-Shape = dict[str, Any]
+
+
+class _Range(NamedTuple):
+    low: float
+    low_open: bool
+    high: float
+    high_open: bool
+
+    @property
+    def empty(self) -> bool:
+        return self.low > self.high or (self.low == self.high and (self.low_open or self.high_open))
+
+    def without(self, value: Any) -> list[_Range]:
+        above = self.low < value or (self.low == value and not self.low_open)
+        below = value < self.high or (value == self.high and not self.high_open)
+        if not (above and below):
+            return [self]
+        return [self._replace(high=value, high_open=True), self._replace(low=value, low_open=True)]
+
+    def said(self) -> dict[str, Any]:
+        found = {}
+        if self.low > -math.inf:
+            found["exclusiveMinimum" if self.low_open else "minimum"] = self.low
+        if self.high < math.inf:
+            found["exclusiveMaximum" if self.high_open else "maximum"] = self.high
+        return found
 
 
 def is_number(value: Any) -> bool:
@@ -20,7 +49,7 @@ def is_number(value: Any) -> bool:
 
 
 def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape]:
-    base: Shape = {"type": "integer" if case.integer else "number"}
+    """`notes` takes in what the shapes do not hold."""
     low, low_open, high, high_open = -math.inf, False, math.inf, False
     multiples: list[Any] = []
     for _, leaf in case.leaves:
@@ -36,47 +65,45 @@ def numbers(case: Case, excluded: list[Any], notes: set[Residual]) -> list[Shape
                 # The mask counts in decimals; most validators divide floats, and find 8.1 to be
                 # no multiple of 0.1. What is emitted has to satisfy both.
                 notes.update(notes_of(case.leaves, "multipleOf"))
-    ranges = [(low, low_open, high, high_open)]
     if len(set(excluded)) > MAX_EXCLUDED:
         notes.update(notes_of(case.leaves, EXCLUDED))
+    ranges = [_Range(low, low_open, high, high_open)]
     for value in sorted(set(excluded))[:MAX_EXCLUDED]:
-        low, low_open, high, high_open = ranges[-1]
-        above = low < value or (low == value and not low_open)
-        below = value < high or (value == high and not high_open)
-        if above and below:
-            ranges[-1:] = [(low, low_open, value, True), (value, True, high, high_open)]
-    shapes = []
-    for low, low_open, high, high_open in ranges:
-        if low > high or (low == high and (low_open or high_open)):
-            continue
-        if not case.integer:
-            if low_open and low > -math.inf and _nudged(low, 1) <= high:
-                low, low_open = _nudged(low, 1), False
-            if high_open and high < math.inf and _nudged(high, -1) >= low:
-                high, high_open = _nudged(high, -1), False
-            if low_open or high_open:
-                for keyword in ("exclusiveMinimum", "exclusiveMaximum", EXCLUDED):
-                    notes.update(notes_of(case.leaves, keyword))
-            missed = [v for bound in (low, high) for v in _missed(bound) if low <= v <= high]
-            if missed and not multiples:
-                shapes.append({"enum": missed})
-        if any(_is_far(bound, case.integer) for bound in (low, high)):
-            for keyword in _BOUNDS:
-                notes.update(notes_of(case.leaves, keyword))
-            if case.integer:
-                low = low if abs(low) < MAX_INTEGER else -math.inf
-                high = high if abs(high) < MAX_INTEGER else math.inf
-        shape = dict(base)
-        if low > -math.inf:
-            shape["exclusiveMinimum" if low_open else "minimum"] = low
-        if high < math.inf:
-            shape["exclusiveMaximum" if high_open else "maximum"] = high
-        if multiples:
-            shape["multipleOf"] = multiples[0]
-        if multiples[1:]:
-            shape["allOf"] = [{"multipleOf": multiple} for multiple in multiples[1:]]
-        shapes.append(shape)
-    return shapes
+        ranges[-1:] = ranges[-1].without(value)
+    if not any(multiple % 1 for multiple in multiples):
+        multiples = [math.lcm(*map(int, multiples))] if multiples else []
+    factors: dict[str, Any] = {}
+    if multiples:
+        factors["multipleOf"] = multiples[0]
+    if multiples[1:]:
+        factors["allOf"] = [{"multipleOf": multiple} for multiple in multiples[1:]]
+    return [_shape(range_, case, factors) for range_ in ranges if not range_.empty]
+
+
+def _shape(wanted: _Range, case: Case, factors: dict[str, Any]) -> Shape:
+    """What llguidance 1.9 is shown instead of a range that it does not hold exactly."""
+    base = {"type": "integer" if case.integer else "number"}
+    lost: set[Residual] = set()
+    low, low_open, high, high_open = wanted
+    missed: list[float] = []
+    if not case.integer:
+        if low_open and low > -math.inf and _nudged(low, 1) <= high:
+            low, low_open = _nudged(low, 1), False
+        if high_open and high < math.inf and _nudged(high, -1) >= low:
+            high, high_open = _nudged(high, -1), False
+        if low_open or high_open:
+            for keyword in ("exclusiveMinimum", "exclusiveMaximum", EXCLUDED):
+                lost.update(notes_of(case.leaves, keyword))
+        missed = [v for bound in (low, high) for v in _missed(bound) if low <= v <= high]
+    if any(_is_far(bound, case.integer) for bound in (low, high)):
+        for keyword in _BOUNDS:
+            lost.update(notes_of(case.leaves, keyword))
+        if case.integer:
+            low = low if abs(low) < MAX_INTEGER else -math.inf
+            high = high if abs(high) < MAX_INTEGER else math.inf
+    shown: list[dict[str, Any]] = [{"enum": missed}] if missed and not factors else []
+    shown.append({**base, **_Range(low, low_open, high, high_open).said(), **factors})
+    return Shape({**base, **wanted.said(), **factors}, tuple(shown), frozenset(lost))
 
 
 def _is_far(bound: float, integer: bool) -> bool:
@@ -105,8 +132,6 @@ def _missed(bound: float) -> list[float]:
         return []
     text = format(Decimal(repr(bound)), "f")
     point = text.find(".")
-    return (
-        [float(text[:end]) for end in range(point + 2, min(len(text), MAX_DIGITS))]
-        if (point > 0)
-        else []
-    )
+    if point <= 0:
+        return []
+    return [float(text[:end]) for end in range(point + 2, min(len(text), MAX_DIGITS))]

@@ -190,21 +190,8 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
     return found
 
 
-def listed_multiples(low: Bound | None, high: Bound | None, factor: float) -> list[str]:
-    """The decimal multiples of `factor` within the bounds, as texts. Raises OutOfReach if there are
-    too many. Whether a validator that computes in doubles agrees is the caller's to check."""
-    if low is None or high is None:
-        raise OutOfReach("multiples without bounds")
-    step = Decimal(repr(factor))
-    first, last = math.ceil(low.decimal / step), math.floor(high.decimal / step)
-    if last - first > _MAX_LISTED:
-        raise OutOfReach("too many multiples")
-    values = [step * q for q in range(first, last + 1)]
-    return [
-        format(value.normalize(), "f")
-        for value in values
-        if (low.inclusive or value != low.decimal) and (high.inclusive or value != high.decimal)
-    ]
+_Limit = tuple[str, bool]
+"""Digits after the point, and whether what is equal to them is within the limit."""
 
 
 @dataclass(frozen=True)
@@ -224,9 +211,9 @@ class _End:
         return int(self.value)
 
     @property
-    def fraction(self) -> str:
+    def fraction(self) -> _Limit:
         """The digits after the point, without zeros at the end."""
-        return format(self.value, "f").partition(".")[2].rstrip("0")
+        return format(self.value, "f").partition(".")[2].rstrip("0"), self.inclusive
 
 
 def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
@@ -240,7 +227,7 @@ def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
         raise OutOfReach("the numbers have too many digits")
     if abs(bound.value) >= 10**15 and Fraction(float(bound.value)) != Fraction(bound.decimal):
         raise OutOfReach("a double cannot hold the bound")
-    if len(_End.of(bound, bound.value < 0).fraction) > MAX_DIGITS:
+    if len(_End.of(bound, bound.value < 0).fraction[0]) > MAX_DIGITS:
         raise OutOfReach("the bound has too many digits")
     return bound
 
@@ -263,22 +250,15 @@ def _places(bound: Bound | None, *, upwards: bool) -> int:
 def _unsigned(low: _End, high: _End | None, places: int) -> Regex:
     """Non-negative decimals between the ends."""
     if high is not None and low.whole == high.whole:
-        return _with_whole(
-            Literal(str(low.whole)), _Fractions(places).between(low.fraction, low.inclusive, high)
-        )
-    fractions = _Fractions(places)
-    options = [
-        _with_whole(Literal(str(low.whole)), fractions.above(low.fraction, low.inclusive, places))
-    ]
+        return _with_whole(Literal(str(low.whole)), _fractions(low.fraction, high.fraction, places))
+    options = [_with_whole(Literal(str(low.whole)), _fractions(low.fraction, None, places))]
     last = _TOP if high is None else high.whole - 1
     if low.whole < last:
-        options.append(_with_whole(_naturals(low.whole + 1, last), fractions.any(places)))
+        between = _naturals(low.whole + 1, last)
+        options.append(_with_whole(between, _fractions(None, None, places)))
     if high is not None:
-        options.append(
-            _with_whole(
-                Literal(str(high.whole)), fractions.below(high.fraction, high.inclusive, places)
-            )
-        )
+        below = _fractions(None, high.fraction, places)
+        options.append(_with_whole(Literal(str(high.whole)), below))
     return either(*options)
 
 
@@ -301,68 +281,34 @@ def _with_whole(whole: Regex, fractions: _Set) -> Regex:
     return either(*options)
 
 
-@dataclass(frozen=True)
-class _Fractions:
-    """Digit strings g, compared as 0.g with 0.f, of at most `room` digits (`places` in all)."""
+def _fractions(low: _Limit | None, high: _Limit | None, room: int) -> _Set:
+    """The strings g of at most `room` digits for which 0.g lies between 0.low and 0.high (None: no
+    limit)."""
+    if low == ("", True):
+        low = None
+    none = low is None and high != ("", False)
+    if high is not None and not high[0]:
+        return _Set(repeat(Literal("0"), 1, room) if none and room else NOTHING, none)
+    if not room:
+        return _Set(NOTHING, none)
+    if low is None and high is None:
+        return _Set(digits(1, room), none)
+    first = int(low[0][:1] or 0) if low else 0
+    last = int(high[0][0]) if high else 9
+    if first > last:
+        return _Set(NOTHING, none)
+    if low and high and first == last:
+        inner = _fractions(_rest(low), _rest(high), room - 1)
+        return _Set(inner.after(_digit(first, first)), none)
+    middle = _digit(first + (low is not None), last - (high is not None))
+    options = [_fractions(None, None, room - 1).after(middle)]
+    if low is not None:
+        options.append(_fractions(_rest(low), None, room - 1).after(_digit(first, first)))
+    if high is not None:
+        options.append(_fractions(None, _rest(high), room - 1).after(_digit(last, last)))
+    return _Set(either(*options), none)
 
-    places: int
 
-    def any(self, room: int) -> _Set:
-        return _Set(digits(1, room) if room else NOTHING, none=True)
-
-    def above(self, f: str, inclusive: bool, room: int) -> _Set:
-        """0.g >= 0.f, or > 0.f; f does not end in 0."""
-        if not f:
-            if inclusive:
-                return self.any(room)
-            if not room:
-                return _Set(NOTHING, none=False)
-            # Some digit is not 0: zeros, that digit, anything.
-            options = [
-                concat(Literal("0" * k), _digit(1, 9), digits(0, room - k - 1)) for k in range(room)
-            ]
-            return _Set(either(*options), none=False)
-        if not room:
-            return _Set(NOTHING, none=False)
-        first = int(f[0])
-        larger = self.any(room - 1).after(_digit(first + 1, 9))
-        same = self.above(f[1:], inclusive, room - 1).after(_digit(first, first))
-        return _Set(either(larger, same), none=False)
-
-    def below(self, f: str, inclusive: bool, room: int) -> _Set:
-        """0.g <= 0.f, or < 0.f."""
-        if not f:
-            return (
-                _Set(repeat(Literal("0"), 1, room), True)
-                if inclusive and room
-                else _Set(NOTHING, none=inclusive)
-            )
-        if not room:
-            return _Set(NOTHING, none=True)
-        first = int(f[0])
-        smaller = self.any(room - 1).after(_digit(0, first - 1))
-        same = self.below(f[1:], inclusive, room - 1).after(_digit(first, first))
-        return _Set(either(smaller, same), none=True)
-
-    def between(self, f: str, inclusive: bool, high: _End) -> _Set:
-        """Between the fraction `f` and that of `high`."""
-        return self._between(f, inclusive, high.fraction, high.inclusive, self.places)
-
-    def _between(self, f: str, f_in: bool, g: str, g_in: bool, room: int) -> _Set:
-        if not f and f_in:
-            return self.below(g, g_in, room)
-        if not g:
-            # Nothing is less than 0.0; equal to it only where both ends are 0 and included.
-            return _Set(NOTHING, none=False)
-        if not room:
-            return _Set(NOTHING, none=False)
-        first, last = int(f[0]) if f else 0, int(g[0])
-        if first > last:
-            return _Set(NOTHING, none=False)
-        if first == last:
-            inner = self._between(f[1:], f_in, g[1:], g_in, room - 1)
-            return _Set(inner.after(_digit(first, first)), none=False)
-        lowest = self.above(f[1:], f_in, room - 1).after(_digit(first, first))
-        middle = self.any(room - 1).after(_digit(first + 1, last - 1))
-        highest = self.below(g[1:], g_in, room - 1).after(_digit(last, last))
-        return _Set(either(lowest, middle, highest), none=False)
+def _rest(limit: _Limit) -> _Limit:
+    """Behind its first digit."""
+    return limit[0][1:], limit[1]

@@ -1,34 +1,70 @@
-"""From a JSON schema to what the backends take: a schema for the mask, and a check of the rest."""
+"""A JSON schema, ready to be enforced: its normal form, the schema of its mask, the check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from rootlace.runtime.constrained.automaton.syntax import Regex
 from rootlace.runtime.constrained.schema.check import CheckedSchema, invalid
-from rootlace.runtime.constrained.schema.relax import relax, written
-from rootlace.runtime.constrained.schema.residual import Residual
+from rootlace.runtime.constrained.schema.mask import Mask, mask_of
+from rootlace.runtime.constrained.schema.normal import normal_form
+from rootlace.runtime.constrained.schema.regular import whole_regex
+from rootlace.runtime.constrained.schema.residual import Residual, written
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
 from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
 
 
-@dataclass(frozen=True)
 class PreparedSchema:
-    """A schema, well-formed and not found to be unsatisfiable.
+    """A schema that is well-formed and not found to be unsatisfiable. Raises InvalidConstraint."""
 
-    `mask_schema` allows every text that `original` allows (in the order of its properties), and
-    those more that `residuals` names; it is self-contained (`$ref`s are local) and known to be
-    taken by llguidance. `verifier_factory` makes a check of one text as it comes; None where the
-    mask holds everything.
-    """
+    def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
+        self._checked = CheckedSchema(schema, documents)
+        self._check_patterns(of_keys=True)
+        self._rules = Rules(self._checked)
+        self.normal = normal_form(self._checked, self._rules.satisfies)
 
-    original: dict[str, Any] | bool
-    mask_schema: dict[str, Any]
-    residuals: tuple[Residual, ...]
-    verifier_factory: Callable[[], Verifier] | None
+    def regex(self, whitespace: str = "compact") -> Regex | None:
+        """Its JSON texts as a regex tree, where they are an automaton of modest size."""
+        if not self.normal.exact:
+            return None
+        return whole_regex(self.normal, flexible=whitespace == "flexible")
+
+    @cached_property
+    def _mask(self) -> Mask:
+        found = mask_of(self.normal)
+        if found.residuals:
+            self._check_patterns(of_keys=False)
+            self._rules.watch(found.residuals)
+        return found
+
+    @property
+    def mask_schema(self) -> dict[str, Any]:
+        """It allows every text that the schema allows (in the order of its properties), and those
+        more that `residuals` names; it is self-contained (`$ref`s are local) and known to be taken
+        by llguidance."""
+        return self._mask.schema
+
+    @property
+    def residuals(self) -> tuple[Residual, ...]:
+        return self._mask.residuals
+
+    @property
+    def verifier_factory(self) -> Callable[[], Verifier] | None:
+        """Makes a check of one text as it comes; None where the mask holds everything."""
+        return (lambda: Verifier(self._rules)) if self._mask.residuals else None
+
+    def _check_patterns(self, of_keys: bool) -> None:
+        """Refuse what a check could not search for."""
+        for pointer, pattern, is_of_keys in self._checked.patterns():
+            if is_of_keys is of_keys:
+                try:
+                    searcher(pattern)
+                except InvalidConstraint as error:
+                    raise invalid(pointer, f"{pattern!r}: {error}") from None
 
 
 def prepare(
@@ -49,27 +85,10 @@ def prepare_value(
     documents: Mapping[str, Any] | None = None,
 ) -> PreparedSchema:
     """As `prepare`, of a schema that is parsed."""
-    checked = CheckedSchema(schema, documents or {})
-    _check_patterns(checked, of_keys=True)
-    rules = Rules(checked)
-    relaxed = relax(checked, rules.satisfies)
-    if strict and relaxed.residuals:
-        first = relaxed.residuals[0]
+    prepared = PreparedSchema(schema, documents or {})
+    if strict and prepared.residuals:
+        first = prepared.residuals[0]
         place = written(first.pointer, schema)
         keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
         raise invalid(place, f"no mask can hold {keyword!r} here (strict)")
-    if not relaxed.residuals:
-        return PreparedSchema(schema, relaxed.schema, (), None)
-    _check_patterns(checked, of_keys=False)
-    rules.watch(relaxed.residuals)
-    return PreparedSchema(schema, relaxed.schema, relaxed.residuals, lambda: Verifier(rules))
-
-
-def _check_patterns(checked: CheckedSchema, of_keys: bool) -> None:
-    """Refuse what a check could not search for."""
-    for pointer, pattern, is_of_keys in checked.patterns():
-        if is_of_keys is of_keys:
-            try:
-                searcher(pattern)
-            except InvalidConstraint as error:
-                raise invalid(pointer, f"{pattern!r}: {error}") from None
+    return prepared

@@ -1,7 +1,7 @@
-"""A case of a conjunction as schemas of one type each, in keywords that llguidance knows.
+"""A case of a conjunction as schemas of one type each.
 
 Where a shape needs the schema of a part (a property, an item), it holds the conjunction of what
-applies to the part; `relax` puts a schema in its place.
+applies to the part; `normal` puts a schema in its place.
 """
 
 from __future__ import annotations
@@ -23,8 +23,18 @@ from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys, listed_keys
-from rootlace.runtime.constrained.schema.number_shapes import is_number, numbers
+from rootlace.runtime.constrained.schema.languages import (
+    nothing_matches,
+    patterns_apart,
+    takes_pattern,
+)
+from rootlace.runtime.constrained.schema.number_shapes import (
+    MAX_INTEGER,
+    is_number,
+    numbers,
+)
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
+from rootlace.runtime.constrained.schema.shape import Shape
 
 LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])
 """Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
@@ -34,41 +44,33 @@ MAX_SPLIT = 16
 
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 
-Shape = dict[str, Any]
 Leaf = tuple[Located, dict[str, Any]]
 
 
 class Shapes:
     """Builds shapes, for one schema. `empty(conjunction)` says that nothing satisfies it;
-    `child(parent, path, schema)` is an atom; `satisfies` as in `Cases`; `takes(pattern)` says
-    whether a mask can hold it, `apart(patterns)` whether no key matches two of them,
-    `impossible(shape)` whether no string has this shape."""
+    `satisfies` as in `Cases`."""
 
     def __init__(
         self,
-        empty: Callable[[Conjunction], bool],
-        child: Callable[[Located, str, Any], Atom],
-        satisfies: Callable[[Located, Any], bool],
-        takes: Callable[[str], bool],
-        apart: Callable[[tuple[str, ...]], bool],
-        impossible: Callable[[Shape], bool],
         checked: CheckedSchema,
+        satisfies: Callable[[Located, Any], bool],
+        empty: Callable[[Conjunction], bool],
     ) -> None:
-        self.empty = empty
-        self.child = child
-        self.satisfies = satisfies
-        self.takes = takes
-        self.apart = apart
-        self.impossible = impossible
         self.checked = checked
+        self.satisfies = satisfies
+        self.empty = empty
         self.reason = ""
         """Where it showed that the case asked for last has no shapes."""
+
+    def child(self, parent: Located, path: str, schema: Any) -> Atom:
+        return Atom(self.checked.child(parent, path, schema))
 
     def of(self, case: Case) -> tuple[list[Shape], set[Residual]]:
         """The shapes whose union is the case, and which keywords they do not hold."""
         notes = set(case.notes)
         if case.values is not None:
-            return [{"enum": list(case.values)}], notes
+            return [_listed(case.values, case.source)], notes
         excluded = [
             (located, value) for located, leaf in case.leaves for value in leaf.get(EXCLUDED, ())
         ]
@@ -86,11 +88,13 @@ class Shapes:
         notes: set[Residual],
     ) -> list[Shape]:
         if name == "null":
-            return [] if any(value is None for _, value in excluded) else [{"type": "null"}]
+            gone = any(value is None for _, value in excluded)
+            return [] if gone else [Shape({"type": "null"})]
         if name == "boolean":
-            gone = [value for _, value in excluded if isinstance(value, bool)]
-            left = [value for value in (True, False) if value not in gone]
-            return [{"type": "boolean"}] if len(left) == 2 else [{"enum": [v]} for v in left]
+            taken = [value for _, value in excluded if isinstance(value, bool)]
+            left = [value for value in (True, False) if value not in taken]
+            said: dict[str, Any] = {"type": "boolean"} if len(left) == 2 else {"enum": left}
+            return [Shape(said)] if left else []
         if name == "number":
             return numbers(case, [v for _, v in excluded if is_number(v)], notes)
         kind: Any = {"string": str, "array": list, "object": dict}[name]
@@ -102,7 +106,7 @@ class Shapes:
             elif isinstance(value, kind):
                 own.add(Residual(located.pointer.removesuffix("!"), "not"))
         if name == "string":
-            found = self._strings(leaves, own)
+            found = self._strings(leaves)
         elif name == "array":
             found = self._arrays(leaves, own)
         else:
@@ -113,39 +117,36 @@ class Shapes:
 
     # ------------------------------------------------------------ strings
 
-    def _strings(self, leaves: tuple[Leaf, ...], notes: set[Residual]) -> list[Shape]:
-        shape: Shape = {"type": "string"}
+    def _strings(self, leaves: tuple[Leaf, ...]) -> list[Shape]:
+        said: dict[str, Any] = {"type": "string"}
         least = max((leaf.get("minLength", 0) for _, leaf in leaves), default=0)
         most = min((leaf.get("maxLength", math.inf) for _, leaf in leaves), default=math.inf)
         if least > most:
             return self._none(leaves, "minLength")
         if least:
-            shape["minLength"] = int(least)
+            said["minLength"] = int(least)
         if most < math.inf:
-            shape["maxLength"] = int(most)
-        more: list[Shape] = []
+            said["maxLength"] = int(most)
+        shown, lost = dict(said), set()
         for located, leaf in leaves:
-            wanted: list[tuple[str, str]] = []
             if "pattern" in leaf:
-                if self.takes(leaf["pattern"]):
-                    wanted.append(("pattern", leaf["pattern"]))
-                elif self.impossible({"type": "string", "pattern": leaf["pattern"]}):
+                _require(said, "pattern", leaf["pattern"])
+                if takes_pattern(leaf["pattern"]):
+                    _require(shown, "pattern", leaf["pattern"])
+                elif nothing_matches({"type": "string", "pattern": leaf["pattern"]}):
                     return self._none(((located, leaf),), "pattern")
                 else:
-                    notes.add(Residual(f"{located.pointer}/pattern", "pattern"))
-            name = leaf.get("format")
-            if name in LLGUIDANCE_FORMATS:
-                wanted.append(("format", name))
-            elif name in FORMATS:
-                wanted.append(("pattern", pattern_of_format(name)))
-            for keyword, value in wanted:
-                if shape.setdefault(keyword, value) != value:
-                    more.append({"type": "string", keyword: value})
-        if more:
-            shape["allOf"] = more
-        if set(shape) & {"pattern", "format"} and len(shape) > 2 and self.impossible(shape):
+                    lost.add(Residual(f"{located.pointer}/pattern", "pattern"))
+            if leaf.get("format") in FORMATS:
+                name = leaf["format"]
+                known = name in LLGUIDANCE_FORMATS
+                for one in (said, shown):
+                    _require(
+                        one, *(("format", name) if known else ("pattern", pattern_of_format(name)))
+                    )
+        if {"pattern", "format"} & shown.keys() and len(shown) > 2 and nothing_matches(shown):
             return self._none(leaves, "pattern", "format")
-        return [shape]
+        return [Shape(said, (shown,) if lost else (), frozenset(lost))]
 
     # ------------------------------------------------------------ arrays
 
@@ -193,7 +194,7 @@ class Shapes:
         for located, leaf in leaves:
             if leaf.get("uniqueItems") is True and most > 1:
                 notes.add(Residual(f"{located.pointer}/uniqueItems", "uniqueItems"))
-        shape: Shape = {"type": "array"}
+        shape: dict[str, Any] = {"type": "array"}
         if places[: int(min(most, length))]:
             shape["prefixItems"] = [tuple(atoms) for atoms in places[: int(min(most, length))]]
         if rest and most > length:
@@ -202,7 +203,7 @@ class Shapes:
             shape["minItems"] = int(least)
         if most < math.inf:
             shape["maxItems"] = int(most)
-        return [shape]
+        return [Shape(shape)]
 
     def _unevaluated_items(
         self,
@@ -228,7 +229,9 @@ class Shapes:
 
     def _objects(self, leaves: tuple[Leaf, ...], notes: set[Residual]) -> list[Shape]:
         spec = _Object.of(self, leaves, notes)
-        return [] if spec is None else [one.shape() for one in self._split(spec, leaves, notes)]
+        if spec is None:
+            return []
+        return [Shape(one.said()) for one in self._split(spec, leaves, notes)]
 
     def _split(
         self, spec: _Object, leaves: tuple[Leaf, ...], notes: set[Residual]
@@ -321,8 +324,8 @@ class _Object:
             self.without(gone), patterns={}, additional=FALSE, more=False, least=least, most=most
         )
 
-    def shape(self) -> Shape:
-        shape: Shape = {"type": "object"}
+    def said(self) -> dict[str, Any]:
+        shape: dict[str, Any] = {"type": "object"}
         if self.properties:
             shape["properties"] = self.properties
         if self.patterns:
@@ -367,20 +370,22 @@ class _Object:
             wanted = keys.name_pattern()
             if wanted is None:
                 continue
-            if found or not shapes.takes(wanted):
+            if found or not takes_pattern(wanted):
                 notes.add(Residual(f"{keys.pointer}/propertyNames", "propertyNames"))
             else:
                 found, additional = {wanted: additional}, FALSE
         if shapes.no_names(leaves):
             properties = dict.fromkeys(properties, FALSE)
             found, additional = {}, FALSE
+        if shapes.empty(additional):  # then they need not be told from others
+            found = {pattern: part for pattern, part in found.items() if not shapes.empty(part)}
         for pattern in list(found):
-            if not shapes.takes(pattern):
+            if not takes_pattern(pattern):
                 # Keys that match may be had from `additionalProperties` only if that is weaker.
                 notes.update(notes_of(leaves, "patternProperties"))
                 del found[pattern]
                 additional = ()
-        if len(found) > 1 and not shapes.apart(tuple(found)):
+        if len(found) > 1 and not patterns_apart(tuple(found)):
             notes.update(notes_of(leaves, "patternProperties"))
             found = {"|".join(f"(?:{pattern})" for pattern in found): _any(found)}
         for name in required:
@@ -401,6 +406,35 @@ class _Object:
             max((leaf.get("minProperties", 0) for _, leaf in leaves), default=0),
             min((leaf.get("maxProperties", math.inf) for _, leaf in leaves), default=math.inf),
         )
+
+
+def _require(schema: dict[str, Any], keyword: str, value: str) -> None:
+    """Beside what the keyword says already, if it says something else."""
+    if schema.setdefault(keyword, value) != value:
+        schema.setdefault("allOf", []).append({"type": "string", keyword: value})
+
+
+def _listed(values: tuple[Any, ...], source: Residual | None) -> Shape:
+    """Given values. Of large integers a mask holds no more than the type."""
+    held = [value for value in values if _is_held(value)]
+    if len(held) == len(values):
+        return Shape({"enum": held})
+    kinds = sorted({_type_of(value) for value in values if not _is_held(value)})
+    shown: list[dict[str, Any]] = [{"enum": held}] if held else []
+    shown += [{"type": kind} for kind in kinds]
+    return Shape({"enum": list(values)}, tuple(shown), frozenset({source} if source else ()))
+
+
+def _is_held(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_held, value))
+    if isinstance(value, dict):
+        return all(map(_is_held, value.values()))
+    return not isinstance(value, int) or abs(value) < MAX_INTEGER
+
+
+def _type_of(value: Any) -> str:
+    return "array" if isinstance(value, list) else "object" if isinstance(value, dict) else "number"
 
 
 def _any(patterns: dict[str, Conjunction]) -> Conjunction:

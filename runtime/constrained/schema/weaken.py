@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher
+from rootlace.runtime.constrained.schema.languages import accepted
 
 Definitions = dict[str, Any]
 
@@ -32,17 +31,6 @@ class Weakened:
     root: dict[str, Any]
     definitions: Definitions
     lost: tuple[tuple[str, str], ...]
-
-
-def accepted(schema: dict[str, Any]) -> str:
-    """Why llguidance does not take a schema; empty if it does."""
-    try:
-        grammar = LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_flexible": False}
-        )
-        return str(LLMatcher.validate_grammar(grammar))
-    except ValueError as error:
-        return str(error)
 
 
 def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:

@@ -25,9 +25,8 @@ from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
-from rootlace.runtime.constrained.schema.declared import declared_part
-from rootlace.runtime.constrained.schema.finite import regex_of_schema
 from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
 from rootlace.runtime.constrained.sources.source import parsed_choices
@@ -164,12 +163,8 @@ class GrammarBuilder:
 
     def _schema(self, constraint: Constraint) -> Grammar:
         prepared = prepare(constraint.source, documents=self._documents)
-        # Decimals that floats divide differently are checked, also where an automaton holds them.
-        floats = any(note.keyword == "multipleOf" for note in prepared.residuals)
-        if self._config.backend != "llguidance" and not floats:
-            # A mask schema refers to itself only, but it is the schema only where it holds all.
-            exact = prepared.original if prepared.residuals else prepared.mask_schema
-            regex = regex_of_schema(exact, constraint.whitespace)
+        if self._config.backend != "llguidance":
+            regex = prepared.regex(constraint.whitespace)
             if regex is not None:
                 try:
                     return self._regular("json_schema", regex)

@@ -1,8 +1,9 @@
-"""Texts of a regex tree, drawn at random."""
+"""Schemas as regex trees, and texts of these, drawn at random."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
@@ -13,6 +14,17 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
+from rootlace.runtime.constrained.schema.trees import NOTHING
+from rootlace.wire.errors import InvalidConstraint
+
+
+def regex_of_schema(schema: Any, whitespace: str = "compact") -> Regex | None:
+    """The regular form of a schema; None where it has none, or the schema is not well-formed."""
+    try:
+        return PreparedSchema(schema, {}).regex(whitespace)
+    except InvalidConstraint as error:
+        return NOTHING if "nothing satisfies" in str(error) else None
 
 
 def draw(regex: Regex, source: random.Random) -> str:

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from benchmarks.given import SCHEMAS, NamedSchema
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.schema import formats
-from rootlace.runtime.constrained.schema.finite import regex_of_schema
+from tests.constrained.schema.regex_texts import regex_of_schema
 
 
 def test_there_are_enough_of_either_kind() -> None:

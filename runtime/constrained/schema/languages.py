@@ -1,0 +1,43 @@
+"""Questions about the languages of patterns, asked of llguidance: it has to hold the answer."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher
+
+
+def accepted(schema: dict[str, Any]) -> str:
+    """Why llguidance does not take a schema; empty if it does."""
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), overrides={"whitespace_flexible": False}
+        )
+        return str(LLMatcher.validate_grammar(grammar))
+    except ValueError as error:
+        return str(error)
+
+
+@lru_cache(maxsize=4096)
+def takes_pattern(pattern: str) -> bool:
+    """Whether llguidance takes it."""
+    return accepted({"type": "string", "pattern": pattern}) == ""
+
+
+def nothing_matches(schema: dict[str, Any]) -> bool:
+    """Whether llguidance is sure that no string satisfies a schema."""
+    return _nothing_matches(json.dumps(schema))
+
+
+@lru_cache(maxsize=4096)
+def _nothing_matches(schema: str) -> bool:
+    return accepted(json.loads(schema)).startswith("Unsatisfiable")
+
+
+@lru_cache(maxsize=1024)
+def patterns_apart(patterns: tuple[str, ...]) -> bool:
+    """Whether llguidance is sure that no text matches two of them."""
+    found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
+    return accepted(found) == ""
