@@ -1,1 +1,5 @@
-"""A checkpoint on disk: `config`, its weights (`loader`) and how layers hold them (`weights`)."""
+"""A checkpoint on disk.
+
+`config` reads what the folder says of the model, `files` has its tensors, `weights` says which of
+them each part of a layer is made of, `loader` reads them.
+"""
