@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def kernels_for(device: torch.device) -> KernelSet:
     """The Triton kernels on a CUDA GPU that they are made for, else the reference.
 
-    Why a GPU has the reference is logged. Nothing else imports triton.
+    If a GPU gets the reference, the log says why. Nothing else imports triton.
     """
     if device.type == "cpu":
         return REFERENCE

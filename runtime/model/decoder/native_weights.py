@@ -1,4 +1,4 @@
-"""A model as the native kernels read it: weights packed, one after the other freed."""
+"""A model as the native kernels read it, packed (and freed) layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's numbers, checked for nothing, turned into the device tensors of one step."""
+"""Turns a plan's numbers, which are not checked, into the device tensors of one step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rootlace.runtime.model.decoder.torch_decoder import StepInput
 from rootlace.runtime.model.families.spec import ModelSpec
 
 NOT_FED = -1
-"""Of a token that the step before does not find."""
+"""Stands for a token that the step before does not have to find."""
 
 
 class StepInputBuilder:
-    """Everything about a step that is the same for all layers is worked out here, once."""
+    """Works out, once per step, everything that is the same for all layers."""
 
     def __init__(
         self,

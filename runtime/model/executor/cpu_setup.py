@@ -70,8 +70,7 @@ def on_cpu(
             ) from error
 
     if library is not None:
-        # What torch is left with is too little for threads of its own, which would spin beside
-        # those of the kernels.
+        # Torch has little left to do; threads of its own would spin beside those of the kernels.
         torch.set_num_threads(1)
         threads = executor.threads or usable_cores()
         log.info("native kernels run on %d threads", threads)

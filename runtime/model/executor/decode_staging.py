@@ -1,8 +1,7 @@
 """A decode step's inputs at fixed places, padded to one of a few numbers of rows.
 
-Every row has one new token. Rows behind the real ones are empty: token 0 at position 0, no context
-to attend to, and a slot of their own block, which no sequence has. What is computed for them is
-never looked at.
+Every row has one new token. Padding rows follow the real ones: token 0 at position 0, no context,
+and slots of a scratch block that no sequence has. What is computed for them is ignored.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from rootlace.runtime.model.executor.staging import HostBuffers, StagingLayout
 
 SAMPLING_BYTES = 16384
 SAMPLING_BYTES_PER_ROW = 128
-"""Room in front of the other arrays for those of the sampler; larger ones are sent alone."""
+"""Room before the other arrays for those of the sampler; larger ones are sent separately."""
 PLAN_NUMBERS_PER_ROW = 4096
 """Room for what an attention plan says of a row besides its blocks."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The places of a number of rows. `tails` are the attention plans' last arrays, the only ones
-    whose length is not the same in every step; they have room for the longest."""
+    """Where the arrays of a step of `rows` rows lie. `tails` are the attention plans' last arrays,
+    the only ones whose length varies from step to step; they have room for the longest."""
 
     rows: int
     layout: StagingLayout
@@ -78,7 +77,7 @@ class DecodeStaging:
         self._bucket: dict[int, Bucket] = {}
 
     def rows_for(self, plan: StepPlan) -> int | None:
-        """The bucket a plan belongs to; None: it is none of decode rows only."""
+        """The bucket a plan belongs to; None: it has other rows than decode rows."""
         if (
             plan.num_tokens != plan.num_rows
             or not plan.num_rows
@@ -114,7 +113,7 @@ class DecodeStaging:
             places.write(memory, sampling)
         start = layout.start if places is None else 0
         for index, tail in enumerate(bucket.tails):
-            # One copy, but for what lies behind a first window's unused room.
+            # One copy, and one for each further window's tail, which lies behind unused room.
             field = layout.field(tail)
             begin = field.start if index else start
             end = field.start + 4 * len(arrays[tail])

@@ -1,5 +1,5 @@
 """The few things of CUDA that are not operations on tensors: its stream, events, pinned memory and
-graphs. All else of the executor does not know which device it runs on, and is tested without one.
+graphs. The rest of the executor does not know which device it runs on, and is tested without a GPU.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ class Device(Protocol):
         returned runs them again, on whatever their tensors hold then."""
 
     def works(self) -> bool:
-        """Whether it still does anything, after a fault: some end it for the whole process. Waits
+        """Whether the device still runs anything; some faults end it for the whole process. Waits
         for what it was given."""
 
 
 class CudaDevice:
-    """One stream for everything: copies to the device, kernels and copies back are in order without
-    a thought, and each finds the one before already queued."""
+    """One stream for everything, so that copies and kernels run in the order they are given."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

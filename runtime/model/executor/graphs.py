@@ -1,9 +1,9 @@
 """Captured graphs: which there are, when they are captured, and their replay.
 
 Launching the few hundred kernels of a decode step one by one takes the host longer than the device
-needs to run them; a graph is one launch. Capturing one takes as long as some steps, so a server
-does not begin with it: what has no graph yet is launched kernel by kernel, which gives the same
-numbers, and becomes a graph once it was needed a few times, or when there is nothing else to do.
+needs to run them; a graph is one launch. Capturing one takes as long as several steps, so a server
+does not start with that. Work without a graph is launched kernel by kernel, with the same results;
+it is captured after it was needed a few times, or while the server is idle.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ at first use cannot be captured."""
 CAPTURE_SHARE = 0.2
 """Share of a busy server's time that capturing may take."""
 MOST_FAILURES = 3
-"""After so many captures that failed no more are tried: each may cost memory that stays taken."""
+"""Stop capturing after so many failures: each may leak memory."""
 FINE_BUCKETS = 256
-"""Up to so many rows buckets are 8 apart: a row too many costs little, a graph costs memory."""
+"""Up to this size buckets are 8 rows apart, beyond it 32: padding costs little, graphs memory."""
 
 
 def decode_buckets(max_rows: int) -> list[int]:
@@ -57,8 +57,8 @@ class GraphCounters:
 class Graphs:
     """Runs pieces of work by their keys: by graph where there is one. Not thread-safe.
 
-    Every graph takes memory, and there are more kinds of steps than a server ever has: at most
-    `most` graphs are kept, and one more takes the place of that replayed longest ago.
+    Every graph takes memory, and steps come in more kinds than there can be graphs: at most `most`
+    are kept, and a new one replaces the one that was replayed longest ago.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Graphs:
         self.count = GraphCounters()
         self._device = device
         self._clock = clock
-        # That replayed longest ago first.
+        # Least recently replayed first.
         self._replays: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
         self._never: set[Hashable] = set()
         self._uses: Counter[Hashable] = Counter()
@@ -89,10 +89,10 @@ class Graphs:
         return [key for key in keys if key not in self._replays and key not in self._never]
 
     def run(self, key: Hashable, work: Callable[[], None]) -> bool:
-        """Do `work`, whose operations are the same whenever `key` is. Whether a graph did it.
+        """Do `work`, whose operations depend on `key` alone; returns whether a graph did it.
 
-        Once it was done often enough it is captured as well, if capturing has not had its share of
-        the time lately: one piece of work at a time.
+        Work that was done often enough is captured as well, unless capturing has used up its share
+        of the time.
         """
         replay = self._replays.get(key)
         if replay is not None:
@@ -108,8 +108,7 @@ class Graphs:
         return False
 
     def capture(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Make the graph of work that was done before. If it cannot be captured, this is logged,
-        and it stays without one."""
+        """Capture work that was done before. A failure is logged; it is not tried again."""
         begin = self._clock()
         if len(self._replays) >= self._most:
             self._drop_oldest()
@@ -125,7 +124,7 @@ class Graphs:
         self._not_before = end + (end - begin) * (1 / CAPTURE_SHARE - 1)
 
     def give_up(self, key: Hashable) -> None:
-        """There will be no graph of it."""
+        """Never capture this work."""
         self._never.add(key)
         self.count.failed += 1
         if self.count.failed >= MOST_FAILURES:
@@ -134,7 +133,7 @@ class Graphs:
     def _drop_oldest(self) -> None:
         end = self._device.event()
         end.record()
-        end.synchronize()  # it may be running
+        end.synchronize()  # the graph may be running
         key, _ = self._replays.popitem(last=False)
         del self._uses[key]
         self.count.dropped += 1

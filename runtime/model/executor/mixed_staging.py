@@ -34,7 +34,7 @@ class StagedArrays:
 
 
 class MixedStaging:
-    """Lays steps out that no graph is captured of."""
+    """Lays out steps that are not captured as graphs."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class MixedStaging:
             layout.add(name, array.dtype, array.shape)
         host = self._buffers.take(layout.stop)
         layout.write(host.numpy(), arrays)
-        # Of the allocator, not a buffer that is kept: memory of a step that is still queued is not
-        # given out again before the stream has come past it.
+        # A new buffer each time: the allocator does not reuse a queued step's memory before the
+        # stream has passed that step.
         buffer = torch.empty(layout.stop, dtype=torch.uint8, device=self._device)
         buffer.copy_(host[: layout.stop], non_blocking=True)
         self._buffers.sent()

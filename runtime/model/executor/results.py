@@ -10,7 +10,7 @@ import torch
 from rootlace.runtime.model.executor.staging import Event, HostMemory, StagingLayout
 
 ROTATION = 4
-"""Host buffers. Two steps are launched and not collected at most, and a step may have two."""
+"""Host buffers: at most two steps wait to be collected, with up to two results each."""
 FIRST_BYTES = 1 << 16
 
 

@@ -41,7 +41,7 @@ class Field:
 
 
 class StagingLayout:
-    """Places of named arrays, one behind the other."""
+    """Places of named arrays, one after the other."""
 
     def __init__(self, start: int = 0) -> None:
         self._fields: dict[str, Field] = {}
@@ -68,7 +68,7 @@ class StagingLayout:
 
     def write(self, buffer: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         """Put arrays in their places in `buffer` uint8 [bytes]. An array may be shorter than its
-        place (along its only axis): what is behind it stays as it was."""
+        place (along its only axis): the rest of its place is left as it was."""
         for name, values in arrays.items():
             self.host(buffer, name)[: len(values)] = values
 

@@ -1,4 +1,4 @@
-"""What the runner has its steps done by."""
+"""What runs a runner's steps: on a CPU `plain_steps`, on a GPU `device_steps`."""
 
 from __future__ import annotations
 

@@ -25,15 +25,16 @@ _GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=True)
 
 
 def kv_bytes(free: int, total: int, step_bytes: int, graphs: int) -> int:
-    """Bytes for the KV cache, of `free` ones of a device that has `total`, where a step takes
-    `step_bytes` and `graphs` graphs may be captured. Graphs share memory among themselves, but not
-    with steps that are launched kernel by kernel. A decode step needs a fraction of the largest."""
+    """Bytes for the KV cache on a device with `free` of `total` bytes left, where a step takes up
+    to `step_bytes` and `graphs` graphs may be captured. Graphs share memory among themselves, but
+    not with steps that are launched kernel by kernel; a decode step needs a quarter of the largest
+    step's memory at most."""
     reserve = graphs * GRAPH_BYTES + (step_bytes // 4 if graphs else 0)
     return int(free - step_bytes - reserve - SPARE_SHARE * total)
 
 
 def measured(run: Callable[[], None], device: torch.device) -> int:
-    """Bytes of the GPU that `run` has the allocator take at its peak, with what it leaves over."""
+    """Bytes of GPU memory that the allocator reserves for `run`, at its peak."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -57,7 +58,7 @@ def trial_steps(
 
     Together they need the most of everything: prompts of as many tokens as fit, one of them scored,
     and as many rows as may run, each with a token to be sampled in the most expensive way. The
-    others take no memory, but kernels are compiled apart for few rows (whose tiles are smaller),
+    others need less, but kernels are compiled separately for few rows (whose tiles are smaller),
     for a single one, and for each way to sample. The last two are what a first request begins with.
     """
     rng = np.random.default_rng(0)

@@ -43,7 +43,8 @@ def choose_num_blocks(
 ) -> int:
     """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
 
-    `measured` finds out what the cache may take of a device's memory; None: it is in main memory.
+    `measured` finds out how much of a device's memory the cache may take; None: it is in main
+    memory.
     Raises `UnsupportedModel` if there is no memory for even one full block.
     """
     if cache.num_blocks is not None:
@@ -72,9 +73,9 @@ def allocate(
     """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised.
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
-    are never written cost no memory. There pages are huge where the system gives such: blocks lie
-    all over the cache, and attention would else look up a page for each. There raises OSError if
-    the system has no room for it.
+    are never written cost no memory. Its pages are huge where the system has such: blocks lie all
+    over the cache, and attention would otherwise look up a page for each. Raises OSError (on the
+    CPU) if the system has no room for it.
     """
     attention = config.spec.attention
     heads, dim = attention.num_kv_heads, attention.head_dim

@@ -4,7 +4,7 @@ e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on eve
 same relative precision. So a scale need not fit tightly, it must only keep values below 448 (they
 are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it has scales,
 else found by running the model once over random tokens: the largest magnitude of each head's keys
-(normed and rotated, as they are stored) and values, times `HEADROOM`, shall be stored as 448. The
+(normed and rotated, as they are stored) and values, times `HEADROOM`, is to become 448. The
 result is rounded up to a power of two, so that multiplying by it is exact in every format.
 """
 
@@ -117,8 +117,8 @@ def _power_of_two(values: torch.Tensor) -> torch.Tensor:
 
 
 def _plan(config: ModelConfig, count: int) -> StepPlan:
-    """One row of pseudo-random tokens behind the token that begins a text, if there is one: what
-    stands first is often attended to by all others, and then has unusual keys and values."""
+    """One row of pseudo-random tokens, after the token that begins a text if there is one: the
+    first token is often attended to by all others, and then has unusual keys and values."""
     tokens = np.random.default_rng(CALIBRATION_SEED).integers(0, config.spec.vocab_size, count)
     begin = config.bos_token_id
     if begin is not None and 0 <= begin < config.spec.vocab_size:
