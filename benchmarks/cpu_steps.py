@@ -36,8 +36,8 @@ from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.sampler import sample
+from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 
 Kernels = Literal["native", "reference"]
@@ -120,7 +120,6 @@ class Subject:
         self.config = ModelConfig.read(folder)
         self.kernels: Kernels = kernels
         self.parts = Parts()
-        self._masks = MaskTables(self.config.spec.vocab_size, CPU)
         self._nanos = np.zeros(len(PARTS), np.int64)
         dtype = checkpoint_dtype(self.config)
         rotary = RotaryEmbedding(self.config, None, CPU, dtype)
@@ -132,11 +131,15 @@ class Subject:
             assert isinstance(model.forward, NativeDecoder)
             model.forward.nanos = self._nanos
             self._forward, pool = model.forward, model.pool
+            picks = model.kernels
         else:
             # Where native kernels ran before, torch was left with one.
             torch.set_num_threads(threads or usable_cores())
             pool = kv_pool.allocate(self.config, blocks, BLOCK_SIZE, CPU, dtype)
             self._forward = self._reference(rotary, pool)
+            picks = REFERENCE
+        vocab_size = self.config.spec.vocab_size
+        self._sampler = Sampler(vocab_size, picks, HostMasks(vocab_size))
         pool.zero_()
 
     def run(self, plan: StepPlan) -> float:
@@ -155,7 +158,7 @@ class Subject:
             logits = self._forward.logits(hidden)
         self.parts.seconds["linear"] = layers  # the head's product is of the logits
         with self.parts.measuring("sampling"):
-            sample(logits, plan.samples, REFERENCE, self._masks, self._forward.pick)
+            self._sampler.sample(logits, plan.samples)
         return time.perf_counter() - start
 
     def _reference(self, rotary: RotaryEmbedding, pool: torch.Tensor) -> ReferenceForward:

@@ -217,10 +217,8 @@ class PickRows:
 class PickTokens(Protocol):
     """One token per row of logits float32 or bfloat16 [R, V] -> int32 [R], -1: no distribution.
 
-    The rule is that of `runtime/model/sampling/sampler.py`: what the mask forbids is -inf; greedy
-    at temperature 0 (smallest id among equals), else top-k, top-p, min-p, then the inverse of the
-    cumulative distribution in order of ids at the uniform number of (seed, position). Masses are
-    float64, and every row alone decides about itself: its token is the same whoever is beside it.
+    `reference/pick_tokens.py` says which: what the mask forbids is -inf; at temperature 0 the
+    largest logit, else a draw from what top-k, top-p and min-p leave, decided by (seed, position).
     `out` int32 [R]: where the tokens are written, and what is returned.
     """
 
@@ -240,14 +238,6 @@ class TokenLogprobs(Protocol):
     def __call__(
         self, logits: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor: ...
-
-
-class ApplyBitmask(Protocol):
-    def __call__(self, logits: torch.Tensor, mask: torch.Tensor) -> None: ...
-
-
-class ApplyMaskRows(Protocol):
-    def __call__(self, logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -304,8 +294,6 @@ class KernelSet:
     paged_attention: PagedAttention
     silu_mul: GatedActivation
     gelu_mul: GatedActivation
-    apply_bitmask: ApplyBitmask
-    apply_mask_rows: ApplyMaskRows
     step_automata: StepAutomata
     edit_logits: EditLogits
     pick_tokens: PickTokens

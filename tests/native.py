@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library
 from rootlace.kernels.native.build import FLAGS, SOURCES, NativeUnavailable, find_compiler
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.pick_tokens import native_kernels
 
 
 @functools.cache
@@ -32,6 +35,12 @@ def native_library() -> ctypes.CDLL:
             pytest.skip(found)
         pytest.fail(found)
     return found
+
+
+def native_kernel_set(threads: int = 2) -> KernelSet:
+    """What samples in C++; skips the test if there can be none."""
+    found = native_library()
+    return native_kernels(found, Team(found, threads))
 
 
 TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64", "-DROOTLACE_TWIN")

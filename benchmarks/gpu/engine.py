@@ -101,7 +101,7 @@ class InProcessEngine:
             cache,
             runner.context_length,
             vocab_size=runner.vocab_size,
-            masks=StepMasks(runner.vocab_size, self._filler, runner.new_masks),
+            masks=StepMasks(runner.vocab_size, self._filler),
             automata=self._overlap or runner.overlaps,
         )
         self._compiler = Compiled(compiler)

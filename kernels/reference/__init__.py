@@ -4,7 +4,6 @@ from rootlace.kernels.interface import KernelSet
 from rootlace.kernels.reference.attention import paged_attention
 from rootlace.kernels.reference.attention_plan import plan_attention
 from rootlace.kernels.reference.automaton import step_automata
-from rootlace.kernels.reference.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.feed_tokens import feed_tokens
 from rootlace.kernels.reference.gated import gelu_mul, silu_mul
@@ -30,8 +29,6 @@ REFERENCE = KernelSet(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_mul=gelu_mul,
-    apply_bitmask=apply_bitmask,
-    apply_mask_rows=apply_mask_rows,
     step_automata=step_automata,
     edit_logits=edit_logits,
     pick_tokens=pick_tokens,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from rootlace.kernels.interface import LogitEdits
-from rootlace.kernels.reference.bitmask import apply_chosen_masks
+from rootlace.kernels.reference.bitmask import apply_masks
 
 
 def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
@@ -27,7 +27,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         flat[index] = torch.where(banned, edits.bias, flat[index] + edits.bias)
     if edits.mask_row is not None:
         assert edits.mask_table is not None
-        apply_chosen_masks(x, edits.mask_table, edits.mask_row)
+        apply_masks(x, edits.mask_table, edits.mask_row)
     if edits.seen_start is not None:
         assert edits.seen_token is not None and edits.seen_count is not None
         assert edits.repetition is not None

@@ -1,4 +1,8 @@
-"""From logits to tokens. A row's distribution is that of w = exp((x - max x) / T), of which
+"""From logits to tokens: the specification of sampling, which every set of kernels is tested with.
+
+A row's mask, if it has one, makes the logits of forbidden tokens -inf. At temperature 0 the token
+is the first of the largest logits x. At temperature T > 0 the distribution is that of the weights
+w = exp((x - max x) / T), of which
 
 1. top-k keeps the k largest,
 2. top-p (Holtzman et al. 2020, arXiv:1904.09751) keeps the shortest prefix of the rest, largest
@@ -6,9 +10,11 @@
 3. min-p (Nguyen et al. 2024, arXiv:2407.01082) keeps w >= min_p.
 
 Equal logits rank by id. The token is the first, in order of ids, at which the mass of what is kept
-exceeds u times all of it. At T = 0 it is the first of the largest logits. Everything in float64.
+exceeds u times all of it, where u is the uniform number of the row's (seed, position). Weights and
+sums are float64, and every row is computed by itself: who else is in the batch changes nothing.
 
-A row has no distribution where its largest logit is not a finite number or one is NaN.
+A row has no distribution, and its token is -1, where its largest logit is not a finite number or
+one is NaN.
 """
 
 from __future__ import annotations
@@ -16,10 +22,15 @@ from __future__ import annotations
 import torch
 
 from rootlace.kernels.interface import Choice, PickRows
-from rootlace.kernels.reference.bitmask import apply_chosen_masks
+from rootlace.kernels.reference.bitmask import apply_masks
+from rootlace.kernels.reference.ranking import best_ids
 from rootlace.kernels.reference.uniform import uniforms
 
 NO_TOKEN = -1
+FIRST_RANKED = 256
+MORE_RANKED = 16
+"""On a CPU, so many tokens of a row are ranked first; then so many times as many, until the cut is
+among them."""
 
 
 def pick_tokens(
@@ -29,9 +40,8 @@ def pick_tokens(
     x = logits.to(torch.float32, copy=rows.mask_row is not None)
     if rows.mask_row is not None:
         assert rows.mask_table is not None
-        apply_chosen_masks(x, rows.mask_table, rows.mask_row)
-    best, token = x.max(dim=1)  # NaN is larger than everything
-    token = (x == best.unsqueeze(1)).to(torch.int8).argmax(dim=1)
+        apply_masks(x, rows.mask_table, rows.mask_row)
+    best, token = x.max(dim=1)  # NaN is larger than everything, the first of equals counts
     if choice != "greedy":
         drawn = _drawn(x, best, rows, choice)
         token = torch.where(rows.temperature > 0, drawn, token)
@@ -56,11 +66,38 @@ def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) 
 def _kept(x: torch.Tensor, weights: torch.Tensor, rows: PickRows) -> torch.Tensor:
     """bool [R, V]: what top-k, top-p and min-p leave."""
     vocab = x.shape[1]
-    ids = x.sort(dim=1, descending=True, stable=True).indices  # equal ones stay in order of ids
-    top_k, top_p = rows.top_k.clamp(max=vocab).unsqueeze(1), rows.top_p.unsqueeze(1)
-    in_top_k = torch.arange(vocab, device=x.device) < top_k
-    ranked = weights.gather(1, ids) * in_top_k
-    reached = ranked.cumsum(1)
-    in_top_p = (reached - ranked < top_p * reached[:, -1:]) | (top_p == 1.0)
-    kept = torch.zeros_like(in_top_p).scatter_(1, ids, in_top_k & in_top_p)
-    return kept & (weights >= rows.min_p.unsqueeze(1))
+    above = weights >= rows.min_p.unsqueeze(1)
+    top_k, top_p = rows.top_k.clamp(max=vocab), rows.top_p
+    if x.device.type != "cpu":
+        return above & _in_prefix(x, weights, top_k, top_p, vocab)[0]
+    pending = ((top_k < vocab) | (top_p < 1.0)).nonzero().squeeze(1)
+    ranked = FIRST_RANKED
+    while len(pending):
+        ranked = min(ranked, vocab)
+        given = x[pending], weights[pending], top_k[pending], top_p[pending]
+        inside, decided = _in_prefix(*given, ranked)
+        above[pending[decided]] &= inside[decided]
+        pending = pending[~decided]
+        ranked *= MORE_RANKED
+    return above
+
+
+def _in_prefix(
+    x: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, ranked: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(bool [R, V]: what top-k and top-p leave, of each row's `ranked` best; bool [R]: whether
+    that is all that they leave)."""
+    vocab = x.shape[1]
+    ids = best_ids(x, ranked)
+    in_top_k = torch.arange(ranked, device=x.device) < top_k.unsqueeze(1)
+    by_rank = weights.gather(1, ids) * in_top_k
+    reached = by_rank.cumsum(1)
+    # Top-p is a share of what top-k keeps; without top-k, of all tokens, summed in order of ids.
+    mass = torch.where(top_k < vocab, reached[:, -1], weights.cumsum(1)[:, -1])
+    in_top_p = reached - by_rank < (top_p * mass).unsqueeze(1)
+    inside = in_top_k & (in_top_p | (top_p == 1.0).unsqueeze(1))
+    # Both keep a prefix: it ends among the ranked ones if the last of them is out. With fewer than
+    # k ranked, the mass of the k best is not known yet.
+    ends = ~inside[:, -1] & ((top_k <= ranked) | (top_k == vocab))
+    decided = ends | (top_k == ranked) | (ranked == vocab)
+    return torch.zeros_like(x, dtype=torch.bool).scatter_(1, ids, inside), decided

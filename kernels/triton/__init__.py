@@ -8,7 +8,6 @@ from dataclasses import replace
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton.attention import paged_attention, plan_attention
 from rootlace.kernels.triton.automaton import step_automata
-from rootlace.kernels.triton.bitmask import apply_bitmask, apply_mask_rows
 from rootlace.kernels.triton.copy_slots import copy_slots
 from rootlace.kernels.triton.embedding import embedding
 from rootlace.kernels.triton.feed_tokens import feed_tokens
@@ -32,8 +31,6 @@ TRITON = replace(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_mul=gelu_mul,
-    apply_bitmask=apply_bitmask,
-    apply_mask_rows=apply_mask_rows,
     step_automata=step_automata,
     edit_logits=edit_logits,
     pick_tokens=pick_tokens,

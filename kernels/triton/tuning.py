@@ -1,9 +1,9 @@
 """How a kernel is launched on an architecture: looked up in a small committed table.
 
 Nothing is tried out when a server starts. `tuned/sm_90.json` and its like are written by a
-measurement on that architecture (`python -m benchmarks.gpu --tune`) or by hand; an architecture without a
-table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0 on (99 KiB
-of shared memory). One file:
+measurement on that architecture (`python -m benchmarks.gpu --tune`) or by hand; an architecture
+without a table takes `tuned/default.json`, whose entries fit every GPU from compute capability 8.0
+on (99 KiB of shared memory). One file:
 
     {
       "measured": {"gpu": "NVIDIA H200", "triton": "3.6.0", "date": "2026-11-21"} or null,

@@ -80,7 +80,7 @@ def serve(config: EngineProcessConfig) -> None:
         cache,
         runner.context_length,
         vocab_size=runner.vocab_size,
-        masks=StepMasks(runner.vocab_size, filler, runner.new_masks),
+        masks=StepMasks(runner.vocab_size, filler),
         # A device steps them faster than the host has its masks there, ahead or not.
         automata=overlap or runner.overlaps,
     )

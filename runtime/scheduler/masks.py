@@ -70,16 +70,11 @@ class InlineFiller:
         return None
 
 
-def new_masks(rows: int, words: int) -> np.ndarray:
-    """int32 [rows, words], uninitialised; an executor may want memory of another kind."""
-    return np.empty((rows, words), np.int32)
-
-
 class StepMasks:
     """Makes the masks of each step.
 
     Requests whose matcher shares a table of masks name a row of it, once that is filled; the other
-    masks are rows of one array per step, which `allocate(rows, words)` makes (int32).
+    masks are rows of one array per step.
 
     The filler gets what may take long: rows of tables, and the masks of matchers whose last one was
     not quick. Should one that is made on the spot take long for once, no more is lost than the time
@@ -90,14 +85,12 @@ class StepMasks:
         self,
         vocab_size: int,
         filler: MaskFiller | None = None,
-        allocate: Callable[[int, int], np.ndarray] = new_masks,
         spot_seconds: float = SPOT_SECONDS,
     ) -> None:
         """`spot_seconds`: how much of a step goes into masks made on the spot (0: none is)."""
         self._words = -(-vocab_size // 32)
         self._spot_seconds = spot_seconds
         self._filler = filler or InlineFiller()
-        self._allocate = allocate
         self._slow: WeakSet[Matcher] = WeakSet()
         self._handed: list[MaskJob] = []
 
@@ -114,7 +107,7 @@ class StepMasks:
         ]
         if False not in filled:
             return rows, None  # type: ignore[return-value]
-        own = iter(self._allocate(filled.count(False), self._words))
+        own = iter(np.empty((filled.count(False), self._words), np.int32))
         self._learn()
         masks: list[np.ndarray | MaskRow] = []
         preparing: dict[tuple[int, int], np.ndarray] = {}

@@ -121,16 +121,8 @@ def test_a_mask_that_cannot_be_filled_ends_its_request_alone(filler, threaded, s
 
 
 def test_masks_of_a_step_are_rows_of_one_array() -> None:
-    made: list[np.ndarray] = []
-
-    def allocate(rows: int, words: int) -> np.ndarray:
-        made.append(np.full((rows, words), -1, np.int32))
-        return made[-1]
-
-    masks, wait = StepMasks(40, allocate=allocate).start(
-        [Counting(), Counting(Table()), Counting()]
-    )
-    (array,) = made
+    masks, wait = StepMasks(40).start([Counting(), Counting(Table()), Counting()])
+    array = masks[0].base
     assert wait is None and array.shape == (3, 2) and (array == 1).all()
     assert all(mask.base is array for mask in masks)
 

@@ -196,20 +196,6 @@ def test_token_logprobs(
             assert float(found[row]) == pytest.approx(float(exact[row, token]), abs=2e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, BF16])
-def test_masks(kernels: KernelSet, device: torch.device, vocab: int, dtype: torch.dtype) -> None:
-    logits, table = logits_of(8, vocab, dtype), masks_of(vocab)
-    rows = torch.tensor([3, 3, 0, 7, 1, 2, 5, 6])
-    expected = logits.clone()
-    REFERENCE.apply_mask_rows(expected, table, rows)
-    found = logits.to(device)
-    kernels.apply_mask_rows(found, table.to(device), rows.to(device))
-    assert torch.equal(found.cpu(), expected)
-    found = logits.to(device)
-    kernels.apply_bitmask(found, table[rows].to(device))
-    assert torch.equal(found.cpu(), expected)
-
-
 def test_step_automata(kernels: KernelSet, device: torch.device, vocab: int) -> None:
     random = np.random.default_rng(11)
 

@@ -10,6 +10,7 @@ import torch
 
 from rootlace.kernels import kernels_for
 from rootlace.kernels.interface import AutomatonTables
+from rootlace.kernels.reference.bitmask import apply_masks
 from rootlace.kernels.reference.kv_cache import write_kv
 from rootlace.kernels.reference.rope import rope
 
@@ -107,37 +108,22 @@ def test_copy_slots() -> None:
     assert torch.equal(after[:, rest], before[:, rest])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [31, 32, 33, 100])
 @pytest.mark.parametrize("words", [1, 2, 4])
-def test_apply_bitmask(vocab: int, words: int, dtype: torch.dtype) -> None:
+def test_apply_masks(vocab: int, words: int) -> None:
+    """Rows may name one mask twice, or none (-1)."""
     allowed = np.random.default_rng(2).random((3, 32 * words)) < 0.5
     allowed[0, 31] = True  # the sign bit
-    packed = np.packbits(allowed, axis=1, bitorder="little").view(np.int32)
-    logits = normal(3, vocab, dtype=dtype)
-    kept = logits.clone()
-    KERNELS.apply_bitmask(logits, torch.from_numpy(packed))
-    for row in range(3):
-        for token in range(vocab):
-            if token < 32 * words and allowed[row, token]:
-                assert logits[row, token] == kept[row, token]
-            else:
-                assert logits[row, token] == float("-inf")
-
-
-@pytest.mark.parametrize("vocab", [31, 64, 100])
-def test_apply_mask_rows(vocab: int) -> None:
-    """As the masks gathered; rows may name one mask twice."""
-    random = np.random.default_rng(3)
-    table = torch.from_numpy(random.integers(-(2**31), 2**31, (7, 3)).astype(np.int32))
-    kept = table.clone()
-    logits = normal(5, vocab)
-    rows = torch.tensor([6, 0, 6, 3, 1])
-    expected = logits.clone()
-    KERNELS.apply_bitmask(expected, table[rows])
-    KERNELS.apply_mask_rows(logits, table, rows)
-    assert torch.equal(logits, expected)
-    assert torch.equal(table, kept)
+    table = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    kept, kept_table = normal(4, vocab), table.clone()
+    for rows in ([2, 0, -1, 2], [1, 0, 2, 1], [-1] * 4):
+        logits = kept.clone()
+        apply_masks(logits, table, torch.tensor(rows))
+        for row, mask in enumerate(rows):
+            may = np.pad(allowed[mask], (0, vocab))[:vocab] if mask >= 0 else np.ones(vocab, bool)
+            expected = np.where(may, kept[row], -np.inf)
+            np.testing.assert_array_equal(logits[row], expected)
+    assert torch.equal(table, kept_table)
 
 
 def test_step_automata() -> None:

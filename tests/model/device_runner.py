@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,8 +17,8 @@ from rootlace.runtime.model.executor.device_steps import DeviceSteps
 from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import allocate
-from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.automaton_arena import arena_for
+from rootlace.runtime.model.sampling.sampler import Sampler
 from tests.model.fake_device import FakeDevice
 
 CPU = torch.device("cpu")
@@ -42,10 +41,10 @@ def device_runner(
     context_length: int | None = None,
     graphs: bool = True,
     clock: Callable[[], float] = stands_still,
-    sampler: Any = None,
 ) -> ModelRunner:
-    """In float32, with a pool of NaN; `sampler` None: the device's own."""
+    """In float32, with a pool of NaN."""
     config = ModelConfig.read(folder)
+    vocab_size = config.spec.vocab_size
     rotary = RotaryEmbedding(config, context_length, CPU, torch.float32)
     rotary.tabulate()
     pool = allocate(config, blocks + 1, block_size, CPU, torch.float32)
@@ -57,19 +56,17 @@ def device_runner(
         kernels,
         StepInputBuilder(config.spec, kernels, rotary, block_size, torch.float32, CPU),
         pool,
-        sampler or DeviceSampler(config.spec.vocab_size, max_rows, CPU, kernels, 1 << 20),
+        Sampler(vocab_size, kernels, arena_for(vocab_size, max_rows, CPU, 1 << 20)),
         Graphs(device, graphs, 64, clock),
         max_rows=max_rows,
         max_blocks=-(-rotary.context_length // block_size),
         scratch_block=blocks,
     )
-    masks = MaskTables(config.spec.vocab_size, CPU)
     return ModelRunner(
         config,
         torch.float32,
         steps,
         pool[:, :, :blocks],
         rotary.context_length,
-        masks,
         kernels.name,
     )

@@ -11,7 +11,7 @@ from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
 from rootlace.runtime.model.sampling.arena_space import Places, Runs
 from rootlace.runtime.model.sampling.automaton_arena import AutomatonArena
-from tests.model.test_mask_tables import Table
+from tests.model.test_host_masks import Table
 
 VOCAB = 70
 WORDS = 3

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import SampleRow, TokenScores
 from rootlace.runtime.model.decoder.native_decoder import NativeDecoder
 from rootlace.runtime.model.executor.plain_steps import PlainSteps, score_samples
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.sampler import sample
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.native import native_library
@@ -35,7 +32,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def forward(tmp_path_factory: pytest.TempPathFactory) -> NativeDecoder:
+def steps(tmp_path_factory: pytest.TempPathFactory) -> PlainSteps:
     native_library()
     folder = tmp_path_factory.mktemp("model")
     save(configs()["llama-tied"], folder)
@@ -43,7 +40,7 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> NativeDecoder:
     runner = ModelRunner.load(executor, CacheConfig(4, 64), 64, 16)
     steps = runner._steps
     assert isinstance(steps, PlainSteps) and isinstance(steps._forward, NativeDecoder)
-    return steps._forward
+    return steps
 
 
 def row_of(index: int, random: np.random.Generator, *, greedy: bool = False) -> SampleRow:
@@ -62,10 +59,11 @@ def row_of(index: int, random: np.random.Generator, *, greedy: bool = False) -> 
     )  # fmt: skip
 
 
-def poisoned(forward: NativeDecoder, hidden: torch.Tensor, rows: list[SampleRow]) -> Any:
-    forward.logits(hidden)
-    forward._logits.fill(np.nan)
-    return PlainSteps(forward, REFERENCE, MaskTables(VOCAB, "cpu"))._sample(hidden, rows)
+def poisoned(steps: PlainSteps, hidden: torch.Tensor, rows: list[SampleRow]) -> Any:
+    steps._forward.logits(hidden)
+    assert isinstance(steps._forward, NativeDecoder)
+    steps._forward._logits.fill(np.nan)
+    return steps._sample(hidden, rows)
 
 
 def values(scores: TokenScores | None) -> Any:
@@ -76,19 +74,18 @@ def values(scores: TokenScores | None) -> Any:
 
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_tokens_are_those_of_all_logits(forward: NativeDecoder, seed: int, greedy: bool) -> None:
+def test_tokens_are_those_of_all_logits(steps: PlainSteps, seed: int, greedy: bool) -> None:
     random = np.random.default_rng(seed)
     rows = [row_of(index, random, greedy=greedy) for index in range(random.integers(1, 12))]
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(len(rows), SHAPE["hidden_size"], generator=generator)
-    tokens, scores = poisoned(forward, hidden, rows)
+    tokens, scores = poisoned(steps, hidden, rows)
 
-    whole = forward.logits(hidden).clone()
-    tables = MaskTables(VOCAB, "cpu")
-    expected = sample(whole, rows, REFERENCE, tables, forward.pick)
+    whole = steps._forward.logits(hidden).clone()
+    expected = steps._sampler.sample(whole, rows)
     assert tokens.tolist() == expected.tolist()
     for found, wanted in zip(scores, score_samples(whole, expected, rows), strict=True):
         assert values(found) == values(wanted)
     for at, row in enumerate(rows):
-        alone, own = poisoned(forward, hidden[at : at + 1], [row])
+        alone, own = poisoned(steps, hidden[at : at + 1], [row])
         assert alone.tolist() == [tokens[at]] and values(own[0]) == values(scores[at])

@@ -1,4 +1,5 @@
-"""The device's sampler, with its tensors on the CPU, is the CPU's sampler: the same function."""
+"""The sampler as a device runs it (plans, arrays, masks that stay there) finds what it finds on the
+host."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
-from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.scores import score_tokens
+from rootlace.runtime.model.sampling.automaton_arena import arena_for
+from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.sampler import Sampler
+from rootlace.runtime.model.sampling.scores import score
 from rootlace.wire.protocol import SamplingParams
 from tests.model.test_sampler import EDITS, GRID, Table, make_logits, make_row
 
@@ -26,12 +27,14 @@ WORDS = 13
 CPU = torch.device("cpu")
 
 
-def device_sampler(kernels: KernelSet = REFERENCE, max_rows: int = 64) -> DeviceSampler:
-    return DeviceSampler(VOCAB, max_rows, CPU, kernels, arena_bytes=1 << 20)
+def device_sampler(
+    kernels: KernelSet = REFERENCE, max_rows: int = 64, device: torch.device = CPU
+) -> Sampler:
+    return Sampler(VOCAB, kernels, arena_for(VOCAB, max_rows, device, 1 << 20))
 
 
 def sampled(
-    device: DeviceSampler,
+    device: Sampler,
     logits: torch.Tensor,
     rows: Sequence[SampleRow],
     before: Sequence[int] = (),
@@ -54,7 +57,7 @@ def sampled(
 
 
 def on_cpu(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    return sampler.sample(logits.float(), rows, REFERENCE, MaskTables(VOCAB, "cpu")).tolist()
+    return Sampler(VOCAB, REFERENCE, HostMasks(VOCAB)).sample(logits.float(), rows).tolist()
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -109,8 +112,8 @@ def test_any_rows(rows: list[SampleRow], seed: int, empty: int) -> None:
     assert found == expected
     asked = [i for i, row in enumerate(rows) if row.params.logprobs]
     if asked:
-        scores = score_tokens(logits.float()[asked], np.array(found)[asked], 0)
-        np.testing.assert_allclose(logprobs[asked], scores.logprobs, atol=1e-6)
+        exact, _, _ = score(logits.float()[asked], torch.tensor(found)[asked], 0)
+        np.testing.assert_allclose(logprobs[asked], exact, atol=1e-6)
 
 
 def test_rows_alike_are_one_kind() -> None:

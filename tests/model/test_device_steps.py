@@ -23,7 +23,6 @@ from tests.model.chains import first_plan, next_plan, run_ahead, run_plain, with
 from tests.model.checkpoints import SHAPE, configs, save
 from tests.model.device_runner import device_runner
 from tests.model.fake_device import FakeDevice, RecordingDevice
-from tests.model.fake_sampler import FakeSampler
 from tests.model.fixed_kernels import FixedAttention, fixed_kernels
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.model.test_launched_steps import EVEN_ODD, same
@@ -55,10 +54,7 @@ class Subject:
         return self.steps.collect(self.steps.launch(plan))
 
 
-def subject(
-    folder: Path, device: FakeDevice, *, graphs: bool = True, sampler: bool = False
-) -> Subject:
-    """With `sampler`, rows are sampled by the device's own."""
+def subject(folder: Path, device: FakeDevice, *, graphs: bool = True) -> Subject:
     plain = ModelRunner.load(
         ExecutorConfig(model=str(folder)), CacheConfig(SIZE, BLOCKS), 512, MAX_ROWS
     )
@@ -73,7 +69,6 @@ def subject(
         block_size=SIZE,
         max_rows=MAX_ROWS,
         graphs=graphs,
-        sampler=None if sampler else FakeSampler(VOCAB),
     )
     steps = runner._steps
     assert isinstance(steps, DeviceSteps)
@@ -134,9 +129,10 @@ def test_late_rows_are_sampled_behind_the_forward_graph(
     expected = run_plain(it.plain, rows(3), PLAIN, 8)
     found = run_ahead(it.steps, rows(3), PLAIN, 8, lambda step: late if step % 2 else ())
     same(found, expected)
-    keys = {GraphKey(4, True, "plain")}
+    drawn = ("random", True, None)
+    keys = {GraphKey(4, True, drawn)}
     if late:
-        keys |= {GraphKey(4, True, None), GraphKey(4, False, "plain")}
+        keys |= {GraphKey(4, True, None), GraphKey(4, False, drawn)}
     assert all(key in it.steps.graphs for key in keys)
     assert it.steps.graphs.count.captured == len(keys)
 
@@ -289,7 +285,7 @@ def test_what_cannot_be_captured_goes_on_without(llama: Path) -> None:
 def test_the_device_sampler_in_graphs_equals_the_plain_one(
     llama: Path, late: tuple[int, ...]
 ) -> None:
-    it = subject(llama, FakeDevice(), sampler=True)
+    it = subject(llama, FakeDevice())
     params = [*PLAIN, PENALISED, CUT, SCORED] if late else [*PLAIN, CUT, SCORED, PLAIN[1]]
     expected = run_plain(it.plain, rows(6), params, 6)
     same(run_ahead(it.steps, rows(6), params, 6, lambda step: late), expected)
@@ -297,11 +293,8 @@ def test_the_device_sampler_in_graphs_equals_the_plain_one(
     assert it.steps.graphs.count.replayed == 6 - USES_BEFORE_CAPTURE
 
 
-@pytest.mark.parametrize("sampler", [False, True])
-def test_automata_are_stepped_by_tokens_that_only_the_device_knows(
-    llama: Path, sampler: bool
-) -> None:
-    it = subject(llama, FakeDevice(), sampler=sampler)
+def test_automata_are_stepped_by_tokens_that_only_the_device_knows(llama: Path) -> None:
+    it = subject(llama, FakeDevice())
     mine = rows(3)
     start = AutomatonState(EVEN_ODD, 0)
     launched = it.steps.launch(with_automata(first_plan(mine, PLAIN), [start, None, start]))
@@ -318,7 +311,7 @@ def test_automata_are_stepped_by_tokens_that_only_the_device_knows(
 
 
 def test_graphs_are_prepared_for_what_is_asked_for(llama: Path) -> None:
-    it = subject(llama, FakeDevice(), sampler=True)
+    it = subject(llama, FakeDevice())
     mine = rows(2)
     it.run(first_plan(mine, PLAIN[:2]))
     start = AutomatonState(EVEN_ODD, 0)
@@ -347,8 +340,9 @@ def test_idle_time_is_used_to_capture(llama: Path) -> None:
         captured += 1
     assert it.steps._decode is not None
     assert captured == len(it.steps._decode.buckets) == it.device.captures
-    expected = run_plain(it.plain, rows(3), PLAIN, 3)
-    same(run_ahead(it.steps, rows(3), PLAIN, 3), expected)
+    params = [SamplingParams(temperature=0.0, seed=0)] * 3  # what most ask for
+    expected = run_plain(it.plain, rows(3), params, 3)
+    same(run_ahead(it.steps, rows(3), params, 3), expected)
     assert it.steps.graphs.count.replayed == 3 and it.steps.eager_steps == 1
 
 
@@ -407,8 +401,8 @@ def test_a_device_that_is_lost_ends_its_executor(llama: Path, where: str) -> Non
 def test_alternatives_of_many_rows_are_scored_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rootlace.runtime.model.executor.device_steps.LOGITS_BYTES", 4 * VOCAB * 2)
-    it = subject(llama, FakeDevice(), sampler=True)
+    monkeypatch.setattr("rootlace.runtime.model.sampling.scores.LOGITS_BYTES", 4 * VOCAB * 2)
+    it = subject(llama, FakeDevice())
     params = [SCORED, PLAIN[1], SCORED, SCORED, PLAIN[0]]
     same(run_ahead(it.steps, rows(5), params, 3), run_plain(it.plain, rows(5), params, 3))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import math
 from collections import Counter
@@ -11,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.reference.pick_tokens import NO_TOKEN
+from rootlace.kernels.reference.uniform import uniforms
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
-from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.logit_edits import edit_logits, has_edits
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.native_pick import NativePick
-from rootlace.runtime.model.sampling.sampler import NO_TOKEN
-from rootlace.runtime.model.sampling.uniform import uniforms
+from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
-from tests.native import native_library
+from tests.native import native_kernel_set
+
+pick_tokens = importlib.import_module("rootlace.kernels.reference.pick_tokens")
+native_pick_tokens = importlib.import_module("rootlace.kernels.native.pick_tokens")
 
 VOCAB = 403
 
@@ -44,20 +47,32 @@ def make_logits(rows: int, seed: int = 0, ties: bool = False) -> torch.Tensor:
     return torch.from_numpy(logits)
 
 
-PICK: sampler.Pick = sampler.TORCH_PICK
+KERNELS: KernelSet = REFERENCE
 
 
-@pytest.fixture(autouse=True, params=["torch", "native"])
-def pick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `sample` finds tokens with."""
+@pytest.fixture(autouse=True, params=["reference", "native"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `sample` samples with."""
     if request.param == "native":
-        library = native_library()
-        monkeypatch.setattr(f"{__name__}.PICK", NativePick(library, Team(library, 2)))
+        monkeypatch.setattr(f"{__name__}.KERNELS", native_kernel_set())
 
 
-def sample(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    tables = MaskTables(VOCAB, "cpu")
-    return sampler.sample(logits, rows, REFERENCE, tables, PICK).tolist()
+def sample(logits: torch.Tensor, rows: list[SampleRow], vocab: int = VOCAB) -> list[int]:
+    return Sampler(vocab, KERNELS, HostMasks(vocab)).sample(logits, rows).tolist()
+
+
+def uniform(row: SampleRow) -> float:
+    """What the row's token is drawn with."""
+    seed, position = torch.tensor([row.params.seed or 0]), torch.tensor([len(row.token_ids)])
+    return float(uniforms(seed, position))
+
+
+def edited(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+    """The logits after everything that the rows ask for, mask and bans among it."""
+    plan = Sampler(VOCAB, KERNELS, HostMasks(VOCAB)).plan(rows, len(rows))
+    names = {field.name for field in dataclasses.fields(LogitEdits)} & plan.arrays.keys()
+    edits = {name: torch.from_numpy(plan.arrays[name]) for name in names}
+    return KERNELS.edit_logits(logits, LogitEdits(**edits))
 
 
 # ---------------------------------------------------------------- the reference
@@ -127,7 +142,7 @@ def test_every_cut_equals_the_reference(ties: bool) -> None:
             ids = list(range(1, 4 + position))
             rows.append(make_row(params, ids))
             logits.append(make_logits(1, seed=index, ties=ties))
-            us.append(float(uniforms([7], [len(ids)])[0]))
+            us.append(uniform(rows[-1]))
     stacked = torch.cat(logits)
     found = sample(stacked, rows)
     for i, (row, token, u) in enumerate(zip(rows, found, us, strict=True)):
@@ -145,12 +160,11 @@ def test_cuts_beyond_the_first_candidates(monkeypatch: pytest.MonkeyPatch) -> No
     stacked = logits.expand(len(rows), VOCAB)
     answers = []
     for first in (1, 16, 17, 18, 256, VOCAB):
-        monkeypatch.setattr(sampler, "FIRST_CANDIDATES", first)
+        monkeypatch.setattr(pick_tokens, "FIRST_RANKED", first)
         answers.append(sample(stacked, rows))
     assert all(answer == answers[0] for answer in answers)
     for row, token in zip(rows, answers[0], strict=True):
-        u = float(uniforms([row.params.seed or 0], [len(row.token_ids)])[0])
-        expected, margin = reference_sample(logits[0].numpy(), row, u)
+        expected, margin = reference_sample(logits[0].numpy(), row, uniform(row))
         assert token == expected or margin < 1e-12
 
 
@@ -200,13 +214,11 @@ def test_edits_equal_their_formulas(name: str) -> None:
     row = EDITS[name]
     logits = make_logits(1, seed=4)
     before = logits.clone()
-    edited = logits.clone()
-    assert has_edits(row)
     if name != "bias outside the vocabulary":
-        edit_logits(edited, [row], REFERENCE, MaskTables(VOCAB, "cpu"))
-        np.testing.assert_allclose(edited[0], reference_logits(before[0].numpy(), row), rtol=1e-6)
-        u = float(uniforms([row.params.seed or 0], [len(row.token_ids)])[0])
-        expected, margin = reference_sample(before[0].numpy(), row, u)
+        expected_logits = reference_logits(before[0].numpy(), row)
+        assert expected_logits != before[0].tolist()
+        np.testing.assert_allclose(edited(logits, [row])[0], expected_logits, rtol=1e-6)
+        expected, margin = reference_sample(before[0].numpy(), row, uniform(row))
         assert sample(logits, [row])[0] == expected or margin < 1e-6
     else:
         assert sample(logits, [row]) == [9]
@@ -351,7 +363,7 @@ def test_uniforms_are_splitmix64_streams() -> None:
     assert splitmix64(1234567) == 6457827717110365317
     seeds = [0, 1, -1, 2**63 - 1, -(2**63), 42]
     for position in (0, 1, 77, 10**6):
-        found = uniforms(seeds, [position] * len(seeds))
+        found = uniforms(torch.tensor(seeds), torch.tensor([position] * len(seeds))).tolist()
         for seed, u in zip(seeds, found, strict=True):
             start = splitmix64(seed % 2**64)
             bits = splitmix64((start + position * 0x9E3779B97F4A7C15) % 2**64)
@@ -372,15 +384,16 @@ def test_seed_and_position_decide() -> None:
     assert len(set(sample(logits, positions))) > 10
 
 
-def test_every_token_gets_its_share_of_the_interval() -> None:
+def test_every_token_gets_its_share_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact, not statistical: u on a grid hits each token its probability's share of times."""
-    logits = torch.tensor([[0.0, 1.0, 2.0, float("-inf"), 1.5]])
-    weights = sampler._weights(logits, [make_row(SamplingParams(temperature=1.0))])
     n = 10_000
-    u = (np.arange(n) + 0.5) / n
-    found = sampler._pick(weights.cumsum(1).repeat(n, 1), u)
-    share = np.bincount(found, minlength=5) / n
+    grid = torch.cat([(torch.arange(n).double() + 0.5) / n, torch.tensor([0.0, 1 - 2.0**-53])])
+    for module in (pick_tokens, native_pick_tokens):
+        monkeypatch.setattr(module, "uniforms", lambda seed, position: grid)
+    logits = torch.tensor([[0.0, 1.0, 2.0, float("-inf"), 1.5]])
+    row = make_row(SamplingParams(temperature=1.0, seed=1))
+    found = sample(logits.expand(n + 2, 5), [row] * (n + 2), 5)
+    share = np.bincount(found[:n], minlength=5) / n
     np.testing.assert_allclose(share, torch.softmax(logits[0].double(), 0), atol=1 / n)
     assert share[3] == 0
-    edges = sampler._pick(weights.cumsum(1).repeat(2, 1), np.array([0.0, 1 - 2.0**-53]))
-    assert list(edges) == [0, 4]
+    assert found[n:] == [0, 4]

@@ -1,4 +1,4 @@
-// Tokens drawn at random, a row at a time: the rule is runtime/model/sampler.py's.
+// Tokens drawn at random, a row at a time: the rule is that of kernels/reference/pick_tokens.py.
 //
 // Where top-k and top-p cut is found without ranking the vocabulary: tokens are counted and weighed
 // in narrow buckets by their distance from the best one, and only the bucket that a cut falls into

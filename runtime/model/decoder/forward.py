@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
-from rootlace.runtime.model.sampling.sampler import Masks, Pick, TorchPick
+from rootlace.runtime.model.sampling.host_masks import Mask
 
 
 class Forward(Protocol):
@@ -23,19 +24,16 @@ class Forward(Protocol):
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
 
-    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], good until the next call.
 
         `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
         Logits that they exclude may be anything.
         """
 
-    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
-        """hidden [N, H] -> the best tokens int32 [N] by its logits; see `sampler.greedy_tokens`."""
-
-    @property
-    def pick(self) -> Pick:
-        """What finds tokens in its logits."""
+    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+        """hidden [N, H] -> int32 [N]: what `pick_tokens` finds in `logits` at temperature 0. None
+        where there is no faster way than that."""
 
 
 class ReferenceForward:
@@ -48,7 +46,6 @@ class ReferenceForward:
         self._kernels = kernels
         self._inputs = inputs
         self._cache = cache
-        self.pick = TorchPick()
 
     @property
     def vocab_size(self) -> int:
@@ -63,8 +60,8 @@ class ReferenceForward:
             return self._cache.new_empty((0, self._decoder.hidden_size))
         return self._decoder.forward(self._inputs.build(plan), self._cache)
 
-    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
         return self._decoder.logits(hidden)
 
-    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
-        return self.pick.best(self._decoder.logits(hidden), masks)
+    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray | None:
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,8 +24,7 @@ from rootlace.runtime.model.families.spec import (
     WeightNames,
 )
 from rootlace.runtime.model.families.support import Support, any_value, kind, one_of
-from rootlace.runtime.model.sampling.native_pick import NativePick, addresses_of
-from rootlace.runtime.model.sampling.sampler import Masks
+from rootlace.runtime.model.sampling.host_masks import Mask, addresses_of
 
 MAX_HEAD_DIM = 256
 TABLE_BYTES = 128 << 20
@@ -84,7 +84,6 @@ class NativeDecoder:
         self._library = library
         self._team = team
         self._workspace = Workspace(library)
-        self.pick = NativePick(library, team)
         self._spec = spec
         self._weights = weights
         self._cache = cache
@@ -161,18 +160,18 @@ class NativeDecoder:
         )
         return hidden
 
-    def logits(self, hidden: torch.Tensor, masks: Masks = ()) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], good until the next call; see `forward.Forward`."""
         self._project(hidden, masks, None)
         return torch.from_numpy(self._logits[: len(hidden)])
 
-    def best(self, hidden: torch.Tensor, masks: Masks = ()) -> np.ndarray:
+    def best(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> np.ndarray:
         """See `forward.Forward`."""
         tokens = np.empty(len(hidden), np.int32)
         self._project(hidden, masks, tokens.ctypes.data)
         return tokens
 
-    def _project(self, hidden: torch.Tensor, masks: Masks, tokens: int | None) -> None:
+    def _project(self, hidden: torch.Tensor, masks: Sequence[Mask], tokens: int | None) -> None:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept: fresh memory of this size costs more than writing to it.

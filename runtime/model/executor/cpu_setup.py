@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
+from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.pick_tokens import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -37,7 +39,8 @@ class CpuModel:
 
     forward: Forward
     pool: torch.Tensor
-    kernels: str
+    kernels: KernelSet
+    """What samples from the decoder's logits."""
 
 
 def on_cpu(
@@ -79,7 +82,7 @@ def on_cpu(
         weights = NativeWeights(library, team, config.spec, loaded, progress)
         memory = pool()
         forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
-        return CpuModel(forward, memory, "native")
+        return CpuModel(forward, memory, native_kernels(library, team))
 
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
@@ -90,7 +93,7 @@ def on_cpu(
     decoder = Decoder(config.spec, tensors, REFERENCE, scales)
     inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
     memory = pool()
-    return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE.name)
+    return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)
 
 
 def _library(

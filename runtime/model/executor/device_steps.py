@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +35,10 @@ from rootlace.runtime.model.executor.decode_staging import DecodeStaging, Staged
 from rootlace.runtime.model.executor.device import Device
 from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.mixed_staging import MixedStaging
-from rootlace.runtime.model.executor.plain_steps import LOGITS_BYTES
 from rootlace.runtime.model.executor.results import Fetched, Results
 from rootlace.runtime.model.executor.staging import HostBuffers
-from rootlace.runtime.model.sampling.device_scores import score_in_parts, token_scores
-from rootlace.runtime.model.sampling.step_sampler import SamplingPlan, StepSampler
+from rootlace.runtime.model.sampling.sampler import Sampler, SamplingPlan
+from rootlace.runtime.model.sampling.scores import of_prompts, of_samples, score_in_parts
 
 FIRST_HOST_BYTES = 1 << 20
 PREPARED_KINDS = 2
@@ -89,7 +88,7 @@ class DeviceSteps:
         kernels: KernelSet,
         inputs: StepInputBuilder,
         cache: torch.Tensor,
-        sampler: StepSampler[Any],
+        sampler: Sampler,
         graphs: Graphs,
         *,
         max_rows: int,
@@ -339,21 +338,20 @@ class DeviceSteps:
     def _scored(self, step: DeviceStep) -> dict[str, torch.Tensor]:
         """Scores that are not part of sampling: alternatives, and tokens of the prompt."""
         parts: dict[str, torch.Tensor] = {}
-        size = max(LOGITS_BYTES // (4 * self._decoder.vocab_size), 1)
+        vocab_size = self._decoder.vocab_size
         asked = (row.params for row in step.samples if row.params.logprobs)
         top = max((params.top_logprobs for params in asked), default=0)
         if top:
             tokens = self._tokens[: len(step.samples)]
-            _, ids, logprobs = score_in_parts(self._logits.__getitem__, tokens, top, size)
+            _, ids, logprobs = score_in_parts(self._logits.__getitem__, tokens, top, vocab_size)
             parts["top_ids"], parts["top_logprobs"] = ids, logprobs
         hidden, targets = step.hidden, step.targets
         if hidden is not None and targets is not None:
             top = max(row.top_logprobs for row in step.plan.prompt_scores)
             found = score_in_parts(
-                lambda part: self._decoder.logits(hidden[part]), targets, top, size
+                lambda part: self._decoder.logits(hidden[part]), targets, top, vocab_size
             )
-            names = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
-            parts |= zip(names, found, strict=True)
+            parts |= zip(_PROMPT, found, strict=True)
         return parts
 
     # ------------------------------------------------------------ what graphs are captured of
@@ -388,6 +386,7 @@ class DeviceSteps:
 
 
 _PREFIX = "sampling "
+_PROMPT = ("prompt_logprobs", "prompt_top_ids", "prompt_top_logprobs")
 
 
 def _prefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -412,37 +411,18 @@ def _check_order(last: DeviceStep | None, plan: StepPlan) -> None:
 def _sample_scores(
     samples: Sequence[SampleRow], found: dict[str, np.ndarray]
 ) -> list[TokenScores | None]:
-    scores: list[TokenScores | None] = [None] * len(samples)
-    for index, row in enumerate(samples):
-        if not row.params.logprobs:
-            continue
-        logprobs = found["logprobs"]
-        none = np.empty((len(samples), 0), np.int32)
-        top_ids = found.get("top_ids", none)
-        top_logprobs = found.get("top_logprobs", none.astype(np.float32))
-        here = slice(index, index + 1)
-        scores[index] = token_scores(logprobs, top_ids, top_logprobs, here, row.params.top_logprobs)
-    return scores
+    if "logprobs" not in found:
+        return [None] * len(samples)
+    none = np.empty((len(samples), 0), np.int32)
+    top_ids = found.get("top_ids", none)
+    top_logprobs = found.get("top_logprobs", none.astype(np.float32))
+    return of_samples(samples, found["logprobs"], top_ids, top_logprobs)
 
 
 def _prompt_scores(
     rows: Sequence[PromptScoreRow], found: dict[str, np.ndarray]
 ) -> list[TokenScores]:
-    scores = []
-    start = 0
-    for row in rows:
-        here = slice(start, start + len(row.targets))
-        scores.append(
-            token_scores(
-                found["prompt_logprobs"],
-                found["prompt_top_ids"],
-                found["prompt_top_logprobs"],
-                here,
-                row.top_logprobs,
-            )
-        )
-        start = here.stop
-    return scores
+    return of_prompts(rows, *(found[name] for name in _PROMPT)) if rows else []
 
 
 def _empty_plan() -> StepPlan:

@@ -21,7 +21,8 @@ from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.kv.scales import kv_scales
-from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
+from rootlace.runtime.model.sampling.automaton_arena import arena_for
+from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest
 
 KINDS = PREPARED_KINDS + 1
@@ -140,7 +141,7 @@ def _steps(
     most_graphs: int,
 ) -> tuple[DeviceSteps, torch.Tensor]:
     """On a new pool, of a block more than plans may name."""
-    device = cuda.device
+    device, vocab_size = cuda.device, model.config.spec.vocab_size
     pool = kv_pool.allocate(model.config, num_blocks + 1, block_size, device, model.kv_dtype)
     steps = DeviceSteps(
         cuda,
@@ -148,7 +149,7 @@ def _steps(
         model.kernels,
         model.inputs,
         pool,
-        DeviceSampler(model.config.spec.vocab_size, limits.max_rows, device, model.kernels),
+        Sampler(vocab_size, model.kernels, arena_for(vocab_size, limits.max_rows, device)),
         Graphs(cuda, most_graphs > 0, most_graphs),
         max_rows=limits.max_rows,
         max_blocks=-(-model.context_length // block_size),

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import (
-    MaskRow,
     PromptScoreRow,
     SampleRow,
     StepPlan,
@@ -19,13 +17,9 @@ from rootlace.runtime.contracts.plan import (
 )
 from rootlace.runtime.model.decoder.forward import Forward
 from rootlace.runtime.model.executor.sources import fed, resolved
-from rootlace.runtime.model.sampling.logit_edits import only_masked
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.sampler import sample
-from rootlace.runtime.model.sampling.scores import concatenate, score_tokens
-
-LOGITS_BYTES = 64 << 20
-"""Logits of scored prompt tokens held at once; a long prompt is scored in parts of this size."""
+from rootlace.runtime.model.sampling import scores
+from rootlace.runtime.model.sampling.host_masks import mask_of
+from rootlace.runtime.model.sampling.sampler import Sampler
 
 _NO_TOKENS = np.empty(0, np.int32)
 
@@ -44,16 +38,9 @@ class PlainStep:
 class PlainSteps:
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
-    def __init__(
-        self,
-        forward: Forward,
-        kernels: KernelSet,
-        masks: MaskTables,
-    ) -> None:
-        """`kernels` edit logits."""
+    def __init__(self, forward: Forward, sampler: Sampler) -> None:
         self._forward = forward
-        self._kernels = kernels
-        self._masks = masks
+        self._sampler = sampler
         self._last: PlainStep | None = None
 
     overlaps = False
@@ -107,7 +94,7 @@ class PlainSteps:
             return
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
-        token_ids, scores = self._sample(hidden[: len(samples)], resolved(samples, step.before))
+        token_ids, found = self._sample(hidden[: len(samples)], resolved(samples, step.before))
         prompt_scores = []
         start = len(samples)
         for row in plan.prompt_scores:
@@ -115,7 +102,7 @@ class PlainSteps:
             prompt_scores.append(score_prompt(self._forward, hidden[start:stop], row))
             start = stop
         step.hidden = None
-        step.result = StepResult(token_ids, scores, prompt_scores)
+        step.result = StepResult(token_ids, found, prompt_scores)
 
     def _sample(
         self, hidden: torch.Tensor, rows: Sequence[SampleRow]
@@ -123,52 +110,41 @@ class PlainSteps:
         if not rows:
             return _NO_TOKENS, []
         if all(row.simple and not row.params.logprobs for row in rows):
-            return self._forward.best(hidden, [row.mask for row in rows]), [None] * len(rows)
-        logits = self._forward.logits(hidden, [_chosen_from(row) for row in rows])
-        token_ids = sample(logits, rows, self._kernels, self._masks, self._forward.pick)
+            best = self._forward.best(hidden, [row.mask for row in rows])
+            if best is not None:
+                return best, [None] * len(rows)
+        vocab_size = self._forward.vocab_size
+        # Of a row whose logits are not scored, nobody sees what its mask excludes.
+        chosen_from = [None if row.params.logprobs else mask_of(row, vocab_size) for row in rows]
+        logits = self._forward.logits(hidden, chosen_from)
+        token_ids = self._sampler.sample(logits, rows)
         return token_ids, score_samples(logits, token_ids, rows)
-
-
-def _chosen_from(row: SampleRow) -> np.ndarray | MaskRow | None:
-    """The mask of a row of which nothing is asked but one of the tokens it allows."""
-    return row.mask if only_masked(row) and not row.params.logprobs else None
 
 
 def score_samples(
     logits: torch.Tensor, token_ids: np.ndarray, rows: Sequence[SampleRow]
 ) -> list[TokenScores | None]:
     """Scores of the sampled tokens of those rows that ask for them. logits float32 [S, V]."""
-    scores: list[TokenScores | None] = [None] * len(rows)
+    found: list[TokenScores | None] = [None] * len(rows)
     asked = [i for i, row in enumerate(rows) if row.params.logprobs]
     if asked:
         most = max(rows[i].params.top_logprobs for i in asked)
         if len(asked) < len(rows):
-            logits = logits.index_select(0, torch.tensor(asked, device=logits.device))
-        found = score_tokens(logits, token_ids[asked], most)
-        for j, i in enumerate(asked):
-            top = rows[i].params.top_logprobs
-            scores[i] = TokenScores(
-                found.logprobs[j : j + 1],
-                found.top_ids[j : j + 1, :top],
-                found.top_logprobs[j : j + 1, :top],
-            )
-    return scores
+            logits = logits.index_select(0, torch.tensor(asked))
+        parts = scores.score(logits, torch.from_numpy(token_ids[asked]), most)
+        arrays = [part.numpy() for part in parts]
+        for i, one in zip(asked, scores.of_samples([rows[i] for i in asked], *arrays), strict=True):
+            found[i] = one
+    return found
 
 
 def score_prompt(forward: Forward, hidden: torch.Tensor, row: PromptScoreRow) -> TokenScores:
-    """Scores of `row`'s targets, from the hidden states before them. In parts, so that memory does
-    not grow with the prompt."""
-    vocab_size = forward.vocab_size
-    size = max(LOGITS_BYTES // (4 * vocab_size), 1)
-    parts = [
-        score_tokens(
-            forward.logits(hidden[start : start + size]),
-            row.targets[start : start + size],
-            row.top_logprobs,
-        )
-        for start in range(0, len(row.targets), size)
-    ]
-    return concatenate(parts, row.top_logprobs)
+    """Scores of `row`'s targets, from the hidden states before them."""
+    targets = torch.from_numpy(row.targets)
+    found = scores.score_in_parts(
+        lambda part: forward.logits(hidden[part]), targets, row.top_logprobs, forward.vocab_size
+    )
+    return TokenScores(*(part.numpy() for part in found))
 
 
 def _tokens_of(last: PlainStep, plan: StepPlan) -> np.ndarray:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -22,15 +20,16 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.steps import Steps
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
+from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
 class ModelRunner:
     """Runs step plans on a decoder (`rootlace.runtime.contracts.plan.Executor`).
 
-    Between steps nothing is kept but the KV memory, the tokens found last and the masks that
-    requests share. Not thread-safe.
+    Between steps nothing is kept but the KV memory, the tokens found last and the masks and
+    automata that a device has. Not thread-safe.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class ModelRunner:
         steps: Steps,
         cache: torch.Tensor,
         context_length: int,
-        masks: MaskTables,
         kernels: str,
     ) -> None:
         """`cache`: the blocks that plans may name; `kernels`: the name of what runs them."""
@@ -50,7 +48,6 @@ class ModelRunner:
         self.kernels = kernels
         self._cache = cache
         self._context_length = context_length
-        self._masks = masks
         self._steps = steps
 
     @classmethod
@@ -89,7 +86,6 @@ class ModelRunner:
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            masks = MaskTables(config.spec.vocab_size, device)
             if device.type == "cuda":
                 from rootlace.runtime.model.executor import gpu_setup
 
@@ -101,9 +97,11 @@ class ModelRunner:
                 kernels = model.kernels.name
             else:
                 found = on_cpu(config, dtype, rotary, cache, executor, weights_of, progress)
-                steps = PlainSteps(found.forward, REFERENCE, masks)
-                pool, kernels = found.pool, found.kernels
-        return cls(config, dtype, steps, pool, rotary.context_length, masks, kernels)
+                vocab_size = config.spec.vocab_size
+                sampler = Sampler(vocab_size, found.kernels, HostMasks(vocab_size))
+                steps = PlainSteps(found.forward, sampler)
+                pool, kernels = found.pool, found.kernels.name
+        return cls(config, dtype, steps, pool, rotary.context_length, kernels)
 
     @property
     def num_blocks(self) -> int:
@@ -129,10 +127,6 @@ class ModelRunner:
     def kv_cache(self) -> torch.Tensor:
         """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; for tests and tools."""
         return self._cache
-
-    def new_masks(self, rows: int, words: int) -> np.ndarray:
-        """int32 [rows, words], uninitialised: where the masks of a step are best filled."""
-        return self._masks.new_masks(rows, words)
 
     # ------------------------------------------------------------ steps
 

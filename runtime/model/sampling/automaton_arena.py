@@ -9,14 +9,14 @@ stand in the device's queue behind the steps launched before, which so still fin
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from rootlace.kernels.interface import AutomatonTables
-from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SteppedAutomaton
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
 from rootlace.runtime.model.sampling.arena_space import Places, Runs
 
 ARENA_BYTES = 128 << 20
@@ -37,8 +37,10 @@ class _Resident:
 
 
 class AutomatonArena:
-    """Not thread-safe. For each step: `begin_step`, then `state` and `mask` for its rows, then
-    `flush`, on the device's stream, before the step is launched."""
+    """See `sampler.Constraints`. Not thread-safe. For each step: `begin_step`, then `state` and
+    `mask` for its rows, then `flush`, on the device's stream, before the step is launched."""
+
+    bans = False
 
     def __init__(
         self, vocab_size: int, device: torch.device | str, max_bytes: int = ARENA_BYTES
@@ -90,6 +92,20 @@ class AutomatonArena:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     # ------------------------------------------------------------ a step
+
+    def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+        """Where the rows' automata stand, whose tokens step them first, and masks of the rest. What
+        they need and is not on the device yet is sent there."""
+        state, source, mask = np.full((3, count), -1, np.int32)
+        self.begin_step()
+        for index, row in enumerate(rows):
+            if row.mask is not None:
+                mask[index] = self.mask(row.mask)
+            elif row.automaton is not None:
+                state[index] = self.state(row.automaton)
+                source[index] = row.source
+        self.flush()
+        return {"state": state, "source": source, "mask_row": mask}
 
     def begin_step(self) -> None:
         """What the step before used may make room from now on."""
@@ -250,6 +266,14 @@ class AutomatonArena:
             self._tensors[name] = grown
         space.grow(size)
         self.generation += 1
+
+
+def arena_for(
+    vocab_size: int, max_rows: int, device: torch.device, max_bytes: int = ARENA_BYTES
+) -> AutomatonArena:
+    """One that has room for twice the masks that a step of `max_rows` may have of its own."""
+    least = 4 * max_rows * 4 * (-(-vocab_size // 32))
+    return AutomatonArena(vocab_size, device, max(max_bytes, least))
 
 
 def _renumbered(next_state: np.ndarray, base: int) -> np.ndarray:

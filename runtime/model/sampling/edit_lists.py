@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from rootlace.runtime.contracts.plan import SampleRow
 from rootlace.runtime.model.sampling.seen_tokens import SeenTokens
 from rootlace.wire.protocol import SamplingParams
-
-_FIELDS = (
-    "bias_start",
-    "bias_token",
-    "bias",
-    "seen_start",
-    "seen_token",
-    "seen_count",
-    "repetition",
-    "frequency",
-    "presence",
-)
 
 Entries = tuple[np.ndarray, np.ndarray]
 _NONE: Entries = (np.empty(0, np.int32), np.empty(0, np.float32))
@@ -39,12 +26,15 @@ class EditLists:
         """Whether rows with these parameters have entries, apart from bans."""
         return bool(params.logit_bias) or _has_penalties(params)
 
-    def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
+    def arrays(
+        self, rows: Sequence[SampleRow], count: int, bans: bool = True
+    ) -> dict[str, np.ndarray]:
         """The fields of `LogitEdits` that `rows` need, for `count` rows; those behind the given
-        ones have no entries. Ids outside the vocabulary are left out."""
+        ones have no entries. Ids outside the vocabulary are left out; so are banned tokens unless
+        `bans` says that they are wanted."""
         found: dict[str, np.ndarray] = {}
-        if any(row.params.logit_bias or row.banned for row in rows):
-            start, token, bias = _joined([self._biases(row) for row in rows], count)
+        if any(row.params.logit_bias or (bans and row.banned) for row in rows):
+            start, token, bias = _joined([self._biases(row, bans) for row in rows], count)
             found |= {"bias_start": start, "bias_token": token, "bias": bias}
         if any(_has_penalties(row.params) for row in rows):
             start, token, seen = _joined([self._counted(row) for row in rows], count)
@@ -58,13 +48,10 @@ class EditLists:
             found["presence"][: len(rows)] = [each.presence_penalty for each in params]
         return found
 
-    def bound(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of `arrays` that `arrays()` made."""
-        return {name: arrays[name] for name in _FIELDS if name in arrays}
-
-    def _biases(self, row: SampleRow) -> Entries:
+    def _biases(self, row: SampleRow, bans: bool) -> Entries:
         entries = dict(row.params.logit_bias)
-        entries.update(dict.fromkeys(row.banned, -np.inf))
+        if bans:
+            entries.update(dict.fromkeys(row.banned, -np.inf))
         if not entries:
             return _NONE
         tokens = sorted(token for token in entries if 0 <= token < self._vocab_size)

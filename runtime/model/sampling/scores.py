@@ -2,41 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
-from rootlace.runtime.contracts.plan import TokenScores
-from rootlace.runtime.model.sampling.ranking import best_ids
+from rootlace.kernels.reference.ranking import best_ids
+from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScores
+
+LOGITS_BYTES = 64 << 20
+"""Logits of scored tokens held at once; more tokens are scored in parts of this size."""
+
+Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def score_tokens(logits: torch.Tensor, tokens: np.ndarray, top: int) -> TokenScores:
-    """Score one token per row of logits float32 [N, V], with the `top` best tokens beside it.
+def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores:
+    """Score one token per row: logits [N, V], tokens int [N] -> (logprobs float32 [N], the `top`
+    best tokens' ids int32 [N, top], their logprobs float32 [N, top]).
 
-    Log-softmax of the logits as they are. A token id of -1 (nothing sampled) scores NaN.
+    Log-softmax of the logits as they are; NaN for a token of -1 (nothing sampled). Nothing waits
+    for a device.
     """
+    logits = logits.float()
     normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
-    index = torch.from_numpy(tokens.astype(np.int64)).to(logits.device).unsqueeze(1)
-    logprobs = (logits.gather(1, index.clamp(min=0)) - normaliser).squeeze(1).cpu().numpy()
-    if top:
-        ids = best_ids(logits, top)
-        top_logprobs = (logits.gather(1, ids) - normaliser).cpu().numpy()
-        top_ids = ids.cpu().numpy().astype(np.int32)
-    else:
-        top_ids = np.empty((len(tokens), 0), dtype=np.int32)
-        top_logprobs = np.empty((len(tokens), 0), dtype=np.float32)
-    return TokenScores(np.where(tokens < 0, np.float32("nan"), logprobs), top_ids, top_logprobs)
+    index = tokens.to(torch.int64).clamp(min=0).unsqueeze(1)
+    logprobs = (logits.gather(1, index) - normaliser).squeeze(1)
+    logprobs = torch.where(tokens < 0, float("nan"), logprobs)
+    if not top:
+        none = logprobs.new_empty(len(tokens), 0)
+        return logprobs, none.to(torch.int32), none
+    ids = best_ids(logits, top)
+    return logprobs, ids.to(torch.int32), logits.gather(1, ids) - normaliser
 
 
-def concatenate(parts: list[TokenScores], top: int) -> TokenScores:
-    """Scores of consecutive tokens, joined."""
-    if not parts:
-        return TokenScores(
-            np.empty(0, dtype=np.float32),
-            np.empty((0, top), dtype=np.int32),
-            np.empty((0, top), dtype=np.float32),
-        )
-    return TokenScores(
-        np.concatenate([part.logprobs for part in parts]),
-        np.concatenate([part.top_ids for part in parts]),
-        np.concatenate([part.top_logprobs for part in parts]),
-    )
+def score_in_parts(
+    logits: Callable[[slice], torch.Tensor], tokens: torch.Tensor, top: int, vocab_size: int
+) -> Scores:
+    """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
+    not grow with N."""
+    size = max(LOGITS_BYTES // (4 * vocab_size), 1)
+    count = len(tokens)
+    parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    found = [score(logits(part), tokens[part], top) for part in parts]
+    logprobs, ids, top_logprobs = (torch.cat(each) for each in zip(*found, strict=True))
+    return logprobs, ids, top_logprobs
+
+
+def of_samples(
+    rows: Sequence[SampleRow],
+    logprobs: np.ndarray,
+    top_ids: np.ndarray,
+    top_logprobs: np.ndarray,
+) -> list[TokenScores | None]:
+    """The scores of those rows that ask for them, of arrays that have all rows'."""
+    return [
+        _part(logprobs, top_ids, top_logprobs, slice(i, i + 1), row.params.top_logprobs)
+        if row.params.logprobs
+        else None
+        for i, row in enumerate(rows)
+    ]
+
+
+def of_prompts(
+    rows: Sequence[PromptScoreRow],
+    logprobs: np.ndarray,
+    top_ids: np.ndarray,
+    top_logprobs: np.ndarray,
+) -> list[TokenScores]:
+    """The scores of each row's targets, of arrays that have all rows' one behind the other."""
+    scores = []
+    start = 0
+    for row in rows:
+        here = slice(start, start + len(row.targets))
+        scores.append(_part(logprobs, top_ids, top_logprobs, here, row.top_logprobs))
+        start = here.stop
+    return scores
+
+
+def _part(
+    logprobs: np.ndarray, top_ids: np.ndarray, top_logprobs: np.ndarray, row: slice, top: int
+) -> TokenScores:
+    return TokenScores(logprobs[row], top_ids[row, :top], top_logprobs[row, :top])

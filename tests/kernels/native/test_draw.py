@@ -1,5 +1,5 @@
-"""Tokens drawn in C++ are those of the sampler in torch (`tests/model/test_sampler.py` has the
-rule), with large vocabularies, hard cuts and masks."""
+"""Tokens drawn in C++ are those of the reference (`tests/model/test_sampler.py` compares both with
+loops over tokens), with large vocabularies, hard cuts and masks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.native.handles import Team
+from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import SampleRow
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
-from rootlace.runtime.model.sampling.native_pick import NativePick
-from rootlace.runtime.model.sampling.sampler import TORCH_PICK, Pick, sample
+from rootlace.runtime.model.sampling.host_masks import HostMasks
+from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
-from tests.native import native_library
+from tests.native import native_kernel_set
 
 PARAMS = [
     SamplingParams(temperature=1.0, seed=1),
@@ -32,9 +31,8 @@ PARAMS = [
 
 
 @pytest.fixture(scope="module")
-def native() -> NativePick:
-    library = native_library()
-    return NativePick(library, Team(library, 3))
+def native() -> KernelSet:
+    return native_kernel_set(threads=3)
 
 
 def rows(count: int, masks: list[np.ndarray | None] | None = None) -> list[SampleRow]:
@@ -45,8 +43,9 @@ def rows(count: int, masks: list[np.ndarray | None] | None = None) -> list[Sampl
     return found
 
 
-def drawn(logits: torch.Tensor, rows: list[SampleRow], pick: Pick) -> list[int]:
-    return sample(logits, rows, REFERENCE, MaskTables(logits.shape[1], "cpu"), pick).tolist()
+def drawn(logits: torch.Tensor, rows: list[SampleRow], kernels: KernelSet) -> list[int]:
+    vocab = logits.shape[1]
+    return Sampler(vocab, kernels, HostMasks(vocab)).sample(logits, rows).tolist()
 
 
 def normal(count: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
@@ -56,16 +55,16 @@ def normal(count: int, vocab: int, scale: float, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("vocab", [1, 2, 16, 1000, 1024, 1025, 32_000])
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 4.0, 30.0])
-def test_as_torch_draws(native: NativePick, vocab: int, scale: float) -> None:
+def test_as_torch_draws(native: KernelSet, vocab: int, scale: float) -> None:
     """Flat distributions, where a cut goes through the middle of equals, to sharp ones."""
     asked = rows(45)
     logits = normal(len(asked), vocab, scale, seed=vocab)
-    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
     rounded = logits.bfloat16().float()  # with many ties
-    assert drawn(rounded, asked, native) == drawn(rounded, asked, TORCH_PICK)
+    assert drawn(rounded, asked, native) == drawn(rounded, asked, REFERENCE)
 
 
-def test_under_masks(native: NativePick) -> None:
+def test_under_masks(native: KernelSet) -> None:
     vocab, count = 5003, 60
     random = np.random.default_rng(0)
     masks: list[np.ndarray | None] = []
@@ -81,10 +80,10 @@ def test_under_masks(native: NativePick) -> None:
         for i, row in enumerate(asked)
     ]
     logits = normal(count, vocab, 3.0, seed=1)
-    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
 
 
-def test_what_is_forbidden_may_be_anything(native: NativePick) -> None:
+def test_what_is_forbidden_may_be_anything(native: KernelSet) -> None:
     vocab = 100
     mask = np.zeros(4, np.int32)
     mask[1] = 0b1010
@@ -95,7 +94,7 @@ def test_what_is_forbidden_may_be_anything(native: NativePick) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number(native: NativePick, value: float) -> None:
+def test_what_is_no_number(native: KernelSet, value: float) -> None:
     logits = normal(len(PARAMS), 1000, 1.0, seed=0)
     logits[:, 999] = value
     assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
@@ -103,21 +102,21 @@ def test_what_is_no_number(native: NativePick, value: float) -> None:
     assert drawn(logits, rows(len(PARAMS)), native) == [-1] * len(PARAMS)
 
 
-def test_most_tokens_impossible(native: NativePick) -> None:
+def test_most_tokens_impossible(native: KernelSet) -> None:
     logits = torch.full((45, 32_000), -torch.inf)
     logits[:, 10_000:10_040] = normal(45, 40, 5.0, seed=3)
     asked = rows(45)
-    assert drawn(logits, asked, native) == drawn(logits, asked, TORCH_PICK)
+    assert drawn(logits, asked, native) == drawn(logits, asked, REFERENCE)
 
 
-def test_a_row_is_drawn_alike_in_any_company(native: NativePick) -> None:
+def test_a_row_is_drawn_alike_in_any_company(native: KernelSet) -> None:
     asked = rows(27)
     logits = normal(len(asked), 4099, 2.0, seed=5)
     alone = [drawn(logits[i : i + 1], asked[i : i + 1], native)[0] for i in range(len(asked))]
     assert drawn(logits, asked, native) == alone
 
 
-def test_frequencies(native: NativePick) -> None:
+def test_frequencies(native: KernelSet) -> None:
     """Twenty thousand draws from ten tokens."""
     logits = torch.linspace(-2, 2, 10).expand(20_000, 10)
     params = SamplingParams(temperature=1.0, seed=11)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import Model
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
-from rootlace.runtime.model.sampling.sampler import greedy_tokens
+from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, compiled
 
 PANEL = 48

@@ -1,4 +1,4 @@
-"""The best tokens under packed masks, in C++, against the sampler's own in NumPy."""
+"""The best tokens under packed masks, in C++, against the reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native.handles import Team
-from rootlace.runtime.model.sampling.sampler import greedy_tokens
+from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, compiled
 
 

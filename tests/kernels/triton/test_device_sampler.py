@@ -1,4 +1,4 @@
-"""The device's sampler on the Triton kernels is the CPU's sampler."""
+"""The sampler finds the same tokens with the Triton kernels as with the reference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import torch
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.triton import TRITON
 from rootlace.runtime.contracts.plan import AutomatonState, SampleRow
-from rootlace.runtime.model.sampling import sampler
-from rootlace.runtime.model.sampling.device_sampler import DeviceSampler
-from rootlace.runtime.model.sampling.mask_tables import MaskTables
 from rootlace.wire.protocol import SamplingParams
-from tests.model.test_device_sampler import VOCAB, WORDS, random_automaton
+from tests.model.test_device_sampler import VOCAB, WORDS, device_sampler, on_cpu, random_automaton
 from tests.model.test_sampler import EDITS, make_logits, make_row
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,7 +22,7 @@ module = importlib.import_module("rootlace.kernels.triton.pick_tokens")
 
 
 def sampled(logits: torch.Tensor, rows: list[SampleRow], before: list[int]) -> list[int]:
-    device = DeviceSampler(VOCAB, 64, DEVICE, TRITON, arena_bytes=1 << 20)
+    device = device_sampler(TRITON, device=DEVICE)
     plan = device.plan(rows, len(rows) + 1)
     arrays = {n: torch.from_numpy(array.copy()).to(DEVICE) for n, array in plan.arrays.items()}
     tokens = torch.full((len(rows) + 9,), 7, dtype=torch.int32, device=DEVICE)
@@ -37,10 +34,6 @@ def sampled(logits: torch.Tensor, rows: list[SampleRow], before: list[int]) -> l
     if plan.logprobs:
         torch.testing.assert_close(logprobs[: len(padded)].cpu(), expected, equal_nan=True)
     return tokens[: len(rows)].tolist()
-
-
-def on_cpu(logits: torch.Tensor, rows: list[SampleRow]) -> list[int]:
-    return sampler.sample(logits.float(), rows, REFERENCE, MaskTables(VOCAB, "cpu")).tolist()
 
 
 def test_lists_masks_and_cuts_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,30 @@
+"""What the reference takes at temperature 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rootlace.kernels.interface import PickRows
+from rootlace.kernels.reference import REFERENCE
+
+
+def greedy_tokens(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
+    """The best token of each row of logits [R, V], among those that its mask allows."""
+    count, vocab = logits.shape
+    none = np.full(-(-vocab // 32), -1, np.int32)
+    table = np.stack([none if mask is None else mask[: len(none)] for mask in masks])
+    zeros, ones = torch.zeros(count), torch.ones(count)
+    rows = PickRows(
+        temperature=zeros,
+        top_k=ones,
+        top_p=ones,
+        min_p=zeros,
+        seed=zeros,
+        position=zeros,
+        mask_table=torch.from_numpy(table),
+        mask_row=torch.arange(count),
+    )
+    return REFERENCE.pick_tokens(logits, rows, "greedy")
