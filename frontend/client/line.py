@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -64,12 +63,7 @@ class Line:
             self._lose(ServerUnavailable(f"cannot connect to {self._address}: {error}"))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._reader.close()
         self._watcher.close()
         self._context.destroy(linger=500)

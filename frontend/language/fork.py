@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from rootlace.language.expressions import Appendable, Expression
@@ -96,13 +95,8 @@ class Forks(Sequence[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None and not self._joined:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None and not self._joined:
             self.join()
 
     def __repr__(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self, overload
 
 from rootlace.language.expressions import (
@@ -32,13 +31,8 @@ class _Role:
     def __enter__(self) -> None:
         self._state.append(RoleBegin(self._role))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
             self._state.append(RoleEnd(self._role))
 
 
@@ -52,13 +46,8 @@ class _Scope:
     def __enter__(self) -> None:
         self._start = self._state.branch.position()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
             self._state.branch.name_from(self._start, self._name)
 
 
@@ -71,13 +60,8 @@ class _Copy:
     def __enter__(self) -> Any:
         return self._forks.__enter__()[0]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._forks.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._forks.__exit__(*error)
 
 
 class State:
