@@ -16,11 +16,13 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.table import families
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
 LAYERS = SHAPE["num_hidden_layers"]
+ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=100, seed=0)
 NAMES = ("llama", "mistral-sliding", "ministral", "qwen2-sliding", "qwen3", "granite")
 
 # Values that mean something, where a number more or less does not.
@@ -71,6 +73,12 @@ HARMLESS = {
     "transformers.js_config": {},
     "temperature": 0.7,
     "max_length": 20,
+    "bad_words_ids": None,
+    "tokenizer_class": "LlamaTokenizer",
+    "max_sequence_length": 2048,
+    "pruned_heads": {},
+    "is_decoder": False,
+    "use_mrope": False,
     "_name_or_path": "someone/some-model",
     "no_such_key": None,
     "sliding_window": None,
@@ -107,8 +115,8 @@ def ours(folder: Path) -> torch.Tensor | None:
     except (UnsupportedModel, InvalidRequest) as error:
         assert str(folder) in str(error)
         return None
-    row = Row(Blocks(16, 4), list(TOKENS))
-    scores = runner.run(make_plan([Work(row)])).scores[0]
+    work = Work(Row(Blocks(16, 4), list(TOKENS)), params=ALL)
+    scores = runner.run(make_plan([work])).scores[0]
     assert scores is not None
     return torch.from_numpy(scores.top_logprobs[0]).double()
 
@@ -167,6 +175,20 @@ def test_what_is_refused_is_named(tmp_path: Path, edit: dict[str, Any], words: l
         ModelConfig.read(tmp_path)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_original_context_outside_of_rope_parameters(tmp_path: Path) -> None:
+    save(configs()["llama-yarn"], tmp_path)
+    before = ours(tmp_path)
+    file = tmp_path / "config.json"
+    edit = {"original_max_position_embeddings": 16}
+    file.write_text(json.dumps(json.loads(file.read_text()) | edit))
+    found, expected = ours(tmp_path), theirs(tmp_path)
+    assert found is not None
+    assert expected is not None
+    assert before is not None
+    assert (expected[: len(found)] - found).abs().max() < 1e-4
+    assert (before - found).abs().max() > 1e-3
 
 
 def test_mistral_with_layer_types(tmp_path: Path) -> None:

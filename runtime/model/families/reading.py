@@ -38,16 +38,19 @@ def _names(text: str) -> frozenset[str]:
 IGNORED = _names(
     # Read elsewhere, or before: `checkpoint.config`. Old names that transformers has translated.
     "architectures model_type dtype torch_dtype bos_token_id eos_token_id quantization_config "
-    "rope_theta rope_scaling partial_rotary_factor original_max_position_embeddings "
+    "rope_theta rope_scaling partial_rotary_factor "
     # Training, and how transformers runs a model.
     "initializer_range attention_dropout gradient_checkpointing use_cache pretraining_tp "
     "pad_token_id chunk_size_feed_forward output_attentions output_hidden_states return_dict "
-    "torchscript use_bfloat16 attn_implementation "
+    "torchscript use_bfloat16 tf_legacy_loss attn_implementation "
     "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled "
     # Other tasks than continuing a text.
     "id2label label2id num_labels problem_type finetuning_task task_specific_params "
+    # The tokenizer, and how long a text it was used for.
+    "tokenizer_class prefix unk_token_id sep_token_id cls_token_id model_max_length "
+    "max_sequence_length tokenizer_model_max_length "
     # Where a folder comes from, and remarks of tools.
-    "_name_or_path name_or_path _commit_hash transformers_version auto_map tokenizer_class "
+    "_name_or_path name_or_path _commit_hash transformers_version auto_map "
     "is_llama_config transformers.js_config unsloth_fixed unsloth_version"
 )
 """Keys that say nothing about what a decoder computes."""
@@ -192,4 +195,8 @@ def _rope(given: Given) -> Rope:
         given.refuse("rope_parameters", f"{', '.join(unknown)} is not known")
     if parameters.get("partial_rotary_factor", 1.0) not in (1.0, None):
         given.refuse("rope_parameters", "partial rotation is not supported")
+    # Outside of `rope_parameters` it counts for more, as in transformers.
+    original = given("original_max_position_embeddings")
+    if original is not None:
+        parameters["original_max_position_embeddings"] = original
     return Rope(parameters.get("rope_type", "default"), parameters)
