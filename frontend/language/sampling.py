@@ -16,14 +16,13 @@ import msgspec
 
 from rootlace import types
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
-from rootlace.wire.protocol import Constraint
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
 
 PARAMS = PARAMETERS.keys()
-# One of these says what the text must be ...
+# One of these says what the text must be; `CONSTRAINT_OPTIONS` say how that is enforced, and have
+# nothing to do without one.
 SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag")
-# ... and these how that is enforced; without one of the former they have nothing to do.
-CONSTRAINT_OPTIONS = ("whitespace", "strict", "jump_forward")
 ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.aliases}
 # Accepted because sglang's programs pass them; here they describe what happens anyway (log-
 # probabilities always carry their text) or have no meaning for fast tokenizers.

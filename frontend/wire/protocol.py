@@ -51,6 +51,10 @@ class Constraint(_Wire):
     jump_forward: Literal["canonical", "off"] = "canonical"
 
 
+# How a constraint is enforced; the other fields say what it is.
+CONSTRAINT_OPTIONS = ("whitespace", "strict", "jump_forward")
+
+
 # ---------------------------------------------------------------- what an Append carries
 
 

@@ -1,7 +1,7 @@
 """The gateway process: `python -m rootlace.runtime.gateway`, started as somebody's child.
 
 Reads its configuration as one JSON line from standard input, prints one JSON line when it is ready
-(or what it cannot start for), and ends when standard input closes or on SIGINT or SIGTERM.
+(or why it cannot start), and ends when standard input closes or on SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def _run(config: RuntimeConfig) -> None:
     ready = asyncio.Event()
 
     def on_ready(listening: Listening) -> None:
-        # What is here now stays: collections need not look at it again.
+        # What exists now stays alive: garbage collections need not look at it again.
         gc.collect()
         gc.freeze()
         ready.set()

@@ -15,6 +15,7 @@ from aiohttp import web
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -37,8 +38,8 @@ async def serve(
 ) -> None:
     """Start engine and servers, call `ready`, and run until `stop` is set.
 
-    Everything is stopped again on the way out, also when the task is cancelled. Raises the typed
-    error of what cannot start, and ServerUnavailable when the engine is gone for good.
+    Everything is stopped again at the end, also when the task is cancelled. Raises a typed error
+    if something cannot start, and ServerUnavailable if the engine is gone for good.
     """
     stop = stop or asyncio.Event()
     gone: list[str] = []
@@ -109,8 +110,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 async def _start_http(gateway: Gateway) -> tuple[web.AppRunner, str]:
-    from rootlace.runtime.gateway.http.app import make_runner
-
     config = gateway.config
     runner = make_runner(gateway)
     await runner.setup()

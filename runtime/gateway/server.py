@@ -37,16 +37,16 @@ from rootlace.wire.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 
-# What may lie between us and a client that does not read: frames in ZeroMQ's queue, then bytes in
-# ours. Beyond, the client is dropped.
+# A client that does not read is dropped when more than this waits for it: frames in ZeroMQ's queue
+# and, once that is full, bytes in ours.
 SEND_HWM = 1000
 MAX_BACKLOG_BYTES = 64 * 2**20
 PING_SECONDS = 1.0
 RETRY_SECONDS = 0.02
-# A frame may have work for a second; after so much of it others have their turn. Not where frames
-# of more bytes than this wait: memory is to be bounded, too.
-TURN_SECONDS = 0.005
-MAX_ASKED_BYTES = 16 * 2**20
+# Per-client time slice: one frame may hold a second of work, and other clients must not wait that
+# long. A client with more than this many bytes waiting is worked off at once, to bound memory.
+SLICE_SECONDS = 0.005
+MAX_WAITING_BYTES = 16 * 2**20
 
 _ops = msgspec.msgpack.Decoder(list[Op])
 _raw_ops = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -63,16 +63,19 @@ class _Malformed(NamedTuple):
 
 
 class Connection:
-    """A peer that said hello: its session, what it asked for and is still to be begun, and what
-    could not be sent to it yet."""
+    """A peer that said hello.
+
+    `waiting` are operations the session has not been given yet, `backlog` frames that could not be
+    sent yet. `heard` and `spoke` are when the peer last sent and was sent something.
+    """
 
     def __init__(self, identity: bytes, now: float) -> None:
         self.identity = identity
         self.session: Session
         self.heard = now
         self.spoke = now
-        self.asked: deque[Op | _Malformed] = deque()
-        self.asked_bytes = 0
+        self.waiting: deque[Op | _Malformed] = deque()
+        self.waiting_bytes = 0
         self.scheduled = False
         self.backlog: deque[bytes] = deque()
         self.backlog_bytes = 0
@@ -196,23 +199,23 @@ class ProgramServer:
         self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, self._gateway.model_info)])
 
     def _operate(self, connection: Connection, frame: bytes) -> None:
-        """Take operations in. One that is malformed fails alone."""
+        """Take the operations of a frame. A malformed one fails alone."""
         try:
-            connection.asked.extend(_ops.decode(frame))
+            connection.waiting.extend(_ops.decode(frame))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            connection.asked.extend(_decode_each(frame))
-        connection.asked_bytes += len(frame)
-        if not connection.scheduled or connection.asked_bytes > MAX_ASKED_BYTES:
+            connection.waiting.extend(_decode_each(frame))
+        connection.waiting_bytes += len(frame)
+        if not connection.scheduled or connection.waiting_bytes > MAX_WAITING_BYTES:
             self._work(connection)
 
     def _work(self, connection: Connection) -> None:
-        """Hand operations to the session, for a turn."""
-        asked, session = connection.asked, connection.session
-        patient = connection.asked_bytes <= MAX_ASKED_BYTES
+        """Hand waiting operations to the session, for one time slice."""
+        waiting, session = connection.waiting, connection.session
+        may_wait = connection.waiting_bytes <= MAX_WAITING_BYTES
         connection.scheduled = False
-        end = time.monotonic() + TURN_SECONDS
-        while asked:
-            op = asked.popleft()
+        end = time.monotonic() + SLICE_SECONDS
+        while waiting:
+            op = waiting.popleft()
             try:
                 if isinstance(op, _Malformed):
                     session.reject(*op)
@@ -222,11 +225,11 @@ class ProgramServer:
                 log.exception("an operation could not be handled")
             if session.closed:
                 self._forget(connection)
-            elif asked and patient and time.monotonic() >= end:
+            elif waiting and may_wait and time.monotonic() >= end:
                 connection.scheduled = True
                 asyncio.get_running_loop().call_soon(self._work, connection)
                 return
-        connection.asked_bytes = 0
+        connection.waiting_bytes = 0
 
     # ------------------------------------------------------------ sending
 
@@ -265,7 +268,7 @@ class ProgramServer:
         return None
 
     def _answer(self, identity: bytes, events: list[Event]) -> None:
-        """Tell a peer, known or not. What cannot be sent to an unknown one is forgotten."""
+        """Send events to a peer, which may be unknown: then they are lost if it does not read."""
         connection = self._connections.get(identity)
         if connection is not None:
             self._deliver(connection, events)
@@ -285,9 +288,9 @@ class ProgramServer:
     # ------------------------------------------------------------ life and death
 
     async def _watch(self) -> None:
-        """Once a second: forget the silent, and say something to those who wait.
+        """Once a second, drop clients that are silent, and send the waiting ones an empty message.
 
-        The empty message tells a waiting client that we live, and tells us whether it does.
+        It tells the client that the server lives, and sending it fails if the client is gone.
         """
         while True:
             await asyncio.sleep(PING_SECONDS)
@@ -308,12 +311,15 @@ class ProgramServer:
         self._connections.pop(connection.identity, None)
         self._behind.discard(connection)
         connection.backlog.clear()
-        connection.asked.clear()
+        connection.waiting.clear()
         connection.session.close()
 
 
 def _decode_each(frame: bytes) -> list[Op | _Malformed]:
-    """One by one, for something in the frame is malformed. Raises ProtocolError for no list."""
+    """A frame's operations, decoded one by one because one is malformed.
+
+    Raises ProtocolError for a frame that is not a list.
+    """
     try:
         raws = _raw_ops.decode(frame)
     except (msgspec.DecodeError, RecursionError) as error:

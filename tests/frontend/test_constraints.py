@@ -283,11 +283,11 @@ def test_islands_of_a_type() -> None:
 
 
 def test_how_it_is_enforced() -> None:
-    manner = {"whitespace": "flexible", "strict": True, "jump_forward": "off"}
+    options = {"whitespace": "flexible", "strict": True, "jump_forward": "off"}
     expected = Constraint("regex", "a", "flexible", True, "off")
-    assert resolved({}, {"regex": "a", **manner}).constraint == expected
-    assert resolved(manner, {"regex": "a"}).constraint == expected
-    assert resolved({}, {**manner}).constraint is None
+    assert resolved({}, {"regex": "a", **options}).constraint == expected
+    assert resolved(options, {"regex": "a"}).constraint == expected
+    assert resolved({}, {**options}).constraint is None
     for given, meant in ((False, "off"), (True, "canonical")):
         sent = resolved({"jump_forward": given}, {"regex": "a"}).constraint
         assert sent is not None and sent.jump_forward == meant
@@ -367,7 +367,7 @@ def test_a_trace_shows_the_type() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("whitespace", "loose"), ("strict", "yes"), ("jump_forward", "maybe")]
 )
-def test_a_wrong_manner_is_named(name: str, value: str) -> None:
+def test_a_wrong_constraint_option_is_named(name: str, value: str) -> None:
     with pytest.raises(InvalidRequest, match=f"^{name}: "):
         rl.gen("x", regex="a", **{name: value})
 

@@ -228,7 +228,7 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
 async def test_a_frame_of_many_operations_leaves_others_their_turn(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(server_module, "SLICE_SECONDS", 0.0)
     async with world(stories) as here:
         peer = await here.ready()
         seen: set[int] = set()
@@ -250,7 +250,7 @@ async def test_a_frame_of_many_operations_leaves_others_their_turn(
         assert isinstance(peer.events[201], Failed)
 
         seen.clear()
-        monkeypatch.setattr(server_module, "MAX_ASKED_BYTES", 1000)
+        monkeypatch.setattr(server_module, "MAX_WAITING_BYTES", 1000)
         watching = asyncio.create_task(watch())
         await peer.send(*(Open(300 + op, 300 + op) for op in range(200)))
         await peer.terminal(499)
@@ -261,7 +261,7 @@ async def test_a_frame_of_many_operations_leaves_others_their_turn(
 async def test_what_a_client_asked_for_ends_with_it(
     stories: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(server_module, "SLICE_SECONDS", 0.0)
     async with world(stories) as here:
         peer = await here.ready()
         await peer.send(Open(1, 1), Goodbye(2), *(Open(op, op) for op in range(3, 100)))
@@ -277,7 +277,7 @@ async def test_what_a_client_asked_for_ends_with_it(
         (connection,) = here.server._connections.values()
         here.server._drop(connection, "a test")
         await asyncio.sleep(0.01)
-        assert here.gateway.branch_count == 0 and not connection.asked
+        assert here.gateway.branch_count == 0 and not connection.waiting
 
 
 def _has_ipv6() -> bool:

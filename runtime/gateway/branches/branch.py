@@ -28,9 +28,9 @@ class BranchState:
 
     `ids` are int32, four bytes a token, copied by a fork (a memcpy: 16 KiB for 4,096 tokens).
     `pending` is text whose tokens may still change; strings are shared between forks. `begin` says
-    whether the sequence starts as the tokenizer's post-processor would (None: nothing has decided
-    it yet). `gained` is what came since the branch was opened, as text or as ids: what these spell
-    is worked out when somebody quotes them (`growth.gained_text`), which few do.
+    whether the sequence starts as the tokenizer's post-processor would have it (None: not decided
+    yet). `gained` is what was added since the branch was opened, as text or as ids; ids become text
+    only if another branch quotes them (`growth.gained_text`).
     """
 
     ids: array[int] = field(default_factory=lambda: array("i"))
@@ -59,7 +59,7 @@ class BranchState:
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to do on a branch: an operation, or (op 0) something another branch waits for.
+    """One thing to do on a branch: an operation or, with op 0, an answer to another branch.
 
     `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch
     too (closing, answering a waiting branch). `done` is called once, however it ends.
@@ -72,8 +72,11 @@ class Work:
 
 
 class Branch:
-    """Runs its work in order, one at a time: at once as far as it need not wait for anything, then
-    in a task that lives only while there is some."""
+    """Runs its work in order, one piece at a time.
+
+    Work runs in the caller as long as it does not have to wait for anything; from there on, a task
+    runs it that ends with the queue.
+    """
 
     def __init__(
         self, branch_id: int, program: str, namespace: str, emit: Callable[[Event], None]
@@ -98,11 +101,11 @@ class Branch:
         try:
             waiting = drain.send(None)
         except StopIteration:
-            return  # as most do: to open, to append, to close
+            return  # the usual case: opening, appending and closing wait for nothing
         self._task = asyncio.get_running_loop().create_task(_go_on(drain, waiting))
 
     def interrupt(self, error: RootlaceError) -> None:
-        """Break the branch now: what runs and all that is queued fails."""
+        """Break the branch now: the operation under way and all queued ones fail."""
         self._break(error)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(self.cancelled())
@@ -111,7 +114,7 @@ class Branch:
         """Await a future that belongs to the running work alone; `interrupt` ends the wait."""
         if self.error is not None:
             if not future.cancel() and not future.cancelled():
-                future.exception()  # looked at: asyncio complains of those that nobody saw
+                future.exception()  # asyncio complains of exceptions that are never retrieved
             raise self.cancelled()
         self._waiting = future  # type: ignore[assignment]
         try:
@@ -156,8 +159,10 @@ class Branch:
 
 
 async def _go_on(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
-    """What is left of a coroutine that waits for `waiting`, as one that a task can have. (Tasks
-    that begin at once by themselves came with Python 3.12.)"""
+    """The rest of a coroutine that has begun and waits for `waiting`, for a task to run.
+
+    (Tasks that start at once by themselves came with Python 3.12.)
+    """
     await _rest(begun, waiting)
 
 

@@ -30,8 +30,8 @@ from rootlace.wire.protocol import (
 
 # Bounds what looking for stop strings costs per token.
 MAX_STOP_LENGTH = 1024
-# What is neither streamed nor searched for stop strings need not be told token by token. An engine
-# that dies takes so many with it, which the next one samples again.
+# How many tokens the engine reports at a time where nobody streams and there is no stop string. If
+# the engine dies, up to that many are lost and sampled again by the next one.
 QUIET_TOKENS = 32
 
 
@@ -95,7 +95,7 @@ class Generation:
         return generated
 
     def _hear(self, sample: Sample, update: Update) -> bool:
-        """Take one update; True when the sample needs no more."""
+        """Take one update; True when the sample is complete."""
         if self._first_token is None and update.token_ids:
             self._first_token = time.monotonic()
         if sample.index == 0:
@@ -104,7 +104,7 @@ class Generation:
             if update.queued is not None:
                 self._queued = update.queued
             if scores := update.prompt_token_scores():
-                # Said at once; said again if the engine died and the request was replayed.
+                # They come in one update, and again if the engine died and the request is replayed.
                 self._prompt_logprobs = tuple(
                     token_logprob(self._core.tokenizer, score) for score in scores
                 )
@@ -114,7 +114,7 @@ class Generation:
         return sample.finish is not None
 
     def _engine_params(self, prompt: int) -> SamplingParams:
-        """What the engine is told: numbers filled in, what is the gateway's business left out."""
+        """The parameters for the engine: no None where it needs a number, no stop strings."""
         given = self._op.params
         check_fits(self._core, prompt, room=0 if given.max_tokens == 0 else 1)
         room = self._core.max_prompt - prompt

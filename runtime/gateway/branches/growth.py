@@ -17,8 +17,8 @@ from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
 
-# Short texts behind each other become one piece of up to so many characters: a program that appends
-# word by word would else make each append dearer than the one before.
+# Short texts are joined to pieces of up to this many characters: the cost of an append grows with
+# the number of pieces, and a program may append word by word.
 _JOINED_CHARACTERS = 4096
 
 
@@ -49,7 +49,7 @@ async def append(
 
 
 async def settle(core: Core, branch: Branch, everything: bool = False) -> None:
-    """Tokenize pending text: what is certain, or all of it (a `Generate` fixes the boundary)."""
+    """Tokenize pending text: what later text cannot change, or `everything` (for `Generate`)."""
     state = branch.state
     if not state.pending and not (everything and not state.ids and state.begins):
         return
@@ -164,7 +164,7 @@ def _check_unicode(text: str) -> None:
 
 
 def _check_size(core: Core, state: BranchState) -> None:
-    """Refuse what can never fit, before it takes memory and time to tokenize."""
+    """Refuse text that can never fit, before tokenizing it costs memory and time."""
     limit = core.max_prompt
     at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
     if at_least > limit:

@@ -1,4 +1,4 @@
-"""Engine requests made for one operation: they end together, or are aborted together."""
+"""The engine requests of one operation, which end together or are aborted together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rootlace.wire.errors import Cancelled, from_code
 
 
 class Requests:
-    """Submits, hears updates, and waits for all. One request's failure ends the others."""
+    """Submits requests, passes on their updates, and waits for all. If one fails, all end."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -22,7 +22,7 @@ class Requests:
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, make: Callable[[int], Request], on_update: Callable[[Update], object]) -> int:
-        """Submit `make(rid)`; `on_update` may return True to say that it has heard enough."""
+        """Submit `make(rid)`. `on_update` may return True to end the request early."""
         rid = self._engine.next_rid()
         self._running.add(rid)
         self._engine.submit(make(rid), partial(self._hear, on_update))

@@ -14,11 +14,11 @@ from rootlace.wire.protocol import Chunk, FinishReason, Output, SamplingParams, 
 class Sample:
     """Turns the engine's updates of one request into chunks and an output.
 
-    `context` are the ids of the prompt. Every sampled token counts in `token_ids`, the one that
-    ended the sample included; `kept_ids` and `rest` are what becomes part of the branch.
+    `context` are the ids of the prompt. `token_ids` holds every sampled token, the one that ended
+    the sample included; `kept` says what becomes part of the branch.
 
-    Text is worked out where somebody looks at it: for each token if there are stop strings, for
-    each chunk if there are chunks, else at the end.
+    Text is decoded no earlier than needed: token by token if there are stop strings, chunk by chunk
+    if there are chunks, else at the end.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Sample:
         self._chunked_ids = 0
 
     def feed(self, update: Update) -> None:
-        """Take new tokens. `finish` is set once nothing of later updates counts."""
+        """Take new tokens. Once `finish` is set, later updates do not count."""
         if update.scores is not None:
             self._take_scores(update.token_scores())
         if self._stops is not None:
@@ -78,7 +78,7 @@ class Sample:
             self._end_checked("stop" if update.finish == "stop" else "length", update, stops)
 
     def _trims_last(self, update: Update) -> bool:
-        """Whether the update's last token is a stop token that is no text."""
+        """Whether the update's last token is a stop token, which is left out of the text."""
         stopped_by_token = update.finish == "stop" and update.matched is not None
         return stopped_by_token and bool(update.token_ids) and not self._params.no_stop_trim
 
@@ -125,7 +125,7 @@ class Sample:
         self.logprobs += [token_logprob(tokenizer, score) for score in scores]
 
     def _decode(self, count: int) -> None:
-        """Have the text of the first `count` tokens, as far as it is certain."""
+        """Decode the first `count` tokens, as far as their text is certain."""
         if count > self._decoded:
             new = self.token_ids[self._decoded : count]
             self._decoded = count

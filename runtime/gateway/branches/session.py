@@ -45,9 +45,9 @@ from rootlace.wire.protocol import (
     Tokens,
 )
 
-# What one client may have waiting, in messages of the largest size.
+# How much one client may have waiting: this many messages of the largest size.
 _BACKLOG_MESSAGES = 4
-# What an operation takes while it waits, beside its text.
+# The memory of a waiting operation beside its text.
 _OPERATION_BYTES = 1024
 
 _Snapshot = asyncio.Future[Any]
@@ -56,8 +56,8 @@ _Snapshot = asyncio.Future[Any]
 class Session:
     """Takes operations, gives events. Made by `Gateway.open_session`; belongs to its event loop.
 
-    Every operation gets exactly one terminal event, the events of a branch's operations in their
-    order; nothing is raised for a client's faults. After `close` nothing is said any more.
+    Every operation gets exactly one terminal event; those of one branch come in the order of its
+    operations. A client's mistakes raise nothing. After `close` there are no more events.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Session:
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._branches: dict[int, Branch] = {}
-        # Closed by the client, but with operations to do before: these can still be cancelled.
+        # Branches whose `Close` waits behind other operations: they can still be cancelled.
         self._closing: dict[int, Branch] = {}
-        self._alive: set[Branch] = set()  # closed ones too, until their queue is empty
+        self._alive: set[Branch] = set()  # the open ones, and closing ones until they are closed
         self._programs: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
@@ -91,7 +91,7 @@ class Session:
         return bool(self._alive or self._tasks)
 
     def handle(self, ops: list[Op]) -> None:
-        """Start operations, in order. Returns at once; never raises for what the client sent."""
+        """Start operations, in order. Returns at once, and raises nothing for what they hold."""
         for op in ops:
             if self.closed:
                 return
@@ -244,7 +244,7 @@ class Session:
                 self._core.engine.release_program(branch.program)
 
     def _quote(self, branch_id: int) -> _Snapshot:
-        """The text that a branch will have gained when it has done what it was sent so far."""
+        """The text that a branch will have gained after the operations it has been sent so far."""
         branch = self._branches.get(branch_id)
         if branch is None:
             future = self._loop.create_future()
@@ -253,9 +253,10 @@ class Session:
         return self._snapshot(branch, False)
 
     def _snapshot(self, branch: Branch, fork: bool) -> _Snapshot:
-        """A future of the branch's state as of now in its queue, or of its error.
+        """The branch's state (for a `fork`) or gained text after what is queued now, or its error.
 
-        Errors are results, not exceptions: nobody may be left to look at them.
+        An error is the future's result, not its exception: perhaps nobody awaits it, and asyncio
+        complains of exceptions that are never retrieved.
         """
         future: _Snapshot = self._loop.create_future()
         branch.post(Work(0, partial(self._answer, branch, fork, future), always=True))
@@ -264,7 +265,7 @@ class Session:
     async def _answer(self, branch: Branch, fork: bool, future: _Snapshot) -> None:
         value: BranchState | tuple[Piece, ...] | RootlaceError
         if fork and branch.error is None and not future.done():
-            # What is certain is tokenized once, not once per child.
+            # Tokenize what is settled once, not once per child.
             try:
                 await growth.settle(self._core, branch)
             except RootlaceError as error:
@@ -315,7 +316,7 @@ class Session:
 
 
 def _size(op: Append | Prefill | Generate | Select) -> int:
-    """About the bytes that a waiting operation takes."""
+    """Roughly how many bytes a waiting operation takes."""
     size = _OPERATION_BYTES
     if isinstance(op, Append):
         for part in op.parts:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.info import Info
@@ -16,20 +16,17 @@ from rootlace.runtime.gateway.http.openai_chat import ChatCompletions
 from rootlace.runtime.gateway.http.openai_completions import Completions
 from rootlace.runtime.gateway.http.tokenization import Tokenization
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
 log = logging.getLogger(__name__)
 
-# What still runs when the server stops is cancelled after this.
+# Handlers still running this long after the server was told to stop are cancelled.
 SHUTDOWN_SECONDS = 0.5
 
 
 def make_app(gateway: Gateway) -> web.Application:
     """Every HTTP endpoint of `gateway`.
 
-    Serve it with `make_runner`: without handler cancellation a client that disappears is noticed
-    only when something is written to it.
+    Serve it with `make_runner`: without handler cancellation, a client that has disconnected is
+    noticed only when something is written to it.
     """
     config = gateway.config
     middlewares: list[Middleware] = [error_middleware]

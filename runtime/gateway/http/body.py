@@ -1,4 +1,4 @@
-"""Reading a JSON body into a typed struct, with errors that name the field."""
+"""JSON bodies as typed structs, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.wire.errors import InvalidRequest
 
 T = TypeVar("T")
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of all bodies: a misspelt field is an error."""
+
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(?:missing required|contains unknown) field `([^`]*)`")

@@ -1,4 +1,5 @@
-"""From the bodies' constraint fields to the one `Constraint` of a request."""
+"""The fields that ask for a constraint, in the spellings of OpenAI, sglang and vLLM, and ours; and
+the one `Constraint` that they make."""
 
 from __future__ import annotations
 
@@ -9,19 +10,81 @@ from typing import Any, Literal
 
 import msgspec
 
-from rootlace.runtime.gateway.http.constraint_types import (
-    ConstraintBody,
-    ResponseFormat,
-    StructuredOutputs,
-)
+from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai_types import SamplingBody
-from rootlace.wire.protocol import Constraint
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 
 MAX_WHITESPACE_PATTERN = 256
 
 Kind = Literal["regex", "json_schema", "choices", "ebnf", "structural_tag"]
 Source = str | bool | dict[str, Any] | list[str]
+
+
+class ConstraintBody(Body):
+    """One constraint (sglang's names, and `choices`), and how it is enforced.
+
+    `whitespace`, `strict` and `jump_forward` are those of `protocol.Constraint`; they hold for a
+    constraint in any spelling, and do nothing without one.
+    """
+
+    regex: str | None = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    ebnf: str | None = None
+    choices: list[str] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+    whitespace: Literal["compact", "flexible"] | None = None
+    strict: bool | None = None
+    jump_forward: Literal["canonical", "off"] | bool | None = None
+
+
+class JsonSchema(Body):
+    """`response_format.json_schema`. `strict` is ignored: the schema is always enforced."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's, and `structural_tag`: sglang's with `structures` and `triggers`, or xgrammar's with
+    a `format`."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's newer spelling of its `guided_*` fields."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    # refused if true: a schema means what it says
+    disable_additional_properties: bool | None = None
+    # accepted and ignored: there is no fallback that would give up exactness
+    disable_fallback: bool | None = None
+
+
+class OpenAIConstraintBody(ConstraintBody):
+    """The same, OpenAI's `response_format` and vLLM's fields."""
+
+    response_format: ResponseFormat | None = None
+    guided_regex: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +95,7 @@ class Asked:
     param: str
 
 
-def openai_constraint(body: SamplingBody) -> Asked | None:
+def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     """The one constraint of a body of OpenAI's endpoints.
 
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
@@ -59,8 +122,8 @@ def openai_constraint(body: SamplingBody) -> Asked | None:
         ),
         "structured_outputs.structural_tag": ("structural_tag", outputs.structural_tag),
     }
-    manner = manner_of(body)
-    flexible = manner.get("whitespace") == "flexible"
+    options = constraint_options(body)
+    flexible = options.get("whitespace") == "flexible"
     for param, pattern in (
         ("guided_whitespace_pattern", body.guided_whitespace_pattern),
         ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
@@ -69,21 +132,20 @@ def openai_constraint(body: SamplingBody) -> Asked | None:
             _check_whitespace(param, pattern, flexible)
     if outputs.disable_any_whitespace and flexible:
         raise InvalidParameter("whitespace", "disable_any_whitespace excludes flexible whitespace")
-    return _only_one(_sglang(body) | found, manner)
+    return _only_one(_sglang(body) | found, options)
 
 
 def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
     """The one constraint of sglang's `sampling_params`, which stand at the path `below`."""
     found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
-    return _only_one(found, manner_of(body))
+    return _only_one(found, constraint_options(body))
 
 
-def manner_of(body: ConstraintBody) -> dict[str, Any]:
-    """How the constraint is to be enforced: the fields of `Constraint` that a body sets."""
-    jump = body.jump_forward
-    if isinstance(jump, bool):
-        jump = "canonical" if jump else "off"
-    given = {"whitespace": body.whitespace, "strict": body.strict, "jump_forward": jump}
+def constraint_options(body: ConstraintBody) -> dict[str, Any]:
+    """How the constraint is to be enforced: the options of `Constraint` that a body sets."""
+    given = {name: getattr(body, name) for name in CONSTRAINT_OPTIONS}
+    if isinstance(given["jump_forward"], bool):
+        given["jump_forward"] = "canonical" if given["jump_forward"] else "off"
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -103,7 +165,7 @@ def _sglang(body: ConstraintBody) -> dict[str, tuple[Kind, Source | None]]:
 
 
 def _only_one(
-    found: Mapping[str, tuple[Kind, Source | None]], manner: Mapping[str, Any]
+    found: Mapping[str, tuple[Kind, Source | None]], options: Mapping[str, Any]
 ) -> Asked | None:
     given = list(_given(found))
     if len(given) > 1:
@@ -112,7 +174,7 @@ def _only_one(
     if not given:
         return None
     ((param, kind, source),) = given
-    return Asked(Constraint(kind, json_source(source), **manner), param)
+    return Asked(Constraint(kind, json_source(source), **options), param)
 
 
 def _given(

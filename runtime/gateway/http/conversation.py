@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai_types import Message, Tool, ToolCall
+from rootlace.runtime.gateway.http.messages import Message, Tool, ToolCall
 from rootlace.wire.protocol import Part
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 

@@ -89,7 +89,7 @@ def error_response(error: Exception) -> web.Response:
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn every exception into a JSON reply; what we did not foresee is logged with its trace."""
+    """Turn every exception into a JSON reply; unexpected ones are logged with their traceback."""
     try:
         return await handler(request)
     except (RootlaceError, web.HTTPException) as error:

@@ -1,22 +1,20 @@
-"""What the server is and how it does: models, health, server information, cache flush."""
+"""What is served and how it is doing: models, health, server information; and the cache flush."""
 
 from __future__ import annotations
 
 import time
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.errors import ModelNotFound
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 
 class Info:
@@ -27,13 +25,13 @@ class Info:
         self._started = int(time.time())
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 only while the engine answers; it works without an API key."""
+        """200 while the engine answers; needs no API key."""
         if not self._gateway.healthy:
             raise ServerUnavailable("the engine does not answer")
         return json_response({"status": "ok"})
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """200 when one token could be generated just now."""
+        """200 if a token can be generated now."""
         prompt = Prompt(ids=(0,))
         await one_shot.run(
             self._gateway,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import TokenLogprob
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-
-# JSON has no infinity; OpenAI's own convention for "impossible".
+# JSON has no infinity; this is what OpenAI writes for "impossible".
 IMPOSSIBLE = -9999.0
 
 
@@ -50,11 +48,11 @@ def _bytes(tokenizer: Tokenizer, token_id: int, text: str) -> bytes:
 
 
 class TextOffsets:
-    """Where the tokens of a growing text begin in it, in characters.
+    """Where the tokens of a growing text begin, in characters.
 
-    A token that only continues a character begins behind what was complete before it. `start` is
-    the first token's place; below 0 it is that of a prompt that begins with tokens that are not
-    text (BOS): their place is 0.
+    A token that only continues a character begins behind the last complete one. `start` is the
+    place of the first token; it is negative for a prompt that begins with tokens that are not text
+    (BOS), whose place is 0.
     """
 
     def __init__(self, tokenizer: Tokenizer, start: int) -> None:
@@ -74,7 +72,7 @@ class TextOffsets:
 
 
 def text_length(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> int:
-    """Characters that the tokens are together."""
+    """How many characters the tokens make together."""
     data = b"".join(_bytes(tokenizer, token.token_id, token.text) for token in tokens)
     return len(data.decode("utf-8", "replace"))
 
@@ -84,8 +82,8 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """`logprobs` of a completion choice.
 
-    A token's own log-probability stands among its top ones even if it is not one of them, and
-    alternatives with equal text keep the more probable one.
+    A token is listed among its alternatives even if it is not one of the best; of alternatives with
+    the same text the more probable one is kept.
     """
     return {
         "tokens": [token.text for token in tokens],

@@ -10,16 +10,16 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
-from rootlace.runtime.gateway.http.body import convert, read_body
-from rootlace.runtime.gateway.http.constraints import sglang_constraint
+from rootlace.runtime.gateway.http.body import Body, convert, read_body
+from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import finite
-from rootlace.runtime.gateway.http.native_types import GenerateBody, SamplingParamsBody
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
 from rootlace.runtime.gateway.http.sampling import (
@@ -31,29 +31,72 @@ from rootlace.runtime.gateway.http.sampling import (
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, TokenLogprob
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
 T = TypeVar("T")
+
+
+class SamplingParamsBody(ConstraintBody):
+    """`sampling_params` of `/generate`, but for what `with_sampling` adds.
+
+    Null means the default; for `max_new_tokens`, no limit.
+    """
+
+    max_new_tokens: int | None = 128
+
+    # accepted and ignored: the first concerns only slow tokenizers (sglang's frontend sends it)
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+
+    # refused unless null
+    stop_regex: Any = None
+    custom_params: Any = None
+
+
+class UnsupportedFields(Body):
+    """sglang's fields that are refused unless they ask for nothing."""
+
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    token_ids_logprob: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    custom_logit_processor: Any = None
+    modalities: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+
+
+class GenerateBody(UnsupportedFields):
+    """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+
+    model: str | None = None
+
+    # accepted and ignored: they do not change the answer
+    log_metrics: bool | None = None
+    no_logs: bool | None = None
+    background: bool | None = None
+    priority: int | None = None
+    return_bytes: bool | None = None
+
 
 _SAMPLING = with_sampling(SamplingParamsBody, "generate")
 _NAMES = sglang_names()
-_UNSUPPORTED = (
-    "input_embeds",
-    "image_data",
-    "audio_data",
-    "video_data",
-    "lora_path",
-    "session_params",
-    "token_ids_logprob",
-    "return_hidden_states",
-    "return_routed_experts",
-    "custom_logit_processor",
-    "modalities",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-)
 
 
 @dataclass(frozen=True)
@@ -92,7 +135,7 @@ class Generate:
 
     def _understand(self, body: GenerateBody) -> list[_Asked]:
         check_model(self._gateway, body.model)
-        for name in _UNSUPPORTED:
+        for name in UnsupportedFields.__struct_fields__:
             if getattr(body, name):
                 raise InvalidParameter(name, f"{name} is not supported")
         if (body.text is None) == (body.input_ids is None):
@@ -169,7 +212,7 @@ class Generate:
                     yield {**reply, "index": choice} if batch else reply
 
     async def _prompt_tokens(self, prompt: Prompt) -> int:
-        """sglang's streams tell it in every event; the gateway says it at the end only."""
+        """sglang's streams have it in every event, the gateway knows it only at the end."""
         if prompt.ids is not None:
             return len(prompt.ids)
         text, tokenizer = prompt.text or "", self._gateway.tokenizer
@@ -178,7 +221,7 @@ class Generate:
 
 @dataclass
 class _Grown:
-    """What one sample has said so far: sglang's streams repeat it in every event."""
+    """What one sample has given so far: sglang's streams repeat it in every event."""
 
     prompt_tokens: int
     text: str = ""

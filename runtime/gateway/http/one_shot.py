@@ -1,7 +1,7 @@
 """One-shot branches: how an HTTP request uses the gateway.
 
 A request is a session of its own that opens one branch per prompt, appends the prompt, generates
-and closes. There is no second path beside the one that programs take.
+and closes: the same path that programs take.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
 from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
@@ -29,9 +30,6 @@ from rootlace.wire.protocol import (
     SamplingParams,
 )
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
 _OPS_PER_JOB = 4
 
 
@@ -48,8 +46,8 @@ class Job:
 class OneShots:
     """Jobs under way. Leaving the `with` block cancels what still runs.
 
-    Iterating gives `(index of the job, event)` as news comes, a `Generated` being the last event of
-    a job, and raises the error of the first job that fails.
+    Iterating gives `(index of the job, event)` as events arrive, the last of each job being its
+    `Generated`, and raises the error of the first job that fails.
     """
 
     def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:

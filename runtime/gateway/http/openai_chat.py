@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.logprobs import chat_logprobs
-from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
+from rootlace.runtime.gateway.http.messages import Message, Tool
+from rootlace.runtime.gateway.http.openai_body import SamplingBody
 from rootlace.runtime.gateway.http.replies import (
     check_model,
     envelope,
@@ -34,10 +36,36 @@ from rootlace.runtime.gateway.http.tool_calls import (
 from rootlace.runtime.gateway.http.tool_choice import forced_call, offered_tools, strict_calls
 from rootlace.wire.protocol import Chunk, Generated, Output, Text
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
 MAX_TOP_LOGPROBS = 20
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+    # refused unless they ask for nothing
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: str | dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+    # accepted and ignored
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    prediction: dict[str, Any] | None = None
+    moderation: dict[str, Any] | None = None
+
 
 _BODY = with_sampling(ChatBody, "openai")
 
@@ -76,8 +104,8 @@ class ChatCompletions:
     def _understand(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
         _refuse_unsupported(body)
-        tools = offered_tools(body)
-        constraint, call = openai_constraint(body), forced_call(body)
+        tools = offered_tools(body.tool_choice, body.tools)
+        constraint, call = openai_constraint(body), forced_call(body, body.tool_choice, body.tools)
         if constraint is not None and call is not None:
             raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
         if constraint is None and call is None and tools:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
@@ -17,7 +18,7 @@ from rootlace.runtime.gateway.http.logprobs import (
     completion_logprobs,
     text_length,
 )
-from rootlace.runtime.gateway.http.openai_types import CompletionBody
+from rootlace.runtime.gateway.http.openai_body import SamplingBody
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     check_model,
@@ -30,10 +31,18 @@ from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields,
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
 DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | None = None
+
 
 _BODY = with_sampling(CompletionBody, "openai")
 
@@ -116,7 +125,7 @@ class Completions:
         logprobs = None
         if asked.top is not None:
             tokens = (*result.prompt_logprobs, *output.logprobs) if asked.echo else output.logprobs
-            # Measured from the prompt's end, so that a BOS, which the echo does not show, counts 0.
+            # Counted from the prompt's end, so that a BOS, which the echo leaves out, counts as 0.
             tokenizer = self._gateway.tokenizer
             shown = text_length(tokenizer, result.prompt_logprobs) if asked.echo else 0
             offsets = TextOffsets(tokenizer, len(echo) - shown)
@@ -137,7 +146,7 @@ class Completions:
         head = envelope("cmpl", "text_completion", asked.model)
         if asked.usage_chunk:
             head["usage"] = None
-        # The prompt's logprobs are known only with the whole result, and come first in the text.
+        # The prompt's logprobs come first in the text but are known only at the end.
         whole = asked.echo and asked.top is not None
         n = asked.params.n
         offsets: dict[int, TextOffsets] = {}

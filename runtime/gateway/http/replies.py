@@ -1,21 +1,19 @@
-"""Pieces that OpenAI's replies share."""
+"""What the replies of OpenAI's endpoints share."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
-from rootlace.runtime.gateway.http.openai_types import SamplingBody
+from rootlace.runtime.gateway.http.openai_body import SamplingBody
 from rootlace.wire.protocol import Generated
-
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
 
 
 def json_response(value: object) -> web.Response:
@@ -23,7 +21,7 @@ def json_response(value: object) -> web.Response:
 
 
 def envelope(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """What every object of one reply begins with; equal in all chunks of a stream."""
+    """The first fields of every object of a reply, the same in all chunks of a stream."""
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
         "object": kind,

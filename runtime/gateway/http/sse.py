@@ -20,9 +20,9 @@ async def stream_events(
 ) -> web.StreamResponse:
     """Send each payload as one `data:` event, then `[DONE]`.
 
-    The reply begins with the first payload, so that an error before it still gets its own HTTP
-    status; a later error is sent as an event of OpenAI's error shape. However this ends (the
-    client's disappearance included), the generator is closed, which cancels its work.
+    The reply starts with the first payload, so an error before it still has its own HTTP status; a
+    later error is sent as an event in OpenAI's error shape. However this ends, the client
+    disconnecting included, the generator is closed, which cancels its work.
     """
     response = web.StreamResponse(
         headers={

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai_types import Message, Tool
+from rootlace.runtime.gateway.http.messages import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.protocol import Text
 
-if TYPE_CHECKING:
-    from rootlace.runtime.gateway.branches.gateway import Gateway
-
-
-# Nobody's context is longer; one text of many megabytes would hold a tokenizer thread for minutes.
+# No model's context is longer; many megabytes of text would block a tokenizer thread for minutes.
 MAX_CHARACTERS = 4 * 2**20
 
 

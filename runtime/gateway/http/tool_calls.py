@@ -88,8 +88,8 @@ class CallFormat:
 class ToolCallParser:
     """Splits a growing text into content and calls.
 
-    Text that may still become a `<tool_call>` is held back. What looked like a call and is none
-    (not JSON, no name, never closed) is content: nothing the model said is lost.
+    Text that may still become a `<tool_call>` is held back. What looks like a call and is none (not
+    JSON, no name, never closed) becomes content: nothing the model wrote is lost.
     """
 
     def __init__(self, opened: bool = False) -> None:

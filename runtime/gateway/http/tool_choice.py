@@ -7,11 +7,18 @@ from typing import Any
 import msgspec
 
 from rootlace.runtime.gateway.http.body import convert
-from rootlace.runtime.gateway.http.constraints import Asked, json_source, manner_of
+from rootlace.runtime.gateway.http.constraints import (
+    Asked,
+    ConstraintBody,
+    constraint_options,
+    json_source,
+)
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai_types import ChatBody, Tool
+from rootlace.runtime.gateway.http.messages import Tool
 from rootlace.runtime.gateway.http.tool_calls import BEGIN, CallFormat
 from rootlace.wire.protocol import Constraint
+
+ToolChoice = str | dict[str, Any] | None
 
 
 class _Named(msgspec.Struct):
@@ -22,20 +29,20 @@ class _Choice(msgspec.Struct, tag_field="type", tag="function"):
     function: _Named
 
 
-def offered_tools(body: ChatBody) -> list[Tool] | None:
+def offered_tools(choice: ToolChoice, tools: list[Tool] | None) -> list[Tool] | None:
     """The tools that the model is told of. Raises InvalidParameter for a choice among none."""
-    if body.tool_choice not in (None, "none", "auto") and not body.tools:
+    if choice not in (None, "none", "auto") and not tools:
         raise InvalidParameter("tool_choice", "tool_choice needs tools")
-    return body.tools if body.tools and body.tool_choice != "none" else None
+    return tools if tools and choice != "none" else None
 
 
-def forced_call(body: ChatBody) -> Asked | None:
-    """What the text must be where the model has to call a tool: one call's JSON.
+def forced_call(body: ConstraintBody, choice: ToolChoice, tools: list[Tool] | None) -> Asked | None:
+    """The constraint of a text that must be a tool call: the JSON of one call.
 
-    It stands behind the opening tag, which is made part of the prompt, so that the model writes a
-    call where it has learnt to. Raises InvalidParameter for an unknown choice or tool.
+    The opening tag becomes part of the prompt, so the model writes the JSON where it has learnt to.
+    Raises InvalidParameter for an unknown choice or tool.
     """
-    choice, tools = body.tool_choice, body.tools or []
+    tools = tools or []
     if choice in (None, "none", "auto"):
         return None
     if choice != "required":
@@ -52,13 +59,13 @@ def forced_call(body: ChatBody) -> Asked | None:
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if definitions:
         schema = {**schema, "$defs": definitions}
-    constraint = Constraint("json_schema", json_source(schema), **manner_of(body))
+    constraint = Constraint("json_schema", json_source(schema), **constraint_options(body))
     return Asked(constraint, "tools")
 
 
-def strict_calls(body: ChatBody, tools: list[Tool], form: CallFormat) -> Asked:
-    """Free text in which every call is one of an offered tool and, of a strict tool, fits its
-    parameters (where `tool_choice` is "auto" and a tool has `strict`)."""
+def strict_calls(body: ConstraintBody, tools: list[Tool], form: CallFormat) -> Asked:
+    """Free text in which every call is of an offered tool and fits the tool's parameters if it is
+    strict (for `tool_choice` "auto" with a strict tool)."""
     structures = [
         {
             "begin": form.begin(tool.function.name),
@@ -70,7 +77,9 @@ def strict_calls(body: ChatBody, tools: list[Tool], form: CallFormat) -> Asked:
         for tool in tools
     ]
     tag = {"structures": structures, "triggers": [BEGIN]}
-    return Asked(Constraint("structural_tag", json_source(tag), **manner_of(body)), "tools")
+    return Asked(
+        Constraint("structural_tag", json_source(tag), **constraint_options(body)), "tools"
+    )
 
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -64,14 +64,14 @@ class Detokenizer:
         return self._decode(data)
 
     def flush(self) -> str:
-        """What is held back, at the end: U+FFFD for an unfinished character."""
+        """At the end, what is held back: U+FFFD for an unfinished character."""
         if self._window is not None:
             return self._window.flush()
         held, self._held = self._held, b""
         return codecs.utf_8_decode(held, "replace", True)[0]
 
     def _decode(self, data: bytes) -> str:
-        # As an incremental decoder of the standard library does it, which is not written in C.
+        # What codecs' incremental decoder does, without its Python overhead.
         if self._held:
             data = self._held + data
         text, used = codecs.utf_8_decode(data, "replace", False)
@@ -90,7 +90,7 @@ class _Window:
         self._fast = vocabulary.fast
         self._skip = skip_special_tokens
         self._ids: list[int] = []
-        self._said = 0  # tokens of the window whose text is out
+        self._told = 0  # tokens of the window whose text was returned
         self.holds = False
 
     def feed(self, token_ids: Sequence[int]) -> str:
@@ -99,26 +99,26 @@ class _Window:
     def _feed_one(self, token_id: int) -> str:
         self._ids.append(token_id)
         new = self._new_text()
-        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._said < 8
+        self.holds = new.endswith(_REPLACEMENT) and len(self._ids) - self._told < 8
         if self.holds:
             return ""
         self._ids = self._ids[-_CONTEXT_TOKENS:]
-        self._said = len(self._ids)
+        self._told = len(self._ids)
         return new
 
     def flush(self) -> str:
         new = self._new_text() if self.holds else ""
-        self._said, self.holds = len(self._ids), False
+        self._told, self.holds = len(self._ids), False
         return new
 
     def _new_text(self) -> str:
-        before = self._fast.decode(self._ids[: self._said], skip_special_tokens=self._skip)
+        before = self._fast.decode(self._ids[: self._told], skip_special_tokens=self._skip)
         whole = self._fast.decode(self._ids, skip_special_tokens=self._skip)
         return whole[len(before) :]
 
 
 def _may_end_inside(table: TokenBytes, token_ids: list[int]) -> bool:
-    """Whether these may end in the beginning of a character: not behind an ASCII one."""
+    """Whether these may end within a character, which they do not behind an ASCII character."""
     for token_id in reversed(token_ids):
         if data := table[token_id]:
             return data[-1] >= 0x80

@@ -1,4 +1,4 @@
-"""Stop strings: found across token borders, held back until decided."""
+"""Stop strings: found across token borders; text that may begin one is held back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StopChecker:
         return self.flush() + self._release(text)
 
     def flush(self) -> str:
-        """At the end: what was held back after all."""
+        """At the end, the text that was held back."""
         tail, self._tail = self._tail, ""
         return self._release(tail)
 

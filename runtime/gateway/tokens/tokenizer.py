@@ -35,7 +35,7 @@ _BREAK = re.compile(r"(?<=\S)\s+(?=[^\W_]|[!-/:-@\[-`{-~])|(?<=[^\W\d_])[，。�
 
 @dataclass(frozen=True)
 class _Dummy:
-    """The dummy prefix: where it is added, and whether also before text that has a space."""
+    """The dummy prefix: where it is added, and whether also before a text that has a space."""
 
     where: Literal["never", "first", "always"] = "never"
     even_before_space: bool = False
@@ -100,7 +100,7 @@ class Tokenizer(Vocabulary):
     # ------------------------------------------------------------ whole texts
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text of its own, special tokens in it recognised."""
+        """Ids of a whole text; special tokens in it are recognised."""
         return self.encode_pieces((Piece(text, special=True),), begin=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -62,10 +62,10 @@ class Vocabulary:
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes that each token stands for, worked out when first asked for.
+    """The bytes that each token stands for, converted when first looked up.
 
-    With `skip_special_tokens` special ones stand for nothing. A dictionary, so that looking up what
-    is known costs no call.
+    With `skip_special_tokens` special ones stand for nothing. A dictionary, because looking up a
+    known token then costs no Python call.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ async def test_how_it_is_enforced(served: Served, jump: Any, meant: Any) -> None
         assert served.gateway.last_generate.constraint == expected
 
 
-async def test_a_manner_without_a_constraint(served: Served) -> None:
+async def test_constraint_options_without_a_constraint(served: Served) -> None:
     for path, body in bodies({"strict": True, "jump_forward": "off"}):
         assert (await post(served, path, body))[0] == 200
         assert served.gateway.last_generate.constraint is None

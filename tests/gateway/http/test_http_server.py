@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from rootlace.runtime.gateway.http.app import make_runner
+from rootlace.runtime.gateway.http.app import make_app, make_runner
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 from tests.waiting import soon, until
@@ -174,3 +175,11 @@ async def test_text_that_is_not_unicode(served: Served) -> None:
     for body in (b'{"text": "\\ud800"}', b'{"text": "\xff"}', b'{"text": "\x00"}'):
         async with served.http.post("/generate", data=body) as reply:
             assert reply.status == 400, body
+
+
+def test_every_path_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
+    app = make_app(FakeGateway())  # type: ignore[arg-type]
+    for resource in app.router.resources():
+        path = resource.canonical.replace("{name}", "{id}")
+        assert f"{path}`" in page, f"docs/http.md does not name {path}"

@@ -1,0 +1,54 @@
+"""OpenAI's messages and tools, as bodies carry them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rootlace.runtime.gateway.http.body import Body
+
+
+class ContentPart(Body):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(Body, kw_only=True):
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCall
+    index: int | None = None
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    # what a reply of ours (or OpenAI's) carries when a client sends it back as history
+    refusal: str | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: list[Any] | None = None
+
+
+class Function(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
