@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -50,7 +51,7 @@ class RadixTree:
         self.num_tokens = 0
         self.evicted_blocks = 0
         self._tick = 0
-        self._uids = 0
+        self._uids = itertools.count(1)
 
     # ------------------------------------------------------------ reading
 
@@ -101,7 +102,7 @@ class RadixTree:
         """A handle on the namespace's root."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node.root(self._next_uid(), namespace)
+            root = self.roots[namespace] = Node.root(next(self._uids), namespace)
         root.locks += 1
         return root
 
@@ -122,7 +123,8 @@ class RadixTree:
             child.locks += 1
             if child.locks == 1:
                 self.pool.pin(child.blocks)
-            self._use(child, program)
+            child.used_by(program, self._tick)
+            self._policy.used(child)
             passed.append(child)
             current = child
         if current is not node:
@@ -145,8 +147,9 @@ class RadixTree:
         rest = tokens[position:end].copy()
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
-        fresh = Node(self._next_uid(), node, position, rest, blocks)
-        self._use(fresh, program)
+        fresh = Node(next(self._uids), node, position, rest, blocks)
+        fresh.used_by(program, self._tick)
+        self._policy.used(fresh)
         if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
             self._grow(node, rest, blocks)
             return node
@@ -216,14 +219,6 @@ class RadixTree:
 
     # ------------------------------------------------------------ structure
 
-    def _next_uid(self) -> int:
-        self._uids += 1
-        return self._uids
-
-    def _use(self, node: Node, program: int) -> None:
-        node.used_by(program, self._tick)
-        self._policy.used(node)
-
     def _split(self, node: Node, count: int) -> Node:
         """Cut `node` behind its first `count` tokens; returns the new upper half."""
         parent = node.parent
@@ -232,7 +227,7 @@ class RadixTree:
         first = node.start // self.block_size
         inside = cut // self.block_size - first
         upper_blocks = node.blocks[: -(-cut // self.block_size) - first]
-        upper = Node(self._next_uid(), parent, node.start, node.tokens[:count], upper_blocks)
+        upper = Node(next(self._uids), parent, node.start, node.tokens[:count], upper_blocks)
         upper.locks = node.locks
         upper.inherit(node)
         parent.children[int(upper.tokens[0])] = upper

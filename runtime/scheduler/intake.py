@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
-from rootlace.wire.errors import ConstraintNotMet, InternalError
+from rootlace.wire.errors import ConstraintNotMet, InternalError, from_code
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +40,23 @@ class TokenIntake:
         self.jumps = 0
         self.retreats = 0
 
-    def begin(self, sequence: Sequence) -> Verdict:
-        """Append what is forced before anything was sampled."""
+    def begin(self, sequence: Sequence) -> None:
+        """Append what is forced before anything is sampled, so that it is computed with the prompt.
+
+        Raises what the constraint failed with.
+        """
         if sequence.ending is not None:
-            return sequence.ending
+            return
         try:
-            return self._jump(sequence)
+            verdict = self._jump(sequence)
         except BaseException as error:  # a panic in a compiled library is no Exception
-            return _failed(sequence, error)
+            verdict = _failed(sequence, error)
+        if isinstance(verdict, Retreat):
+            sequence.shorten(verdict.length)
+        elif isinstance(verdict, Ending) and verdict.finish == "error":
+            raise from_code(verdict.code, verdict.error)
+        else:
+            sequence.ending = verdict
 
     def try_sampled_fast(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
         """Take in the `token` of a sequence that bans no stops; False, and nothing is done, if it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
@@ -13,40 +12,24 @@ from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, Tok
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.limits import Limits
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.prefill import Prefill
 from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 from rootlace.wire.errors import (
-    ContextLengthExceeded,
     InvalidRequest,
     Overloaded,
     RootlaceError,
-    from_code,
 )
-
-
-@dataclass
-class _Counters:
-    steps: int = 0
-    requests_added: int = 0
-    requests_refused: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    dropped_samples: int = 0
-    copies: int = 0
-    by_finish: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0)
-    )
-
 
 MAX_FLIGHTS = 2
 """Steps that are planned and not committed: one that runs, and the one behind it."""
@@ -93,10 +76,7 @@ class Scheduler:
         self.config = config
         self.kv = KVStore(cache)
         self._clock = clock
-        self._vocab_size = vocab_size
-        # The last token of a sequence needs no KV: nothing attends to it.
-        self._max_tokens_cached = min(context_length, self.kv.capacity)
-        self._max_length = min(context_length, self.kv.capacity + 1)
+        self._limits = Limits(context_length, self.kv.capacity, vocab_size)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(
@@ -110,7 +90,17 @@ class Scheduler:
         self._updates: list[Update] = []
         self._flights: deque[Flight] = deque()
         self._arrivals = 0
-        self._count = _Counters()
+        self._count = Counters()
+        self._prefill = Prefill(
+            self.kv,
+            self._running,
+            self._waiting,
+            self._flights,
+            self._count,
+            max_rows=self._max_rows,
+            clock=clock,
+            complete=lambda sequence: self._updates.append(self._finish(sequence)),
+        )
 
     # ------------------------------------------------------------ requests
 
@@ -133,16 +123,20 @@ class Scheduler:
         has changed.
         """
         try:
-            self._validate(request, constrained=matcher is not None)
+            if request.rid in self._by_rid:
+                raise InvalidRequest(f"request id {request.rid} is in use")
+            self._limits.check(request, constrained=matcher is not None)
+            if len(self._waiting) >= self.config.max_waiting:
+                raise Overloaded(f"{len(self._waiting)} requests are waiting already")
             sequence = Sequence(
                 request,
                 matcher,
                 self._arrivals,
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
-                max_length=self._max_length,
+                max_length=self._limits.max_length,
             )
-            self._begin(sequence)
+            self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
             raise
@@ -201,8 +195,12 @@ class Scheduler:
         # bound is there so that a mistake shows as an error and not as a hang.
         for _ in range(3 * len(self._by_rid) + 3):
             builder = PlanBuilder(self._count.steps, self.kv.pool, feeding=bool(self._flights))
-            if self._plan_decode(builder):
-                self._plan_prefill(builder)
+            ready = self._running.secure(may_retract=not self._flights)
+            if ready is not None:  # else the step under way may give the blocks that are missing
+                builder.add_decodes(ready)
+                for sequence in ready:
+                    sequence.computed += 1
+                self._prefill.plan(builder, self.config.max_step_tokens - len(ready))
                 if builder.num_rows:
                     return self._launch(builder)
             if self._flights or not self._running.sequences:
@@ -229,8 +227,7 @@ class Scheduler:
         updates = self.take_updates()
         for sequence in flight.complete:
             if not sequence.finished:
-                assert sequence.ending is not None
-                updates.append(self._finish(sequence, sequence.ending))
+                updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
         dropped = 0
         for (sequence, epoch), token, scored in zip(
@@ -268,11 +265,9 @@ class Scheduler:
         if isinstance(verdict, Retreat):
             self._running.retreat(sequence, verdict.length)
             return None
-        if isinstance(verdict, Ending) and (
-            verdict.finish == "error" or not sequence.scores_missing
-        ):
-            return self._finish(sequence, verdict)
         sequence.ending = verdict
+        if verdict is not None and (verdict.finish == "error" or not sequence.scores_missing):
+            return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
         return outcome.news(sequence, now)
@@ -311,22 +306,13 @@ class Scheduler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
-        count, pool, tree = self._count, self.kv.pool, self.kv.tree
+        pool, tree = self.kv.pool, self.kv.tree
         return {
-            "steps": count.steps,
-            "requests_added": count.requests_added,
-            "requests_refused": count.requests_refused,
-            **{f"requests_{finish}": number for finish, number in count.by_finish.items()},
-            "prompt_tokens": count.prompt_tokens,
-            "cached_tokens": count.cached_tokens,
-            "computed_tokens": count.computed_tokens,
-            "output_tokens": count.output_tokens,
-            "dropped_samples": count.dropped_samples,
+            **self._count.values(),
             "forced_tokens": self._intake.forced_tokens,
             "jumps": self._intake.jumps,
             "retreats": self._intake.retreats,
             "retractions": self._running.retractions,
-            "copies": count.copies,
             "evicted_blocks": tree.evicted_blocks,
             "blocks_total": pool.num_blocks,
             "blocks_free": pool.free,
@@ -358,88 +344,6 @@ class Scheduler:
 
     # ------------------------------------------------------------ planning
 
-    def _plan_decode(self, builder: PlanBuilder) -> bool:
-        """False if blocks must be taken from somebody, and the step under way may give some."""
-        ready = self._running.secure(may_retract=not self._flights)
-        if ready is None:
-            return False
-        builder.add_decodes(ready)
-        for sequence in ready:
-            sequence.computed += 1
-        return True
-
-    def _plan_prefill(self, builder: PlanBuilder) -> None:
-        """Chunks within what decode left of the budget.
-
-        A chunk that is cut ends the phase, by blocks or by budget: whoever comes next might need
-        the very tokens behind the cut, and would compute them a second time.
-        """
-        budget = self.config.max_step_tokens - builder.num_rows
-        for sequence in list(self._running.sequences):
-            if budget and not sequence.decoding:
-                budget -= self._chunk(sequence, budget, builder)
-        running, retracted = self._running, self._running.retracted
-        if not budget or not (retracted or len(self._waiting)):
-            return
-        self._waiting.refresh()
-        promises = running.promises()
-        while budget and len(running.sequences) < self._max_rows:
-            following = retracted[0] if retracted else self._waiting.peek()
-            if following is None or not running.fits(following, promises):
-                return
-            if following.order >= 0 and self._awaits(following):
-                return
-            if following.order < 0:
-                self._waiting.take(following)
-                following.queued = self._clock() - following.arrived
-            running.admit(following)
-            budget -= self._chunk(following, budget, builder)
-            if not following.finished:
-                promises += running.promise(following)
-
-    def _chunk(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> int:
-        """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
-        if blocks ran out)."""
-        own = sequence.jumped
-        if not own and self.kv.rematch(sequence):
-            self._running.moved()
-        self._count.cached_tokens += sequence.cover(cached=True)
-        wanted = sequence.target() - sequence.computed
-        if not wanted:  # nothing has to be computed
-            assert sequence.ending is not None
-            if self._awaits(sequence):
-                return 0
-            self._updates.append(self._finish(sequence, sequence.ending))
-            return 0
-        count = min(wanted, budget, self.kv.room(sequence))
-        if count <= 0:
-            return budget
-        self.kv.grow(sequence, count, builder)
-        end = sequence.computed + count
-        complete = end == sequence.target()
-        scores = (
-            max(sequence.score_next, sequence.computed + 1),
-            min(end + 1, sequence.score_stop),
-        )
-        builder.add_chunk(sequence, count, complete=complete, scores=scores)
-        sequence.score_next = max(scores)
-        sequence.computed = end
-        sequence.decoding = complete
-        if own:
-            sequence.jumped = not complete
-        else:
-            self.kv.store(sequence, builder)
-            if complete:
-                self._waiting.computed(sequence)
-            self._running.moved()
-        sequence.cover(cached=False)
-        self._count.computed_tokens += count
-        return count if complete else budget
-
-    def _awaits(self, sequence: Sequence) -> bool:
-        """Whether steps under way find something for `sequence`."""
-        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
-
     def _launch(self, builder: PlanBuilder) -> StepPlan:
         order, version = self._running.depth_first(), self.kv.version
         flight = builder.build(
@@ -459,20 +363,11 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
-    def _begin(self, sequence: Sequence) -> None:
-        """Append what is forced from the start, so that it is computed with the prompt."""
-        verdict = self._intake.begin(sequence)
-        if isinstance(verdict, Retreat):
-            sequence.shorten(verdict.length)
-        elif isinstance(verdict, Ending):
-            if verdict.finish == "error":
-                raise from_code(verdict.code, verdict.error)
-            sequence.ending = verdict
-
-    def _finish(self, sequence: Sequence, ending: Ending) -> Update:
-        """End a sequence that was admitted."""
+    def _finish(self, sequence: Sequence) -> Update:
+        """End an admitted sequence that has nothing more to compute."""
+        assert sequence.ending is not None
         self._running.remove(sequence)
-        return self._end(sequence, outcome.last(sequence, ending))
+        return self._end(sequence, outcome.last(sequence, sequence.ending))
 
     def _end(self, sequence: Sequence, update: Update) -> Update:
         """Forget `sequence`; `update` is the last there is of it."""
@@ -482,32 +377,6 @@ class Scheduler:
         del self._by_rid[sequence.rid]
         self._count.by_finish[update.finish] += 1
         return update
-
-    def _validate(self, request: Request, *, constrained: bool) -> None:
-        rid, params = request.rid, request.params
-        if rid in self._by_rid:
-            raise InvalidRequest(f"request id {rid} is in use")
-        if not len(request.token_ids):
-            raise InvalidRequest("the prompt is empty")
-        if params.max_tokens is None:
-            raise InvalidRequest("max_tokens must be a number here")
-        for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
-            # One bad id would make the executor fail the whole step.
-            bad = len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size)
-            if bad and self._vocab_size:
-                raise InvalidRequest(f"the {name} has ids outside 0..{self._vocab_size - 1}")
-        if constrained and not self._vocab_size:
-            raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
-        outputs = len(request.output_ids)
-        length = len(request.token_ids) + outputs
-        room = self._max_length - 1 if outputs < params.max_tokens else self._max_tokens_cached
-        if length > room:
-            raise ContextLengthExceeded(
-                f"the prompt has {length} tokens; at most {room} fit into the context window and "
-                f"the KV cache ({self.kv.capacity} tokens)"
-            )
-        if len(self._waiting) >= self.config.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already")
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

@@ -33,10 +33,9 @@ def parse_policy(text: str) -> NamedPolicy:
     the cache's default."""
     config = SchedulerConfig()
     order, plus, evicted = text.partition("+")
-    eviction = next((name for name in get_args(Eviction) if name == evicted), None)
-    if not plus:
-        eviction = CacheConfig().eviction
-    for policy in get_args(Policy) if eviction is not None else ():
+    evictions: dict[str, Eviction] = {name: name for name in get_args(Eviction)}
+    eviction = evictions.get(evicted) if plus else CacheConfig().eviction
+    for policy in get_args(Policy):
         limits = None
         found = re.fullmatch(r"(\w+):(\d+)(?::(\d+(?:\.\d+)?))?", order, re.ASCII)
         if order == policy:
@@ -45,7 +44,7 @@ def parse_policy(text: str) -> NamedPolicy:
             limits = UNBOUNDED, 0.0
         elif found is not None and found[1] == policy:
             limits = int(found[2]), float(found[3] or 0)
-        if limits is not None:
+        if limits is not None and eviction is not None:
             return NamedPolicy(text, policy, *limits, eviction)
     known = ", ".join(policy.name for policy in all_policies())
     raise BadPolicy(

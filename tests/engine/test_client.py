@@ -128,7 +128,7 @@ async def test_a_hung_engine_is_unhealthy_and_questions_do_not_wait_for_it(
 ) -> None:
     await client.stats()
     assert client.healthy
-    monkeypatch.setattr("rootlace.runtime.engine.client.STALL_SECONDS", 0.2)
+    monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.STALL_SECONDS", 0.2)
     os.kill(client.info.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ServerUnavailable, match="has not answered"):
@@ -161,10 +161,10 @@ async def test_an_engine_that_ends_when_patience_does(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = EndsTooLate()
-    monkeypatch.setattr("rootlace.runtime.engine.client.STOP_GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("rootlace.runtime.engine.client.engine_client.STOP_GRACE_SECONDS", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(client, "_process", late)
-        patch.setattr(client, "_push", None)
+        patch.setattr(client, "_pipes", None)
         await client._end_process()
     assert late.ended
 

@@ -29,13 +29,12 @@ from rootlace.runtime.contracts.messages import (
     Stats,
     Stop,
     ToEngine,
-    decode_from_engine,
-    encode,
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.engine.client.pipes import Pipes
+from rootlace.runtime.engine.client.questions import Questions
 from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
-from rootlace.wire.sockets import MessageReader
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,6 @@ STALL_SECONDS = 30.0
 STOP_GRACE_SECONDS = 5.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_SECONDS = 300.0
-RETRY_SECONDS = 0.001
 
 
 class EngineProcessConfig(msgspec.Struct, frozen=True):
@@ -92,17 +90,12 @@ class EngineClient:
         self._folder = processes.SocketFolder()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._process: Process | None = None
-        self._push: zmq.Socket[bytes] | None = None
-        self._pull: zmq.Socket[bytes] | None = None
-        self._reader: MessageReader | None = None
+        self._pipes: Pipes | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._in_flight: dict[int, _InFlight] = {}
-        self._tickets: dict[int, asyncio.Future[Any]] = {}
-        self._outgoing: list[ToEngine] = []
-        self._flush_scheduled = False
+        self._questions = Questions()
         self._next_rid = 0
-        self._next_ticket = 0
         self._heard = 0.0
         self._up = False
         self._stopping = False
@@ -165,21 +158,19 @@ class EngineClient:
         if self._watcher is not None:
             self._watcher.cancel()
         await self._end_process()
-        self._close_sockets()
-        self._context.term()
+        if self._pipes is not None:
+            self._pipes.close()
+        self._context.destroy(linger=0)
         self._folder.remove()
         self._fail_all(ServerUnavailable("the runtime is stopping"))
 
     # ------------------------------------------------------------ the process
 
     async def _launch(self) -> None:
-        self._open_sockets()
         generation = len(self._deaths)
         inbox = self._folder.address(f"to-engine-{generation}")
         outbox = self._folder.address(f"from-engine-{generation}")
-        assert self._push is not None and self._pull is not None
-        self._push.bind(inbox)
-        self._pull.bind(outbox)
+        self._pipes = Pipes(self._context, inbox, outbox, self._handle)
         config = EngineProcessConfig(self._config, inbox, outbox, str(self._folder.path))
         # A session of its own: the terminal's Ctrl-C reaches the gateway, which stops the engine.
         process = await asyncio.create_subprocess_exec(
@@ -217,15 +208,15 @@ class EngineClient:
             return
         self._up = False
         log.error("the engine process ended with code %s", code)
-        self._close_sockets()
-        self._drop_tickets(ServerUnavailable("the engine restarted"))
+        assert self._pipes is not None
+        self._pipes.close()
+        self._questions.fail(ServerUnavailable("the engine restarted"))
         now = time.monotonic()
         self._deaths.append(now)
         recent = [t for t in self._deaths if now - t < RESTART_WINDOW_SECONDS]
         try:
             if len(recent) > MAX_RESTARTS:
                 raise ServerUnavailable(f"the engine died {len(recent)} times, last code {code}")
-            self._outgoing.clear()
             await self._launch()
         except Exception as error:
             self._fail_all(ServerUnavailable(str(error)))
@@ -250,9 +241,8 @@ class EngineClient:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        if self._push is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                self._push.send(encode([Stop()]), zmq.NOBLOCK)
+        if self._pipes is not None:
+            self._pipes.send_now(Stop())
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -262,55 +252,10 @@ class EngineClient:
                 process.kill()
             await process.wait()
 
-    # ------------------------------------------------------------ the pipes
-
-    def _open_sockets(self) -> None:
-        self._push = self._context.socket(zmq.PUSH)
-        self._pull = self._context.socket(zmq.PULL)
-        for socket in (self._push, self._pull):
-            # Nothing is dropped between the two: admission bounds what can be under way.
-            socket.set_hwm(0)
-            socket.linger = 0
-        self._reader = MessageReader(self._pull, self._take)
-
-    def _close_sockets(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        for socket in (self._push, self._pull):
-            if socket is not None:
-                socket.close()
-        self._push = self._pull = None
-
-    def _send(self, message: ToEngine) -> None:
-        """Queue a message; all of one turn of the event loop leave as one frame."""
-        self._outgoing.append(message)
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._send_queued)
-
-    def _send_queued(self) -> None:
-        self._flush_scheduled = False
-        if self._push is None or not self._outgoing:
-            return
-        try:
-            # Without a high-water mark this waits for nobody, but for the engine's end to be there.
-            self._push.send(encode(self._outgoing), zmq.NOBLOCK)
-        except zmq.Again:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._send_queued)
-            return
-        self._outgoing = []
-
-    def _take(self, frames: list[bytes]) -> None:
-        self._heard = time.monotonic()
-        for message in decode_from_engine(frames[0]):
-            try:
-                self._handle(message)
-            except Exception:
-                log.exception("handling %s failed", type(message).__name__)
+    # ------------------------------------------------------------ messages
 
     def _handle(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
         if isinstance(message, Update):
             in_flight = self._in_flight.get(message.rid)
             if in_flight is None:
@@ -320,9 +265,9 @@ class EngineClient:
                 del self._in_flight[message.rid]
             in_flight.on_update(message)
         elif isinstance(message, Stats):
-            self._answer(message.ticket, message.values)
+            self._questions.answer(message.ticket, message.values)
         elif isinstance(message, Flushed):
-            self._answer(message.ticket, None)
+            self._questions.answer(message.ticket, None)
         elif isinstance(message, Ready):
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
@@ -332,33 +277,16 @@ class EngineClient:
     async def _ask(self, kind: type[Flush] | type[GetStats]) -> Any:
         if not self._up:
             raise ServerUnavailable("the engine is not running")
-        self._next_ticket += 1
-        ticket = self._next_ticket
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._tickets[ticket] = future
+        ticket = self._questions.open()
         self._send(kind(ticket))
-        try:
-            return await asyncio.wait_for(future, STALL_SECONDS)
-        except TimeoutError:
-            raise ServerUnavailable(
-                f"the engine has not answered for {STALL_SECONDS:g} s"
-            ) from None
-        finally:
-            self._tickets.pop(ticket, None)
+        return await self._questions.answer_to(ticket, STALL_SECONDS)
 
-    def _answer(self, ticket: int, value: Any) -> None:
-        future = self._tickets.pop(ticket, None)
-        if future is not None and not future.done():
-            future.set_result(value)
-
-    def _drop_tickets(self, error: ServerUnavailable) -> None:
-        for future in self._tickets.values():
-            if not future.done():
-                future.set_exception(error)
-        self._tickets.clear()
+    def _send(self, message: ToEngine) -> None:
+        if self._pipes is not None:
+            self._pipes.send(message)
 
     def _fail_all(self, error: ServerUnavailable) -> None:
-        self._drop_tickets(error)
+        self._questions.fail(error)
         for rid in list(self._in_flight):
             self._finish(rid, error)
 

@@ -1,0 +1,42 @@
+"""Questions to the engine that wait for an answer: flush, statistics."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rootlace.wire.errors import ServerUnavailable
+
+
+class Questions:
+    """Tickets, and who waits for the answer that carries them."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, asyncio.Future[Any]] = {}
+        self._last = 0
+
+    def open(self) -> int:
+        """A new ticket."""
+        self._last += 1
+        self._open[self._last] = asyncio.get_running_loop().create_future()
+        return self._last
+
+    async def answer_to(self, ticket: int, patience: float) -> Any:
+        """Raises ServerUnavailable if there is none within `patience` seconds."""
+        try:
+            return await asyncio.wait_for(self._open[ticket], patience)
+        except TimeoutError:
+            raise ServerUnavailable(f"the engine has not answered for {patience:g} s") from None
+        finally:
+            self._open.pop(ticket, None)
+
+    def answer(self, ticket: int, value: Any) -> None:
+        future = self._open.get(ticket)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def fail(self, error: ServerUnavailable) -> None:
+        """Nobody will answer."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,46 @@
+"""Which requests can be served at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`capacity` is what the KV pool holds, in tokens; `vocab_size` 0 allows any token id."""
+
+    context_length: int
+    capacity: int
+    vocab_size: int
+
+    @property
+    def max_length(self) -> int:
+        """A sequence of this many tokens ends; the last needs no KV, as nothing attends to it."""
+        return min(self.context_length, self.capacity + 1)
+
+    def check(self, request: Request, *, constrained: bool) -> None:
+        """Raises InvalidRequest, or ContextLengthExceeded if not even one token fits."""
+        params = request.params
+        if not len(request.token_ids):
+            raise InvalidRequest("the prompt is empty")
+        if params.max_tokens is None:
+            raise InvalidRequest("max_tokens must be a number here")
+        for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
+            # One bad id would make the executor fail the whole step.
+            bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
+            if bad and self.vocab_size:
+                raise InvalidRequest(f"the {name} has ids outside 0..{self.vocab_size - 1}")
+        if constrained and not self.vocab_size:
+            raise InvalidRequest("constrained requests need a scheduler that knows vocab_size")
+        outputs = len(request.output_ids)
+        length = len(request.token_ids) + outputs
+        cached = min(self.context_length, self.capacity)
+        room = self.max_length - 1 if outputs < params.max_tokens else cached
+        if length > room:
+            raise ContextLengthExceeded(
+                f"the prompt has {length} tokens; at most {room} fit into the context window and "
+                f"the KV cache ({self.capacity} tokens)"
+            )

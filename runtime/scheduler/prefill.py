@@ -1,0 +1,111 @@
+"""Which chunks of prompts a step computes, and who is admitted for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from rootlace.runtime.scheduler.counters import Counters
+from rootlace.runtime.scheduler.flight import Flight
+from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.running import RunningSet
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.waiting import WaitingQueue
+
+
+class Prefill:
+    """Fills what decode rows leave of a step's budget.
+
+    Sequences in prefill go first, in order of admission; then retracted ones; then those that wait.
+    A chunk that is cut ends the phase, by blocks or by budget: whoever comes next might need the
+    very tokens behind the cut, and would compute them a second time.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        running: RunningSet,
+        waiting: WaitingQueue,
+        flights: deque[Flight],
+        counters: Counters,
+        *,
+        max_rows: int,
+        clock: Callable[[], float],
+        complete: Callable[[Sequence], None],
+    ) -> None:
+        """`flights` are the steps under way. `complete` is told of an admitted sequence that ends
+        without computing anything."""
+        self._kv = kv
+        self._running = running
+        self._waiting = waiting
+        self._flights = flights
+        self._count = counters
+        self._max_rows = max_rows
+        self._clock = clock
+        self._complete = complete
+
+    def plan(self, builder: PlanBuilder, budget: int) -> None:
+        """Add chunks of at most `budget` tokens in all."""
+        running, retracted = self._running, self._running.retracted
+        for sequence in list(running.sequences):
+            if budget and not sequence.decoding:
+                budget -= self._chunk(sequence, budget, builder)
+        if not budget or not (retracted or len(self._waiting)):
+            return
+        self._waiting.refresh()
+        promises = running.promises()
+        while budget and len(running.sequences) < self._max_rows:
+            following = retracted[0] if retracted else self._waiting.peek()
+            if following is None or not running.fits(following, promises):
+                return
+            if following.order >= 0 and self._awaits(following):
+                return
+            if following.order < 0:
+                self._waiting.take(following)
+                following.queued = self._clock() - following.arrived
+            running.admit(following)
+            budget -= self._chunk(following, budget, builder)
+            if not following.finished:
+                promises += running.promise(following)
+
+    def _chunk(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> int:
+        """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
+        if blocks ran out)."""
+        own = sequence.jumped
+        if not own and self._kv.rematch(sequence):
+            self._running.moved()
+        self._count.cached_tokens += sequence.cover(cached=True)
+        wanted = sequence.target() - sequence.computed
+        if not wanted:  # nothing has to be computed
+            if not self._awaits(sequence):
+                self._complete(sequence)
+            return 0
+        count = min(wanted, budget, self._kv.room(sequence))
+        if count <= 0:
+            return budget
+        self._kv.grow(sequence, count, builder)
+        end = sequence.computed + count
+        complete = end == sequence.target()
+        scores = (
+            max(sequence.score_next, sequence.computed + 1),
+            min(end + 1, sequence.score_stop),
+        )
+        builder.add_chunk(sequence, count, complete=complete, scores=scores)
+        sequence.score_next = max(scores)
+        sequence.computed = end
+        sequence.decoding = complete
+        if own:
+            sequence.jumped = not complete
+        else:
+            self._kv.store(sequence, builder)
+            if complete:
+                self._waiting.computed(sequence)
+            self._running.moved()
+        sequence.cover(cached=False)
+        self._count.computed_tokens += count
+        return count if complete else budget
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Whether steps under way find something for `sequence`."""
+        return bool(sequence.pending) or any(flight.awaits(sequence) for flight in self._flights)
