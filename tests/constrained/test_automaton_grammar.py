@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar, AutomatonMatcher
+from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
+from rootlace.runtime.constrained.matchers.cursor import Cursor
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.tiny_vocabulary import BytewiseTokenizer, TinyVocabulary, tiny_vocabulary
@@ -158,7 +159,7 @@ def test_tokens_that_end_inside_a_character() -> None:
 
 def test_forced_tokens_are_asked_for_once_per_state_and_tail() -> None:
     made = grammar("[ab]*(?:c01c|01c)")
-    tokenizer = made._canonicalizer
+    tokenizer = made.canonicalizer
     assert isinstance(tokenizer, BytewiseTokenizer)
     for _ in range(3):
         matcher = take(made.matcher(), b"a", b"b", b"a", b"a", b"b", b"c")
@@ -271,7 +272,7 @@ def test_the_fallback_takes_over_unnoticed() -> None:
         matcher.reset()
         assert matcher.advance(IDS[b"a"]) and matcher.error() == ""
         # Later requests begin there.
-        assert not isinstance(made.matcher(), AutomatonMatcher) or made.matcher()._grammar != made
+        assert not isinstance(made.matcher(), Cursor) or made.matcher()._grammar != made
         assert fallback.count == 1
 
 

@@ -13,7 +13,8 @@ import pytest
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar, HybridMatcher
+from rootlace.runtime.constrained.matchers.cursor import Cursor
+from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.schema.regular import MARK, declared_part
 from rootlace.runtime.contracts.matcher import Grammar
@@ -100,9 +101,9 @@ class Walker:
             assert not ours.advance(refused) and not other.advance(refused)
             assert ours.error() == other.error()
             token = self._choice(ids)
-            inside = isinstance(ours, HybridMatcher) and ours.declared
+            inside = isinstance(ours, Cursor) and ours.declared
             assert ours.advance(token) and other.advance(token)
-            self.left += inside and isinstance(ours, HybridMatcher) and not ours.declared
+            self.left += inside and isinstance(ours, Cursor) and not ours.declared
             if random.random() < 0.1:
                 count = int(random.integers(0, 4))
                 for matcher in (ours, other):
@@ -171,7 +172,7 @@ def test_tokens_taken_in_at_once_are_those_of_llguidance_also_taken_back(
     texts = [text_of(alone, pick) for _ in range(6)]
     for text in texts * 2:
         matcher, other = ours.matcher(), alone.matcher()
-        assert isinstance(matcher, HybridMatcher)
+        assert isinstance(matcher, Cursor)
         done = 0
         while done < len(text):
             token = text[done]
@@ -224,7 +225,7 @@ def test_tokens_that_cross_the_border_are_allowed(
     token = vocabulary.token_of[b',"']
     assert matcher.allowed_mask()[token]
     assert matcher.advance(token)
-    assert isinstance(matcher, HybridMatcher) and matcher.declared  # a key has begun
+    assert isinstance(matcher, Cursor) and matcher.declared  # a key has begun
     assert matcher.advance(vocabulary.byte_tokens[ord("z")]) and not matcher.declared
     matcher.rollback(1)
     assert matcher.declared and matcher.allowed_mask()[vocabulary.byte_tokens[ord("y")]]
@@ -241,12 +242,12 @@ def test_a_second_request_does_not_ask_llguidance(
     text = [vocabulary.byte_tokens[byte] for byte in b'{"n":12}']
     for attempt in range(2):
         matcher = grammar.matcher()
-        assert isinstance(matcher, HybridMatcher)
+        assert isinstance(matcher, Cursor)
         for token in text:
             assert matcher.allowed_mask()[token] and matcher.advance(token)
         assert matcher.is_finished() and matcher.advance(vocabulary.eos_token_ids[0])
         assert matcher.is_accepting() and not matcher.allowed_mask().any()
-        assert (matcher._own is None) == bool(attempt)
+        assert (matcher._other is None) == bool(attempt)
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ def wrong(compilers: tuple[GrammarCompiler, GrammarCompiler]) -> HybridGrammar:
 def test_an_automaton_of_something_else_is_given_up(wrong: HybridGrammar) -> None:
     Walker(wrong.vocabulary, 3).walk(wrong.matcher(), wrong.inner.matcher(), 20)
     assert not wrong.trusted
-    assert not isinstance(wrong.matcher(), HybridMatcher)
+    assert not isinstance(wrong.matcher(), Cursor)
 
 
 def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
@@ -294,7 +295,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
     assert breaker.mask_row() is None
 
     for matcher, text in ((first, (behind, inside)), (second, (start, behind, inside))):
-        assert isinstance(matcher, HybridMatcher)
+        assert isinstance(matcher, Cursor)
         assert matcher.mask_row() is None, "two requests of a step never share one"
         alone = wrong.inner.matcher()
         if matcher is first:

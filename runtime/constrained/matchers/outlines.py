@@ -8,7 +8,6 @@ sequence. The sentinel, U+10FFFF, is a noncharacter that no text holds; sets are
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 from typing import Any
 
@@ -30,21 +29,24 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.matchers.cursor import Cursor
+from rootlace.runtime.constrained.matchers.places import ENDED, PlacedGrammar
 from rootlace.runtime.constrained.tokens import bitmask
-from rootlace.runtime.constrained.tokens.canonical import Canonicalizer
 from rootlace.runtime.constrained.tokens.table import TokenTable
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
 from rootlace.wire.errors import InvalidConstraint
 
 SENTINEL = chr(LAST)
 BYTES_PER_TRANSITION = 64
 """Of an index while it is built, as measured."""
-_MAX_MASKS = 256
 
 
-class OutlinesGrammar:
-    """A regular language on an outlines-core index; see `interface.Grammar`."""
+class OutlinesGrammar(PlacedGrammar):
+    """A regular language on an outlines-core index; see `contracts.matcher.Grammar`.
+
+    Its cursors stand at states of our automaton of the same language, which says what is forced.
+    """
 
     backend = "outlines_core"
 
@@ -52,7 +54,7 @@ class OutlinesGrammar:
         self,
         vocabulary: Vocabulary,
         regex: Regex,
-        canonicalizer: Canonicalizer,
+        canonicalizer: ForcedTokenizer,
         config: ConstraintConfig,
     ) -> None:
         """Raises InvalidConstraint where outlines-core refuses the pattern or would take more than
@@ -60,154 +62,70 @@ class OutlinesGrammar:
         dfa = LazyDfa(_without_sentinel(regex), config.max_states)
         if dfa.empty:
             raise InvalidConstraint("no text matches it")
-        self.vocabulary = vocabulary
-        self.canonicalizer = canonicalizer
-        self.dfa = dfa
         transitions = _count_transitions(vocabulary, dfa, config)
+        super().__init__(vocabulary, dfa, canonicalizer, config.max_table_bytes)
         pattern = f"(?:{pattern_of(_without_sentinel(regex))})\\x{{{LAST:X}}}"
         try:
-            self.index = outlines_core.Index(pattern, _tokens_of(vocabulary))
+            self._index = outlines_core.Index(pattern, _tokens_of(vocabulary))
         except ValueError as error:
             raise InvalidConstraint(f"outlines-core: {error}") from None
-        self.nbytes = transitions * BYTES_PER_TRANSITION
+        self._index_bytes = transitions * BYTES_PER_TRANSITION
+        # By state of our automaton, one of the index after the same text.
+        self._state_of: dict[int, int] = {dfa.start: self._index.get_initial_state()}
         # Tokens that end in the middle of a character may be on the way to the sentinel.
         begun = tuple(SENTINEL.encode()[:length] for length in (1, 2, 3, 4))
         self._begin_sentinel = [
             token for token, data in enumerate(vocabulary.token_bytes) if data.endswith(begun)
         ]
-        self._masks: dict[int, np.ndarray] = {}
-        self._lock = threading.Lock()
 
-    def matcher(self) -> OutlinesMatcher:
-        return OutlinesMatcher(self)
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._index_bytes
 
-    def next_state(self, state: int, token_id: int) -> int | None:
-        following: int | None = self.index.get_next_state(state, token_id)
-        return following
+    def matcher(self) -> Matcher:
+        return Cursor(self)
 
-    def accepting(self, state: int) -> bool:
-        return self.next_state(state, self.vocabulary.size) is not None
+    # ------------------------------------------------------------ for cursors
 
-    def mask(self, state: int, byte_state: int) -> np.ndarray:
-        """Packed, of a state, which is `byte_state` in our automaton; read-only."""
-        with self._lock:
-            mask = self._masks.get(state)
-            if mask is None:
-                size = self.vocabulary.size
-                allowed = np.zeros((size + 31) // 32 * 32, np.bool_)
-                tokens = np.array(self.index.get_allowed_tokens(state), np.int64)
-                allowed[tokens[tokens < size]] = True
-                for token in self._begin_sentinel:
-                    data = self.vocabulary.token_bytes[token]
-                    allowed[token] &= self.dfa.run(byte_state, data) != DEAD
-                allowed[list(self.vocabulary.eos_token_ids)] = (tokens == size).any()
-                mask = np.packbits(allowed, bitorder="little").view(np.int32)
-                if len(self._masks) >= _MAX_MASKS:
-                    self._masks.clear()
-                self._masks[state] = mask
-            return mask
-
-
-class OutlinesMatcher:
-    """See `interface.Matcher`. What is forced, our automaton of the same language says."""
-
-    ready: MaskRow | None = None
-
-    def __init__(self, grammar: OutlinesGrammar) -> None:
-        self._grammar = grammar
-        self._states: list[int | None] = [grammar.index.get_initial_state()]
-        self._bytes = [grammar.dfa.start]
-        self._tokens: list[int] = []
-        self._error = ""
-
-    def allowed_mask(self) -> np.ndarray:
-        words = np.zeros(bitmask.words_of(self._grammar.vocabulary.size), np.int32)
-        self.fill_bitmask(words)
-        return bitmask.unpacked(words, self._grammar.vocabulary.size)
-
-    def fill_bitmask(self, out: np.ndarray) -> None:
-        out = bitmask.writable(out, self._grammar.vocabulary.size)
-        state = self._states[-1]
-        out[:] = 0 if state is None else self._grammar.mask(state, self._bytes[-1])
-
-    def automaton(self) -> AutomatonState | None:
-        return None
-
-    def mask_row(self) -> MaskRow | None:
-        return None
-
-    def prepare_mask(self) -> None:
-        """Nothing: there is no row to fill."""
-
-    def advance(self, token_id: int) -> bool:
-        state, byte_state = self._states[-1], self._bytes[-1]
-        vocabulary = self._grammar.vocabulary
-        after: int | None = None
-        if state is not None and token_id in vocabulary.eos_token_ids:
-            fits = self._grammar.accepting(state)
-        elif state is not None and 0 <= token_id < vocabulary.size:
-            after = self._grammar.next_state(state, token_id)
-            byte_state = self._grammar.dfa.run(byte_state, vocabulary.token_bytes[token_id])
-            fits = after is not None and byte_state != DEAD
-        else:
-            fits = False
-        if not fits:
-            count = len(self._tokens)
-            self._error = f"the constraint forbids token {token_id} after {count} tokens"
-            return False
-        self._states.append(after)
-        self._bytes.append(byte_state)
-        self._tokens.append(token_id)
-        self._error = ""
+    def write(self, state: int, out: np.ndarray) -> bool:
+        if not super().write(state, out):
+            out[:] = self._mask(state)
+            row = self.row(state)
+            if row is not None:
+                self.table.store(row.row, out)
         return True
 
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
+    def _mask(self, state: int) -> np.ndarray:
+        size = self.vocabulary.size
+        allowed = np.zeros((size + 31) // 32 * 32, np.bool_)
+        tokens = np.array(self._index.get_allowed_tokens(self._state_of[state]), np.int64)
+        allowed[tokens[tokens < size]] = True
+        for token in self._begin_sentinel:
+            allowed[token] &= self.dfa.run(state, self.vocabulary.token_bytes[token]) != DEAD
+        allowed[list(self.vocabulary.eos_token_ids)] = (tokens == size).any()
+        return np.packbits(allowed, bitorder="little").view(np.int32)
 
-    def is_accepting(self) -> bool:
-        state = self._states[-1]
-        return state is None or self._grammar.accepting(state)
+    def step(self, state: int, token_id: int) -> int | None:
+        index_state = self._state_of[state]
+        if token_id in self.vocabulary.eos_token_ids:
+            # The sentinel is the token behind the vocabulary.
+            ends = self._index.get_next_state(index_state, self.vocabulary.size) is not None
+            return self.remember(state, token_id, ENDED if ends else DEAD)
+        following = self._index.get_next_state(index_state, token_id)
+        data = self.vocabulary.token_bytes[token_id]
+        after = self.dfa.run(state, data) if following is not None else DEAD
+        if after != DEAD:
+            self._state_of.setdefault(after, following)
+        return self.remember(state, token_id, after)
 
-    def is_finished(self) -> bool:
-        state = self._states[-1]
-        if state is None:
-            return True
-        row = self._grammar.dfa.transitions(np.array(self._bytes[-1:]))
-        return self._grammar.accepting(state) and not (row >= 0).any()
+    def forced_text(self, state: int) -> bytes | None:
+        return self.dfa.forced(state)[0]
 
-    def forced_text(self) -> bytes:
-        if self._states[-1] is None:
-            return b""
-        return self._grammar.dfa.forced(self._bytes[-1])[0]
-
-    def forced_tokens(self) -> list[int]:
-        if self._states[-1] is None:
-            return []
-        dfa = self._grammar.dfa
-        text, end = dfa.forced(self._bytes[-1])
-        return self._grammar.canonicalizer.tokens(
-            self._tokens, text, lambda data: dfa.run(end, data) >= 0, dfa.accepting(end)
+    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
+        text, end = self.dfa.forced(state)
+        return self.canonicalizer.tokens_after(
+            tail, text, lambda data: self.dfa.run(end, data) != DEAD, self.dfa.accepting(end)
         )
-
-    def rollback(self, count: int) -> None:
-        if not 0 <= count <= len(self._tokens):
-            raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
-        self._error = ""
-        if count:
-            del self._states[-count:], self._bytes[-count:], self._tokens[-count:]
-
-    def reset(self) -> None:
-        self.rollback(len(self._tokens))
-
-    def can_retreat(self) -> bool:
-        return False
-
-    def retreat(self) -> int | None:
-        self._error = "the constraint has nothing to check that its mask does not hold"
-        return None
-
-    def error(self) -> str:
-        return self._error
 
 
 @lru_cache(maxsize=2)

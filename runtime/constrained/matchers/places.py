@@ -1,11 +1,27 @@
-"""What is remembered of an automaton's states, as objects that lead to each other."""
+"""What requests remember of the states of an automaton that they share.
+
+A state that a request has stood at is a `Place`, with its mask and the places that tokens lead to.
+"""
 
 from __future__ import annotations
 
-from rootlace.runtime.contracts.plan import MaskRow
+import numpy as np
 
+from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
+from rootlace.runtime.constrained.automaton.limits import TooLarge
+from rootlace.runtime.constrained.tokens.table import TokenTable
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
+from rootlace.runtime.contracts.plan import MaskRow, SteppedAutomaton
+from rootlace.wire.errors import InvalidConstraint
+
+ENDED = -2
+"""The state after the end of the sequence."""
+BEYOND = -3
+"""The state of a text that the automaton knows nothing of: another matcher does."""
 MAX_STEPS = 1 << 17
-"""Steps between places are forgotten when there are so many."""
+MAX_FORCED = 1 << 12
+"""Memos are emptied when they have so many entries."""
 
 
 class Place:
@@ -56,3 +72,113 @@ class Places:
         self._steps = 0
         for place in list(self._places.values()):
             place.onward = {}
+
+
+class PlacedGrammar:
+    """A grammar on an automaton over bytes, and what all requests remember of its states.
+
+    `Cursor` is a request's place in it. A kind of grammar says here what it knows by itself; where
+    that is None or False, the cursor asks the matcher of another grammar (`other`).
+    """
+
+    backend: str
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        dfa: LazyDfa,
+        canonicalizer: ForcedTokenizer,
+        max_table_bytes: int,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.dfa = dfa
+        self.canonicalizer = canonicalizer
+        self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
+        self.places = Places()
+        self.steps: dict[int, int] = {}
+        """Where tokens lead, by state * vocabulary size + token. Threads may both find out."""
+        self.texts: dict[int, bytes] = {}
+        """What another matcher said is forced, by state."""
+        self.forced: dict[tuple[int, bytes], list[int]] = {}
+        """The forced tokens, by state and by what matters of the text before."""
+        self._final: dict[int, bool] = {}
+
+    @property
+    def nbytes(self) -> int:
+        memos = 100 * len(self.steps) + 300 * len(self.forced) + self.places.nbytes
+        return self.dfa.nbytes + self.table.nbytes + memos
+
+    # ------------------------------------------------------------ what kinds of grammars know
+
+    def row(self, state: int) -> MaskRow | None:
+        """The row of the table that has, or will have, the mask of `state`."""
+        return self.table.row(state)
+
+    def write(self, state: int, out: np.ndarray) -> bool:
+        """Write the mask of `state` to `out`; False where another matcher has to make it."""
+        row = self.row(state)
+        if row is None or not self.table.filled(row.row):
+            return False
+        out[:] = self.table.rows[row.row]
+        return True
+
+    def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
+        """Take in the mask of `state` that another matcher made, or failed to."""
+
+    def step(self, state: int, token_id: int) -> int | None:
+        """The state after a token of the vocabulary; `DEAD` where it is forbidden."""
+        raise NotImplementedError
+
+    def after(self, state: int, token_id: int) -> int:
+        """The state after a token that is allowed; `BEYOND` where the automaton does not know."""
+        if token_id in self.vocabulary.eos_token_ids:
+            return self.remember(state, token_id, ENDED)
+        data = self.vocabulary.token_bytes[token_id]
+        try:
+            found = self.dfa.run(state, data) if state >= 0 and data else DEAD
+        except TooLarge:
+            return BEYOND
+        return self.remember(state, token_id, BEYOND if found == DEAD else found)
+
+    def is_final(self, state: int) -> bool | None:
+        """Whether the text is complete and nothing can follow."""
+        known = self._final.get(state)
+        if known is None:
+            try:
+                known = self.dfa.accepting(state)
+                known = known and not (self.dfa.transitions(np.array([state])) >= 0).any()
+            except TooLarge:
+                return None
+            self._final[state] = known
+        return known
+
+    def forced_text(self, state: int) -> bytes | None:
+        """The bytes that every text goes on with."""
+        return self.texts.get(state)
+
+    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
+        """The tokens that are forced behind a text that ends with `tail`."""
+        return None
+
+    def stepped(self) -> SteppedAutomaton | None:
+        """The whole automaton for a device. Never waits."""
+        return None
+
+    def other(self) -> Matcher:
+        """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
+        raise InvalidConstraint("the automaton got too large")
+
+    # ------------------------------------------------------------ memos
+
+    def remember(self, state: int, token_id: int, after: int) -> int:
+        """Remember where an answered step leads; gives that back."""
+        if state >= 0:
+            if len(self.steps) >= MAX_STEPS:
+                self.steps.clear()
+            self.steps[state * self.vocabulary.size + token_id] = after
+        return after
+
+    def remember_forced(self, state: int, tail: bytes, tokens: list[int]) -> None:
+        if len(self.forced) >= MAX_FORCED:
+            self.forced.clear()
+        self.forced[state, tail] = tokens

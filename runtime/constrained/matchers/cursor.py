@@ -1,0 +1,245 @@
+"""One request's place in a grammar on an automaton, whichever kind of grammar it is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rootlace.runtime.constrained.automaton.dfa import DEAD
+from rootlace.runtime.constrained.matchers.places import BEYOND, ENDED, Place, PlacedGrammar
+from rootlace.runtime.constrained.tokens import bitmask
+from rootlace.runtime.contracts.matcher import Matcher
+from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.wire.errors import InvalidConstraint
+
+_OVER = (DEAD, ENDED)
+"""States at which no token is taken."""
+
+
+class Cursor:
+    """See `contracts.matcher.Matcher`.
+
+    Where the grammar does not know, the matcher of another grammar is asked. It is made when it is
+    first needed, and takes in then what it missed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_error",
+        "_grammar",
+        "_other",
+        "_place",
+        "_size",
+        "_steps",
+        "_taken",
+        "_tokens",
+        "ready",
+    )
+
+    def __init__(self, grammar: PlacedGrammar) -> None:
+        self._grammar = grammar
+        self._size = grammar.vocabulary.size
+        self._steps = grammar.steps
+        self._place = grammar.places.of(grammar.dfa.start)
+        self.ready: MaskRow | None = self._place.mask
+        self._tokens: list[int] = []
+        self._before: list[Place] = []  # the place before each of them
+        self._error = ""
+        self._other: Matcher | None = None
+        self._taken = 0
+        """How many of the tokens `_other` has taken in."""
+
+    @property
+    def declared(self) -> bool:
+        """Whether the automaton knows where the text stands."""
+        return self._place.state >= 0
+
+    # ------------------------------------------------------------ masks
+
+    def allowed_mask(self) -> np.ndarray:
+        words = np.zeros(bitmask.words_of(self._size), np.int32)
+        self.fill_bitmask(words)
+        return bitmask.unpacked(words, self._size)
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        out = bitmask.writable(out, self._size)
+        state = self._place.state
+        if state >= 0 and self._grammar.write(state, out):
+            return
+        other = self._other_here() if state not in _OVER else None
+        if other is None:
+            out[:] = 0
+        else:
+            other.fill_bitmask(out)
+            self._error = other.error()
+        if state >= 0:
+            self._grammar.keep(state, out, failed=bool(self._error))
+
+    def mask_row(self) -> MaskRow | None:
+        place = self._place
+        row = self._grammar.row(place.state) if place.state >= 0 else None
+        if row is not None and row.address:
+            place.mask = self.ready = row
+        return row
+
+    def prepare_mask(self) -> None:
+        row = self.mask_row()
+        if row is not None and not row.table.filled(row.row):
+            self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))
+
+    def automaton(self) -> AutomatonState | None:
+        state = self._place.state
+        stepped = self._grammar.stepped() if state >= 0 else None
+        return AutomatonState(stepped, state) if stepped is not None else None
+
+    # ------------------------------------------------------------ the text
+
+    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
+        place = self._place
+        after = place.onward.get(token_id)
+        if after is None or (jumps and not after.quiet):
+            return False
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self._place = after
+        self.ready = after.mask
+        return True
+
+    def advance(self, token_id: int) -> bool:
+        place = self._place
+        state = place.state
+        if state in _OVER or not 0 <= token_id < self._size:
+            return self._refuse(token_id)
+        after = self._steps.get(state * self._size + token_id) if state >= 0 else None
+        if after is None:
+            after = self._step(state, token_id)
+            if after is None:
+                return False
+        if after == DEAD:
+            return self._refuse(token_id)
+        following = self._grammar.places.of(after)
+        # A fast step leads to places where something has to follow, or may.
+        if state >= 0 and after >= 0 and self._grammar.is_final(after) is False:
+            self._grammar.places.lead(place, token_id, following)
+        self._tokens.append(token_id)
+        self._before.append(place)
+        self._place = following
+        self.ready = following.mask
+        self._error = ""
+        return True
+
+    def _step(self, state: int, token_id: int) -> int | None:
+        """The state after a token; None, with `error` set, where another matcher refuses it."""
+        after = self._grammar.step(state, token_id) if state >= 0 else None
+        if after is not None:
+            return after
+        other = self._other_here()
+        if other is None:
+            return None
+        if not other.advance(token_id):
+            self._error = other.error()
+            return None
+        self._taken += 1
+        return self._grammar.after(state, token_id)
+
+    def _refuse(self, token_id: int) -> bool:
+        self._error = f"the constraint forbids token {token_id} after {len(self._tokens)} tokens"
+        return False
+
+    def is_accepting(self) -> bool:
+        state = self._place.state
+        if state != BEYOND:
+            return state == ENDED or self._grammar.dfa.accepting(state)
+        other = self._other_here()
+        return other is not None and other.is_accepting()
+
+    def is_finished(self) -> bool:
+        state = self._place.state
+        if state in _OVER:
+            return state == ENDED
+        known = self._grammar.is_final(state) if state >= 0 else None
+        if known is not None:
+            return known
+        other = self._other_here()
+        return other is not None and other.is_finished()
+
+    def forced_text(self) -> bytes:
+        state = self._place.state
+        if state in _OVER:
+            return b""
+        known = self._grammar.forced_text(state) if state >= 0 else None
+        if known is not None:
+            return known
+        other = self._other_here()
+        if other is None:
+            return b""
+        text = other.forced_text()
+        if state >= 0 and not other.error():
+            self._grammar.texts[state] = text
+        return text
+
+    def forced_tokens(self) -> list[int]:
+        place, grammar = self._place, self._grammar
+        state = place.state
+        if state < 0:
+            other = self._other_here() if state == BEYOND else None
+            return [] if other is None else other.forced_tokens()
+        if not self.forced_text():
+            place.quiet = grammar.forced_text(state) is not None
+            return []
+        tail = grammar.canonicalizer.tail(self._tokens)
+        if tail is None:
+            return []
+        known = grammar.forced.get((state, tail))
+        if known is None:
+            known = grammar.forced_tokens(state, tail)
+            if known is None:
+                other = self._other_here()
+                known = [] if other is None else other.forced_tokens()
+                if other is None or other.error():
+                    return known
+            grammar.remember_forced(state, tail, known)
+        return list(known)
+
+    def rollback(self, count: int) -> None:
+        if not 0 <= count <= len(self._tokens):
+            raise ValueError(f"cannot undo {count} of {len(self._tokens)} tokens")
+        self._error = ""
+        if not count:
+            return
+        self._place = self._before[-count]
+        self.ready = self._place.mask
+        del self._tokens[-count:], self._before[-count:]
+        if self._other is not None and self._taken > len(self._tokens):
+            self._other.rollback(self._taken - len(self._tokens))
+            self._taken = len(self._tokens)
+
+    def reset(self) -> None:
+        self.rollback(len(self._tokens))
+
+    # ------------------------------------------------------------ the rest
+
+    def can_retreat(self) -> bool:
+        return False
+
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
+    def error(self) -> str:
+        return self._error
+
+    def _other_here(self) -> Matcher | None:
+        """The other matcher at this place; None, with `error` set, if it cannot come here."""
+        if self._other is None:
+            try:
+                self._other = self._grammar.other()
+            except InvalidConstraint as error:
+                self._error = f"the automaton got too large, and nothing else takes over: {error}"
+                return None
+        while self._taken < len(self._tokens):
+            if not self._other.advance(self._tokens[self._taken]):
+                self._error = self._other.error()
+                return None
+            self._taken += 1
+        return self._other
