@@ -183,9 +183,9 @@ class LogitEdits:
     seen_start: torch.Tensor | None = None  # [R+1] int32
     seen_token: torch.Tensor | None = None  # [P] int32, tokens of the prompt or the output
     seen_count: torch.Tensor | None = None  # [P] int32, how often in the output
-    repetition: torch.Tensor | None = None  # [R] float32; with seen_*, all three are given
-    frequency: torch.Tensor | None = None  # [R] float64
-    presence: torch.Tensor | None = None  # [R] float64
+    repetition_penalty: torch.Tensor | None = None  # [R] float32; with seen_*, all three are given
+    frequency_penalty: torch.Tensor | None = None  # [R] float64
+    presence_penalty: torch.Tensor | None = None  # [R] float64
 
 
 class EditLogits(Protocol):

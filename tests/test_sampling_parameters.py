@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import math
 import re
 from functools import cache
@@ -12,9 +13,11 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import pytest
 
+from rootlace.kernels.interface import LogitEdits
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
 from rootlace.runtime.gateway.http.sampling import sampling_fields, sglang_names, with_sampling
+from rootlace.runtime.model.sampling import row_arrays
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sampling import (
     PARAMETERS,
@@ -142,13 +145,15 @@ def test_type_checkers_know_the_keywords() -> None:
 
 # ---------------------------------------------------------------- where a parameter has to be known
 
-# What a new parameter that acts on logits is added to, beside its description.
+# What a new parameter that acts on logits is added to, beside its description and its test. (The
+# sampler's arrays follow from the description and from the fields that kernels are given.)
 PLACES = {
+    "what kernels are given": ("kernels/interface.py",),
     "the specification": ("kernels/reference/*.py",),
     "the Triton kernel": ("kernels/triton/*.py",),
-    "the sampler of a CPU": ("kernels/native/src/**/*.*", "runtime/model/sampling/*.py"),
-    "its test": ("tests/kernels/**/*.py", "tests/model/*.py"),
+    "the native kernel": ("kernels/native/**/*.*",),
 }
+TESTS = {"the kernels' tests": ("tests/kernels/**/*.py", "tests/model/*.py")}
 
 
 @cache
@@ -174,7 +179,9 @@ def spellings(name: str) -> re.Pattern[str]:
 
 def missing_places(name: str) -> list[str]:
     found = []
-    for place, patterns in PLACES.items():
+    for place, patterns in (PLACES | TESTS).items():
+        if place == "the native kernel" and name in EDITS:
+            continue  # a CPU's logits are changed by the reference
         paths = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
         words = {word for path in paths for word in words_of(path)}
         if not any(map(spellings(name).fullmatch, words)):
@@ -182,15 +189,21 @@ def missing_places(name: str) -> list[str]:
     return found
 
 
+EDITS = {field.name for field in dataclasses.fields(LogitEdits)} | {"logit_bias"}
+
+
 @each
 def test_every_kernel_knows_what_acts_on_logits(parameter: Parameter) -> None:
     if parameter.acts == "logits":
         missing = missing_places(parameter.name)
         assert not missing, "\n".join(missing)
+        if parameter.name != "logit_bias":
+            assert parameter in (*row_arrays.DRAWS, *row_arrays.PENALTIES)
 
 
 def test_what_is_missing_is_told() -> None:
     assert len(PLACES) + 1 <= 5
     assert missing_places("top_" + "a") == [
-        f"top_a is missing in {place} ({', '.join(patterns)})" for place, patterns in PLACES.items()
+        f"top_a is missing in {place} ({', '.join(patterns)})"
+        for place, patterns in (PLACES | TESTS).items()
     ]

@@ -30,12 +30,12 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
         apply_masks(x, edits.mask_table, edits.mask_row)
     if edits.seen_start is not None:
         assert edits.seen_token is not None and edits.seen_count is not None
-        assert edits.repetition is not None
-        assert edits.frequency is not None and edits.presence is not None
+        assert edits.repetition_penalty is not None
+        assert edits.frequency_penalty is not None and edits.presence_penalty is not None
         owner, index = _places(edits.seen_start, edits.seen_token, x.shape[1])
-        old, by = flat[index], edits.repetition[owner]
+        old, by = flat[index], edits.repetition_penalty[owner]
         old = torch.where(old > 0, old / by, old * by)
-        amount = edits.frequency[owner] * edits.seen_count + edits.presence[owner]
+        amount = edits.frequency_penalty[owner] * edits.seen_count + edits.presence_penalty[owner]
         amount = torch.where(edits.seen_count > 0, amount, 0.0)
         flat[index] = old - amount.float()
     return x

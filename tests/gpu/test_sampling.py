@@ -81,9 +81,9 @@ def edits_of(vocab: int, rows: int, masked: bool, listed: bool) -> LogitEdits:
         seen_start=seen_start,
         seen_token=torch.from_numpy(seen_token),
         seen_count=torch.from_numpy(random.integers(0, 5, len(seen_token)).astype(np.int32)),
-        repetition=torch.from_numpy(random.uniform(0.5, 2, rows).astype(np.float32)),
-        frequency=torch.from_numpy(random.uniform(-1, 1, rows)),
-        presence=torch.from_numpy(random.uniform(-1, 1, rows)),
+        repetition_penalty=torch.from_numpy(random.uniform(0.5, 2, rows).astype(np.float32)),
+        frequency_penalty=torch.from_numpy(random.uniform(-1, 1, rows)),
+        presence_penalty=torch.from_numpy(random.uniform(-1, 1, rows)),
     )
 
 

@@ -1,36 +1,50 @@
 """What rows ask for, as arrays: how their tokens are drawn, and what changes their logits first.
 
-The arrays are those of `PickRows` and `LogitEdits`, for every set of kernels alike. Masks are apart
-(`sampler.Constraints`): where they lie depends on what the kernels read.
+The arrays are those of `PickRows` and `LogitEdits`, for every set of kernels alike. A sampling
+parameter that acts on logits (`rootlace.wire.sampling` describes it) and has a field of its name
+there becomes an array by itself. Masks are apart (`sampler.Constraints`): where they lie depends on
+what the kernels read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rootlace.kernels.interface import Choice
+from rootlace.kernels.interface import Choice, LogitEdits, PickRows
 from rootlace.runtime.contracts.plan import SampleRow
 from rootlace.runtime.model.sampling.edit_lists import EditLists
-from rootlace.wire.protocol import SamplingParams
+from rootlace.wire.sampling import PARAMETERS, Parameter, SamplingParams
 
-DRAWS = ("temperature", "top_k", "top_p", "min_p", "seed")
-"""Fields of `PickRows` that follow from a request's parameters alone."""
-DRAWN, CUT, LISTED, LOGPROBS = 1, 2, 4, 8
+DRAWN, CUT, BIASED, PENALISED, LOGPROBS = 1, 2, 4, 8, 16
 """What a request asks for, as bits of `flags`."""
+LISTED = BIASED | PENALISED
 MAX_REQUESTS = 4096
 
+
+def _given_to(kernel_arguments: type) -> tuple[Parameter, ...]:
+    """The parameters that act on logits by a number per row."""
+    known = {field.name for field in fields(kernel_arguments)}
+    return tuple(p for p in PARAMETERS.values() if p.acts == "logits" and p.name in known)
+
+
+DRAWS, PENALTIES = _given_to(PickRows), _given_to(LogitEdits)
+"""Neutral at their defaults, but for the temperature, which is neutral (greedy) at 0."""
+
+# Float32 logits are divided by it.
+_TYPES = {"repetition_penalty": np.float32}
 _RECORD = np.dtype(
     [
-        ("temperature", np.float64),
-        ("top_p", np.float64),
-        ("min_p", np.float64),
+        *(
+            (p.name, _TYPES.get(p.name, np.float64 if p.type is float else np.int32))
+            for p in (*DRAWS, *PENALTIES)
+        ),
         ("seed", np.int64),
-        ("top_k", np.int32),
         ("flags", np.int32),
-    ]
+    ],
+    align=True,
 )
 
 
@@ -58,13 +72,18 @@ class RowArrays:
         """For `count` rows, of which those behind the given ones are empty: greedy, and with their
         logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
         records = self._records(rows, count)
-        arrays = {name: records[name] for name in DRAWS}
+        arrays = {p.name: records[p.name] for p in DRAWS}
+        arrays["seed"] = records["seed"]
         arrays["position"] = np.zeros(count, np.int64)
         arrays["position"][: len(rows)] = [row.position for row in rows]
         flags = int(np.bitwise_or.reduce(records["flags"])) if count else 0
-        lists = bool(flags & LISTED) or (bans and any(row.banned for row in rows))
-        if lists:
-            arrays |= self._lists.arrays(rows, count, bans)
+        biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
+        if biased:
+            arrays |= self._lists.biases(rows, count, bans)
+        if flags & PENALISED:
+            arrays |= self._lists.seen(rows, records["flags"] & PENALISED, count)
+            arrays |= {p.name: records[p.name] for p in PENALTIES}
+        lists = biased or bool(flags & PENALISED)
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
         return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
 
@@ -89,17 +108,27 @@ class RowArrays:
         return np.frombuffer(bytearray().join(parts), _RECORD)
 
     def _record(self, params: SamplingParams) -> bytes:
-        top_k = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
+        draws = [self._value(p, getattr(params, p.name)) for p in DRAWS]
+        penalties = [self._value(p, getattr(params, p.name)) for p in PENALTIES]
         flags = 0
         if params.temperature > 0:
             flags |= DRAWN
-            if top_k < self._vocab_size or params.top_p < 1.0 or params.min_p > 0.0:
+            cuts = zip(DRAWS, draws, strict=True)
+            if any(p.name != "temperature" and v != self._value(p, p.default) for p, v in cuts):
                 flags |= CUT
-        if self._lists.wanted(params):
-            flags |= LISTED
+        if params.logit_bias:
+            flags |= BIASED
+        if any(v != p.default for p, v in zip(PENALTIES, penalties, strict=True)):
+            flags |= PENALISED
         if params.logprobs:
             flags |= LOGPROBS
         seed = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
         seed -= (seed >> 63) << 64
-        values = (params.temperature, params.top_p, params.min_p, seed, top_k, flags)
-        return np.array([values], _RECORD).tobytes()
+        return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes()
+
+    def _value(self, parameter: Parameter, value: float) -> float:
+        """What kernels are told: of a number of tokens, at most how many there are."""
+        if parameter.type is not int:
+            return value
+        off = parameter.range is not None and value == parameter.range.off
+        return self._vocab_size if off else min(value, self._vocab_size)

@@ -217,9 +217,9 @@ def test_sampling_with_lists(launches: list[Launched], masked: bool) -> None:
         seen_start=start,
         seen_token=numbers,
         seen_count=numbers,
-        repetition=single,
-        frequency=real,
-        presence=real,
+        repetition_penalty=single,
+        frequency_penalty=real,
+        presence_penalty=real,
     )
     edited = TRITON.edit_logits(tensor(rows, VOCAB), edits)
     TRITON.pick_tokens(edited, PickRows(real, numbers, real, real, large, large), "cut")

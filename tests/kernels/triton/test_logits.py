@@ -68,9 +68,11 @@ def edits_of(count: int, vocab: int, kinds: str, seed: int = 0) -> LogitEdits:
             seen_start=start,
             seen_token=token,
             seen_count=torch.from_numpy(counts),
-            repetition=torch.from_numpy(random.choice([1.0, 1.3, 0.6], count).astype(np.float32)),
-            frequency=torch.from_numpy(random.choice([0.0, 0.7, -1.1], count)),
-            presence=torch.from_numpy(random.choice([0.0, 0.4], count)),
+            repetition_penalty=torch.from_numpy(
+                random.choice([1.0, 1.3, 0.6], count).astype(np.float32)
+            ),
+            frequency_penalty=torch.from_numpy(random.choice([0.0, 0.7, -1.1], count)),
+            presence_penalty=torch.from_numpy(random.choice([0.0, 0.4], count)),
         )
     return edits
 
@@ -89,10 +91,12 @@ def plain(logits: torch.Tensor, edits: LogitEdits) -> list[list[float]]:
         if edits.seen_start is not None:
             for i in range(int(edits.seen_start[row]), int(edits.seen_start[row + 1])):
                 token, count = int(edits.seen_token[i]), int(edits.seen_count[i])
-                r = float(edits.repetition[row])
+                r = float(edits.repetition_penalty[row])
                 x[token] = x[token] / r if x[token] > 0 else x[token] * r
                 if count:
-                    x[token] -= float(edits.frequency[row]) * count + float(edits.presence[row])
+                    x[token] -= float(edits.frequency_penalty[row]) * count + float(
+                        edits.presence_penalty[row]
+                    )
     return found
 
 
