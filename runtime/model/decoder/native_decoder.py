@@ -174,7 +174,7 @@ class NativeDecoder:
     def _project(self, hidden: torch.Tensor, masks: Sequence[Mask], tokens: int | None) -> None:
         count = len(hidden)
         if len(self._logits) < count:
-            # Kept: fresh memory of this size costs more than writing to it.
+            # Kept from step to step: fresh memory of this size costs more than writing to it.
             self._logits = np.empty((count, self._spec.vocab_size), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()

@@ -121,7 +121,7 @@ class Decoder:
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             q = self._write(index, layer, x, step, cache)
-            # Past its keys and values the last layer only matters where logits are wanted.
+            # Beyond its keys and values, the last layer is needed only where logits are wanted.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
             attended = self._attend(index, q, step, cache)

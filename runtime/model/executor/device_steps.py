@@ -5,8 +5,8 @@ step finds stays on the device for the next one: tokens are gathered from it (`S
 rows are sampled on from it (`SampleRow.source`).
 
 A step of decode rows only goes through graphs (`graphs`), as one of the forward pass and sampling
-together, or as two where the host has something to say in between: masks that were filled during
-the forward pass, or rows that are late. All other steps are launched kernel by kernel; they have
+together, or as two where the host has work to do in between: masks that were filled during the
+forward pass, or rows that are late. All other steps are launched kernel by kernel; they have
 more tokens, and the device takes longer for them than the host.
 """
 
@@ -133,8 +133,8 @@ class DeviceSteps:
     # ------------------------------------------------------------ the executor
 
     def launch(self, plan: StepPlan) -> DeviceStep:
-        """Give the step to the device; a late plan's up to sampling. What that raises, `collect`
-        raises."""
+        """Give the step to the device, a late plan's only up to sampling. Errors are raised by
+        `collect`."""
         step = DeviceStep(plan, plan.late)
         last, self._last = self._last, step
         try:
@@ -189,7 +189,7 @@ class DeviceSteps:
     def prepare(self) -> bool:
         """Capture the next graph of a whole step, of the kinds used last; False: there is none.
 
-        Never raises but `ExecutorLost`: nobody asked for it, so nobody is to suffer from it.
+        Raises nothing but `ExecutorLost`: no request asked for this, so none may fail by it.
         """
         if self._decode is None or not self.graphs.enabled:
             return False

@@ -47,7 +47,7 @@ class PlainSteps:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PlainStep:
-        """Compute the step; a late plan's up to sampling. What that raises, `collect` raises."""
+        """Compute the step, a late plan's only up to sampling. Errors are raised by `collect`."""
         step = PlainStep(plan, _NO_TOKENS)
         last, self._last = self._last, step
         try:
@@ -114,7 +114,7 @@ class PlainSteps:
             if best is not None:
                 return best, [None] * len(rows)
         vocab_size = self._forward.vocab_size
-        # Of a row whose logits are not scored, nobody sees what its mask excludes.
+        # Where a row's logits are not scored, those that its mask excludes are never looked at.
         chosen_from = [None if row.params.logprobs else mask_of(row, vocab_size) for row in rows]
         logits = self._forward.logits(hidden, chosen_from)
         token_ids = self._sampler.sample(logits, rows)

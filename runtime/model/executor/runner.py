@@ -147,8 +147,8 @@ class ModelRunner:
         return self._steps.collect(launched)
 
     def prepare(self) -> bool:
-        """Do a little of what makes later steps faster, while there is none; False: nothing is
-        left to do. Nothing may be fed from the step before afterwards."""
+        """Spend a little idle time on what makes later steps faster; False: nothing is left to do.
+        Afterwards no plan may be fed from the step before."""
         return self._steps.prepare()
 
     def stats(self) -> dict[str, int | float]:
@@ -156,8 +156,8 @@ class ModelRunner:
         return self._steps.stats()
 
     def run(self, plan: StepPlan) -> StepResult:
-        """A step from beginning to end. Raises ValueError for a late plan, which follows
-        another."""
+        """A step from beginning to end. Raises ValueError for a late plan, which cannot stand
+        alone."""
         if plan.late:
             raise ValueError("a late plan cannot be run alone")
         return self.collect(self.launch(plan))
