@@ -14,6 +14,9 @@ from referencing.jsonschema import DRAFT202012
 
 from rootlace.runtime.constrained.schema.dialect import (
     IN_PLACE,
+    LIST,
+    MAP,
+    ONE,
     Dialect,
     dialect_of,
     pointer_part,
@@ -270,22 +273,18 @@ def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
 
 # ---------------------------------------------------------------- shape
 
-_NON_NEGATIVE = frozenset(
+_COUNTS = frozenset(
     [
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-        "minProperties",
-        "maxProperties",
-        "minContains",
-        "maxContains",
+        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+        "minContains", "maxContains",
     ]
-)
+)  # fmt: skip
 _NUMBERS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _STRINGS = frozenset(
-    ["title", "description", "$comment", "format", "contentEncoding", "contentMediaType"]
-)
+    [
+        "title", "description", "$comment", "format", "contentEncoding", "contentMediaType",
+    ]
+)  # fmt: skip
 _ANYTHING = frozenset(["default", "const", "enum", "examples"])
 _TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 
@@ -331,28 +330,28 @@ def _plain(key: str, value: Any) -> bool:
         return key != "enum" or (isinstance(value, list) and len(value) > 0)
     if key == "type" and isinstance(value, str):
         return value in _TYPES
-    if key in _NON_NEGATIVE:
+    if key in _COUNTS:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if key in _NUMBERS:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if key in _STRINGS:
         return isinstance(value, str)
-    if key in ("properties", "$defs", "definitions"):
-        return isinstance(value, dict) and all(isinstance(v, dict | bool) for v in value.values())
-    if key in ("anyOf", "allOf", "oneOf", "prefixItems"):
-        return (
-            isinstance(value, list)
-            and len(value) > 0
-            and all(isinstance(v, dict | bool) for v in value)
-        )
-    if key in ("items", "additionalProperties", "not", "if", "then", "else", "contains"):
-        return isinstance(value, dict | bool)
     if key == "required":
         return (
             isinstance(value, list)
             and len(value) > 0
             and all(isinstance(v, str) for v in value)
             and len(set(value)) == len(value)
+        )
+    if key in MAP:
+        return isinstance(value, dict) and all(isinstance(v, dict | bool) for v in value.values())
+    if key in ONE:
+        return isinstance(value, dict | bool)
+    if key in LIST:
+        return (
+            isinstance(value, list)
+            and len(value) > 0
+            and all(isinstance(v, dict | bool) for v in value)
         )
     return False
 
@@ -361,19 +360,14 @@ def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
     """A schema against its metaschema, the schemas below it taken as right."""
     flat: dict[str, Any] = {}
     for key, value in node.items():
-        if key == "$schema":
-            continue
-        if isinstance(value, dict) and any(path for path, _ in subschemas({key: value})):
-            if key in ("patternProperties", "properties", "$defs", "definitions") or key in (
-                "dependentSchemas",
-                "dependencies",
-            ):
-                value = {k: {} if isinstance(v, dict | bool) else v for k, v in value.items()}
-            else:
-                value = {}
-        elif isinstance(value, list) and key in ("allOf", "anyOf", "oneOf", "prefixItems", "items"):
+        if key in MAP and isinstance(value, dict):
+            value = {name: {} if isinstance(v, dict | bool) else v for name, v in value.items()}
+        elif key in LIST and isinstance(value, list):
             value = [{} if isinstance(v, dict | bool) else v for v in value]
-        flat[key] = value
+        elif key in ONE and isinstance(value, dict):
+            value = {}
+        if key != "$schema":
+            flat[key] = value
     metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
     error = next(
         iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None

@@ -15,55 +15,35 @@ from referencing.jsonschema import (
     DRAFT202012,
 )
 
-# How a keyword holds subschemas.
 ONE = frozenset(
     [
-        "additionalProperties",
-        "additionalItems",
-        "contains",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "contentSchema",
+        "additionalProperties", "additionalItems", "contains", "else", "if", "items", "not",
+        "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "contentSchema",
     ]
-)
+)  # fmt: skip
+"""Keywords that hold one schema."""
 LIST = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
+"""Keywords that hold a list of schemas."""
 MAP = frozenset(
-    ["$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties", "properties"]
-)
+    [
+        "$defs", "definitions", "dependentSchemas", "dependencies", "patternProperties",
+        "properties",
+    ]
+)  # fmt: skip
+"""Keywords that hold schemas by name."""
 IN_PLACE = frozenset(
     ["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"]
 )
 """Keywords whose subschemas apply to the very value that the schema applies to."""
 ANNOTATIONS = frozenset(
     [
-        "$schema",
-        "$id",
-        "id",
-        "$comment",
-        "$defs",
-        "$anchor",
-        "$dynamicAnchor",
-        "$recursiveAnchor",
-        "$vocabulary",
-        "definitions",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
+        "$schema", "$id", "id", "$comment", "$defs", "$anchor", "$dynamicAnchor",
+        "$recursiveAnchor", "$vocabulary", "definitions", "title", "description", "default",
+        "examples", "deprecated",
+        "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema",
     ]
-)
+)  # fmt: skip
+"""Keywords that assert nothing."""
 
 
 @dataclass(frozen=True, eq=False)
