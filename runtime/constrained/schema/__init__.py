@@ -18,6 +18,5 @@ declared in one that llguidance runs. `spellings` says how strings and numbers a
 
 **Rescue**: what llguidance cannot hold of a normal form. `mask` shows it a weaker schema and notes
 what is lost; `weaken` gives up keyword after keyword where a schema is refused all the same;
-`key_spelling` keeps a key from standing there under another spelling. `languages` asks about
-patterns.
+`key_spelling` keeps a key from standing there under another spelling. `guidance` asks llguidance.
 """

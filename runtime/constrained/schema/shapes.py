@@ -22,12 +22,12 @@ from rootlace.runtime.constrained.schema.conjunction import (
 from rootlace.runtime.constrained.schema.dialect import NEWEST
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
-from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys, listed_keys
-from rootlace.runtime.constrained.schema.languages import (
+from rootlace.runtime.constrained.schema.guidance import (
     nothing_matches,
     patterns_apart,
     takes_pattern,
 )
+from rootlace.runtime.constrained.schema.keys import FALSE, NEVER, Keys, listed_keys
 from rootlace.runtime.constrained.schema.number_shapes import (
     MAX_INTEGER,
     is_number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rootlace.runtime.constrained.schema.languages import accepted
+from rootlace.runtime.constrained.schema.guidance import accepted
 
 Definitions = dict[str, Any]
 

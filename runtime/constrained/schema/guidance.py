@@ -1,4 +1,9 @@
-"""Questions about the languages of patterns, asked of llguidance: it has to hold the answer."""
+"""What llguidance says of schemas and patterns.
+
+It refuses a schema that it finds unsatisfiable, and patterns of keys that it does not find
+disjoint. So these questions are asked of it, and not of `automaton/languages`: another answer,
+however right, would not help.
+"""
 
 from __future__ import annotations
 
