@@ -2,7 +2,7 @@
 only where the automaton does not know the way.
 
 Most of what a schema allows is declared, also where an object may have other properties. The
-declared part (`schema/declared`) is an automaton that tells places apart: texts that lead to one of
+declared part (`schema/regular`) is an automaton that tells places apart: texts that lead to one of
 its states go on alike. So a mask that llguidance made at a state is the mask of every request that
 comes there; it is made once, with the tokens that begin declared and end elsewhere in it. A token
 that leaves the declared part has its request go on in llguidance.

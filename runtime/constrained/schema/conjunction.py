@@ -21,13 +21,13 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)
 MAX_CASES = 96
 MAX_OPTIONS = 4096
-"""Of a single choice, which multiplies with no other."""
+"""Options of a choice that is the only one, and so multiplies with no other."""
 MAX_ONE_OF = 12
-"""Up to so many options of a `oneOf`, the others are negated in each."""
+"""In each option of a `oneOf` the others are negated, unless there are more options than this."""
 MAX_COMPARED = 64
-"""Up to so many, it is found out which exclude each other."""
+"""Which options of a `oneOf` exclude each other is found out up to this many of them."""
 EXCLUDED = "!excluded"
-"""Our own keyword of a negated `const` or `enum`: the values that are not allowed."""
+"""Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Partial:
 
 
 class _Dead(Exception):
-    """Nothing satisfies the case; `pointer` is where that shows."""
+    """Nothing satisfies the case; `pointer` is the place that makes it so."""
 
     def __init__(self, pointer: str) -> None:
         super().__init__(pointer)
@@ -103,7 +103,7 @@ class Cases:
         self._satisfies = satisfies
         self._disjoint = disjoint
         self.dead: dict[Conjunction, str] = {}
-        """Of conjunctions without cases: where it shows."""
+        """Conjunctions without cases, and the place that makes them so."""
 
     def of(self, conjunction: Conjunction) -> list[Case]:
         cases: list[Case] = []
@@ -155,7 +155,7 @@ class Cases:
     # ------------------------------------------------------------ one atom
 
     def _settle(self, partial: _Partial) -> None:
-        """Work off what leaves no choice."""
+        """Apply the pending schemas, as far as they leave no choice."""
         while partial.pending:
             atom = partial.pending.pop(0)
             if atom in partial.done:
@@ -209,7 +209,7 @@ class Cases:
         cases.append(Case(values=tuple(found), source=source))
 
     def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
-        """Note what a schema says; the choices it leaves."""
+        """Take in what a schema says. Returns the choices it leaves."""
         schema = keywords(located.schema, located.dialect)
         leaf: dict[str, Any] = {}
         choices: list[list[_Option]] = []
@@ -316,7 +316,7 @@ class Cases:
     # ------------------------------------------------------------ negation
 
     def _negated(self, located: Located) -> list[_Option]:
-        """How a schema may be not satisfied: any of its keywords is not."""
+        """The ways not to satisfy a schema: any of its keywords is not satisfied."""
         schema = keywords(located.schema, located.dialect)
         options: list[_Option] = []
         for key, value in schema.items():

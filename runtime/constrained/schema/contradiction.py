@@ -1,4 +1,4 @@
-"""Keywords of a case that are to hold and not to hold: cases that nothing satisfies."""
+"""Cases that nothing satisfies, because a keyword is both required and negated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rootlace.runtime.constrained.schema.check import Located
 
 UNMET = "!unmet"
-"""Our own keyword of a negated keyword that no mask holds: the keyword and its value."""
+"""Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
 _ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
 """Keywords that mean the same whatever stands beside them."""
 
 
 def contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
-    """Where a keyword is to hold and not to hold; "" if that is not plain to see."""
+    """The place of a keyword that is both required and negated; "" if none is found."""
     for located, leaf in leaves:
         keyword, value = leaf.get(UNMET, ("", None))
         if keyword not in _ALONE:

@@ -1,4 +1,5 @@
-"""What a schema may evaluate of a value, all its alternatives taken together (2020-12, 11.2-3)."""
+"""Which members of a value a schema may evaluate, all its alternatives taken together (2020-12,
+sections 11.2 and 11.3)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.dialect import keywords
 
 _ALTERNATIVES = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
+_APPLIED = frozenset(["$ref", "allOf", *_ALTERNATIVES])
 
 
 def in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool]:
@@ -19,19 +21,9 @@ def in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool
             continue
         schema = keywords(located.schema, located.dialect)
         sure = sure and not any(key in schema for key in _ALTERNATIVES)
-        below: list[Located] = []
-        if "$ref" in schema:
-            below.append(checked.target(located))
+        below = [one for key, one in checked.neighbours(located) if key in _APPLIED]
         if "$dynamicRef" in schema:
             below += checked.dynamic_targets(located)
-        for key in ("allOf", "anyOf", "oneOf"):
-            for index, one in enumerate(schema.get(key, ())):
-                below.append(checked.child(located, f"/{key}/{index}", one))
-        for key in ("if", "then", "else"):
-            if key in schema:
-                below.append(checked.child(located, f"/{key}", schema[key]))
-        for name, one in schema.get("dependentSchemas", {}).items():
-            below.append(checked.child(located, f"/dependentSchemas/{name}", one))
         for one in below:
             if one not in found:
                 found[one] = None

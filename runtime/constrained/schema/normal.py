@@ -34,7 +34,7 @@ Satisfies = Callable[..., bool]
 
 MAX_DEFINITIONS = 30_000
 MAX_PROBE = 24
-"""How deep it is looked for contradictions through required properties."""
+"""How many required properties deep contradictions are looked for."""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Normalizer:
         return shapes, notes
 
     def _empty(self, conjunction: Conjunction) -> bool:
-        """Whether it shows that nothing satisfies it."""
+        """Whether it is found that nothing satisfies it."""
         conjunction = _reduced(conjunction)
         if not conjunction:
             return False
@@ -187,7 +187,7 @@ class _Normalizer:
 
 
 def _reduced(conjunction: Conjunction) -> Conjunction:
-    """Without what says nothing, each once."""
+    """The conjunction without schemas that allow everything, each schema once."""
     return tuple(
         dict.fromkeys(
             atom

@@ -1,4 +1,4 @@
-"""What of a schema no mask holds."""
+"""The keywords of a schema that no mask holds."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "ur
 """Formats that llguidance holds as exactly as our patterns, and more of their values; of the others
 it takes too much (leap seconds, 29 February in any year) or knows nothing."""
 MAX_SPLIT = 16
-"""Of so many optional properties the cases are told apart, where their number is bounded."""
+"""Where the number of properties is bounded, this many optional ones are told apart by case."""
 
 _LEAST = {"string": "minLength", "array": "minItems", "object": "minProperties"}
 
@@ -61,7 +61,7 @@ class Shapes:
         self.satisfies = satisfies
         self.empty = empty
         self.reason = ""
-        """Where it showed that the case asked for last has no shapes."""
+        """The place that leaves the case asked for last without shapes."""
 
     def child(self, parent: Located, path: str, schema: Any) -> Atom:
         return Atom(self.checked.child(parent, path, schema))

@@ -1,4 +1,4 @@
-"""What llguidance still refuses of a schema is made weaker until it takes it."""
+"""Makes a schema weaker where llguidance refuses it, until it takes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS = (
     ("minItems", "maxItems"),
     ("properties", "required", "additionalProperties", "prefixItems", "items"),
 )
-"""Which keywords are given up, one group after the other, until a shape is taken."""
+"""The keywords that are given up, one group after the other, until a shape is taken."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:
 
 
 def _alone(definition: Any) -> str:
-    """Why it is refused with its parts taken as they are: not looked at."""
+    """Why llguidance refuses a definition whatever its parts are; empty if it does not."""
     return accepted(_hollow(definition))
 
 
