@@ -1,0 +1,167 @@
+"""Each fast path says what the plain one beside it says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rootlace.runtime.contracts.plan import MaskRow, SampleRow, TokenScores
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.scheduler.decode_rows import DecodeRows
+from rootlace.runtime.scheduler.intake import TokenIntake
+from rootlace.runtime.scheduler.masks import StepMasks
+from rootlace.runtime.scheduler.order import DepthFirst
+from rootlace.runtime.scheduler.sample_rows import SampleRows
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.wire.protocol import SamplingParams
+from tests.scheduler.matchers import Digits, Script
+
+VOCAB = 16
+
+
+class Table:
+    key = 1
+    rows = np.zeros((8, 1), np.int32)
+
+    def filled(self, row: int) -> bool:
+        return True
+
+
+class Ready(Digits):
+    """Its mask is known to be filled, or is only found when asked for."""
+
+    def __init__(self, row: int, known: bool) -> None:
+        super().__init__(100)
+        self.row = MaskRow(Table(), row)
+        self.ready = self.row if known else None  # type: ignore[assignment]
+
+    def mask_row(self) -> MaskRow | None:
+        return self.row
+
+
+def sequence(rid: int, params: SamplingParams, matcher: object = None) -> Sequence:
+    request = Request(rid, np.arange(3 + rid, dtype=np.int32), params)
+    return Sequence(request, matcher, rid, jumps=True, arrived=0.0, max_length=200)  # type: ignore[arg-type]
+
+
+def expect_equal(ours: SampleRow, theirs: SampleRow) -> None:
+    for field in fields(SampleRow):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b, field.name
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.7]),
+        st.sampled_from([0, 0, 0, 2]),  # min_tokens: bans stops
+        st.sampled_from([0.0, 0.5]),  # a penalty
+        st.sampled_from(["free", "ready", "asked"]),
+        st.sampled_from([0, 0, 0, 1]),  # pending
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(ROWS, st.booleans())
+@settings(max_examples=60)
+def test_sample_rows(rows, automata) -> None:
+    """`start` makes plain rows itself; they are those of `_start`."""
+    made = []
+    for rid, (temperature, min_tokens, penalty, kind, pending) in enumerate(rows):
+        params = SamplingParams(
+            temperature=temperature,
+            max_tokens=9,
+            min_tokens=min_tokens,
+            frequency_penalty=penalty,
+            stop_token_ids=(3,),
+            seed=rid,
+        )
+        matcher = None if kind == "free" else Ready(rid, kind == "ready")
+        one = sequence(rid, params, matcher)
+        one.pending, one.sampled_at = pending, rid
+        made.append((rid, one))
+    ours, wait = SampleRows(StepMasks(VOCAB), automata).start(made)
+    theirs, other_wait = SampleRows(StepMasks(VOCAB), automata)._start(made)
+    assert (wait is None) == (other_wait is None)
+    assert len(ours) == len(theirs) == len(made)
+    for mine, other in zip(ours, theirs, strict=True):
+        expect_equal(mine, other)
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_intake(seed: int, constrained: bool) -> None:
+    """`try_sampled_fast` does what `sampled` does, or nothing; both to the sequence's end."""
+    dice = random.Random(seed)
+    params = SamplingParams(max_tokens=40, seed=0, stop_token_ids=(15,), logprobs=True)
+
+    def fresh() -> Sequence:
+        return sequence(0, params, Script(seed, 30, VOCAB, forcing=3) if constrained else None)
+
+    quick, plain = fresh(), fresh()
+    fast, slow = TokenIntake(), TokenIntake()
+    taken = 0
+    for intake, one in ((fast, quick), (slow, plain)):
+        intake.begin(one)
+    while True:
+        choices = range(VOCAB)
+        if constrained and isinstance(plain.matcher, Script):
+            choices = plain.matcher.options(plain.matcher.seen) or [-1]  # type: ignore[assignment]
+        token = dice.choice(choices)
+        one_score = np.full(1, -float(len(plain.forced)), np.float32)
+        scores = TokenScores(one_score, np.zeros((1, 0), np.int32), np.zeros((1, 0), np.float32))
+        quick.pending = plain.pending = 1
+        plain.pending -= 1
+        theirs = slow.sampled(plain, token, scores)
+        if fast.try_sampled_fast(quick, token, scores):
+            taken += 1
+            ours = None
+        else:
+            assert quick.pending == 1, "it did something and said that it did not"
+            quick.pending -= 1
+            ours = fast.sampled(quick, token, scores)
+        assert ours == theirs
+        for name in ("length", "outputs", "last", "pending", "forced", "score_next", "score_stop"):
+            assert getattr(quick, name) == getattr(plain, name), name
+        assert np.array_equal(quick.tokens[: quick.length], plain.tokens[: plain.length])
+        assert len(quick.output_scores) == len(plain.output_scores)
+        if constrained:
+            assert quick.matcher.seen == plain.matcher.seen  # type: ignore[union-attr]
+        if theirs is not None:
+            break
+    assert (fast.forced_tokens, fast.jumps) == (slow.forced_tokens, slow.jumps)
+    assert taken or plain.outputs < 3
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_decode_rows(block_size: int) -> None:
+    """The rows that follow from the last step's are those laid out from nothing."""
+    dice = random.Random(block_size)
+    params = SamplingParams(max_tokens=190, seed=0)
+    rows = [sequence(rid, params) for rid in range(5)]
+    for one in rows:
+        one.computed = one.length - 1
+    kept = DecodeRows(block_size)
+    order = DepthFirst(rows, [0] * (len(rows) - 1))
+    blocks = iter(range(10_000))
+    for _ in range(100):
+        for one in rows:
+            one.append(dice.randrange(VOCAB))
+            one.computed += 1
+            while one.table_len * block_size < one.computed:
+                one.add_block(next(blocks))
+        ours = kept.lay(rows, order, 0)
+        theirs = DecodeRows(block_size).lay(rows, order, 0)
+        for name in ("token_ids", "positions", "slots", "row_start", "common_blocks"):
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+        for row, one in enumerate(rows):
+            assert np.array_equal(
+                ours.block_tables[row, : one.table_len], one.table[: one.table_len]
+            )
+        assert ours.sequences == rows
