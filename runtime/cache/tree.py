@@ -188,9 +188,9 @@ class RadixTree:
         """Free `count` blocks if so many are evictable, in the policy's order; returns how many
         were freed (a few more where removing a leaf lets its neighbours merge).
 
-        A leaf is trimmed from its end, only as far as needed. A leaf that lies whole inside a block
-        of a locked ancestor frees nothing when its turn comes and goes all the same: looking at it
-        again each time would cost more than its few tokens are worth.
+        A leaf is trimmed from its end, only as far as needed. A leaf that lies entirely inside a
+        block of a locked ancestor frees nothing and is removed all the same: considering it again
+        each time would cost more than its few tokens are worth.
         """
         # Counted by the pool: a merge that follows a removal may free a partial block as well.
         before = self.pool.free

@@ -17,8 +17,7 @@ class Matcher(Protocol):
     """
 
     ready: MaskRow | None
-    """The row that `mask_row` would name, where it is known that it is filled; to be asked often.
-    None where it is not known."""
+    """The row that `mask_row` would name, if it is known to be filled; else None. Cheap to read."""
 
     def allowed_mask(self) -> np.ndarray:
         """bool [vocab_size]: the tokens that may come next.
@@ -30,22 +29,23 @@ class Matcher(Protocol):
         """Write `allowed_mask` packed: contiguous int32 [ceil(vocab_size / 32)], bit i of word w
         is token 32w + i. Bits beyond the vocabulary are 0. May run on another thread than the other
         methods, but never while one of them runs. All 0 after the end of the sequence, and where
-        the mask is beyond the constraint's bounds (then `error` says so): nothing can follow.
+        the mask exceeds the constraint's bounds (then `error` says so): nothing can follow.
         `out` may be a torch tensor on the CPU. Raises ValueError (TypeError) where it does not fit.
         """
 
     def mask_row(self) -> MaskRow | None:
-        """Where this state's packed mask stands (or will, after `prepare_mask`) in a table that
-        requests share, or None where the mask has to be filled for this request alone."""
+        """The row of a shared table that holds this state's packed mask (or will, after
+        `prepare_mask`); None if the mask must be filled for this request alone."""
 
     def prepare_mask(self) -> None:
         """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`.
-        Where the mask is beyond the constraint's bounds it may stay as it is."""
+        A mask that exceeds the constraint's bounds may stay unfilled."""
 
     def automaton(self) -> AutomatonState | None:
-        """Where the text stands in an automaton that a device can step by itself; its masks and
-        steps are `fill_bitmask`'s and `advance`'s, but for the end of the sequence, after which it
-        is dead. None where there is none, or none yet: asking has it made, on another thread."""
+        """The text's state in an automaton that a device can step by itself. Its masks and steps
+        are those of `fill_bitmask` and `advance`, except that the end of the sequence leads to a
+        dead state. None if there is none, or none yet: asking starts making it, on another thread.
+        """
 
     def advance(self, token_id: int) -> bool:
         """Take a token in. False if the constraint forbids it; then nothing has changed, except
@@ -109,7 +109,7 @@ class Grammar(Protocol):
 
 
 class ForcedTokenizer(Protocol):
-    """Forced text to forced tokens; `canonical.Canonicalizer` says what is what."""
+    """Turns forced text into forced tokens; `canonical.Canonicalizer` is one and says how."""
 
     def tail(self, context: list[int]) -> bytes | None: ...
 

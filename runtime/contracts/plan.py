@@ -71,8 +71,8 @@ class AutomatonState:
 
 @dataclass(slots=True)
 class SampleRow:
-    """A row whose last new token gets a next token sampled. Nobody changes it (it is not frozen
-    because that makes it ten times as dear, once per row and step).
+    """A row for which a next token is sampled. Never changed once made (it is not frozen because
+    that would make it ten times as slow to create, once per row and step).
 
     `token_ids` are all tokens of the sequence so far (int32, prompt then output), `prompt_len` says
     where the output starts: penalties need both. The token to be sampled is number
@@ -86,8 +86,8 @@ class SampleRow:
     the plan launched before finds, and stands behind `token_ids`. `automaton` is where the
     constraint stands before the unknown token (before the token to be sampled, if all are known);
     the device steps it. A row that needs the host for its mask or its penalties is `late`: what it
-    says here is not final (see `StepPlan.late`). `simple` says that its token is the best one, of
-    those that the mask allows.
+    says here is not final (see `StepPlan.late`). `simple`: the best token that the mask allows is
+    taken.
     """
 
     row: int
@@ -149,12 +149,12 @@ class StepPlan:
     """Set where masks are being filled on another thread: returns when they are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
     feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    """[F, 2] int32: flat token feeds[i, 0] is what sample feeds[i, 1] of the plan launched before
-    finds; what `token_ids` has there means nothing."""
+    """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan launched
+    before; `token_ids` has no meaning there."""
     common_blocks: np.ndarray | None = None
-    """[R-1] int32: so many leading blocks row r and row r + 1 have in common, whole ones before the
-    new tokens of both. As long as it is the same object, rows and what they share are the same.
-    None: nobody has looked."""
+    """[R-1] int32: how many leading blocks rows r and r + 1 have in common, counting whole blocks
+    before the new tokens of both. While it is the same object, rows and what they share are the
+    same. None: unknown."""
 
     @property
     def late(self) -> bool:
@@ -211,8 +211,8 @@ class StepResult:
 
 
 class ExecutorLost(Exception):
-    """The executor cannot run any step any more, in this process: some faults of a GPU end its
-    context. Whoever drives it is to end, and to be started anew."""
+    """The executor cannot run any further step in this process: some faults of a GPU end its
+    context. The process that drives it must end and be started again."""
 
 
 class Executor(Protocol):
@@ -221,8 +221,8 @@ class Executor(Protocol):
 
     At most two plans are launched and not collected. A step's effects on the KV memory come after
     those of every plan launched before it, whenever they are collected. A late plan is sampled
-    before the next one is launched. Where a step failed, the one launched behind it is sampled and
-    collected all the same, for nothing.
+    before the next one is launched. When a step fails, the one launched behind it is still sampled
+    and collected, and its result dropped.
     """
 
     @property
@@ -238,7 +238,7 @@ class Executor(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether `launch` returns while the step runs: only then planning ahead pays."""
+        """Whether `launch` returns while the step runs; only then does planning ahead pay."""
 
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step. With `plan.late`, nothing is sampled before `sample` is called."""

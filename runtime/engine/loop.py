@@ -37,18 +37,17 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 COMPILING_SECONDS = 0.005
-"""How long messages may lie while the loop has nothing to do but wait for a compilation."""
+"""How long a message may lie unread while the loop only waits for a compilation."""
 
 
 class EngineLoop:
     """Owns the scheduler and the executor; single-threaded.
 
-    `receive(timeout_ms)` returns the messages that are there (waiting at most that long for a
-    first one), `send` takes what there is to say. `compiler` compiles constraints on threads of its
-    own; a request waits for its grammar aside, while others go on. `jump_forward` allows what a
-    constraint forces to be appended without sampling, where the constraint allows it, too.
-    `overlap`: see `Steps`. `prepare` is called while there is no work, as long as it says that it
-    did something for the work to come; it should return soon. `executor_stats` adds to `stats`.
+    `receive(timeout_ms)` returns the messages that have come, waiting at most that long for a first
+    one; `send` sends messages. `compiler` compiles constraints on threads of its own; other
+    requests go on meanwhile. With `jump_forward`, forced tokens are appended without sampling,
+    where the constraint allows it, too. `overlap`: see `Steps`. While there is no work, `prepare`
+    is called until it returns False; each call should be short. `executor_stats` adds to `stats`.
     """
 
     def __init__(
@@ -96,10 +95,10 @@ class EngineLoop:
         self._outgoing += self._steps.finish()
         self._say()
 
-    # ------------------------------------------------------------ what there is to say
+    # ------------------------------------------------------------ sending
 
     def _tell(self, updates: list[Update]) -> None:
-        """Send news at once, in the middle of a step."""
+        """Send updates at once, in the middle of a step."""
         self._outgoing += updates
         self._say()
 

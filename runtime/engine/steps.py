@@ -29,7 +29,7 @@ class Steps:
         overlap: bool,
         tell: Callable[[list[Update]], None],
     ) -> None:
-        """`tell` is given news that should not wait until the step is over."""
+        """`tell` is given updates that should not wait until the step is over."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
@@ -101,8 +101,7 @@ class Steps:
     # ------------------------------------------------------------ parts of a step
 
     def _before_waiting(self, plan: StepPlan) -> None:
-        """A step that computes prompts may take long: what was held back goes out before, and what
-        is held back of requests that wait."""
+        """Send what is held back: a step that computes prompts may take long."""
         if news := self._scheduler.held_back(plan):
             self._tell(news)
 

@@ -10,15 +10,15 @@ from rootlace.runtime.scheduler.order import DepthFirst
 from rootlace.runtime.scheduler.sequence import Sequence
 
 _SPARE_COLUMNS = 32
-"""Of block tables: so many blocks later they are made anew."""
+"""Room in block tables: after this many more blocks per row they are made anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayout:
     """One token of each of R sequences, in the order of the rows.
 
-    Who shows `block_tables` shares them with the steps before and behind: what lies behind a row's
-    own blocks changes.
+    `block_tables` are shared with the steps before and after: entries behind a row's own blocks
+    change.
     """
 
     sequences: list[Sequence]
@@ -45,14 +45,14 @@ class DecodeRows:
         self._version = -1
         self._last = _layout(self._order, block_size)
         self._inside = 0
-        """For so many steps more no row begins a block."""
+        """Number of further steps in which no row begins a block."""
 
     def lay(self, ready: list[Sequence], order: DepthFirst, version: int) -> DecodeLayout:
         """The rows of `ready`, whose `computed` counts this step's token already.
 
-        To be called for every step. `order` names them, and maybe more, in the order of the rows;
-        it is another object whenever that changes. `version` is another number whenever a table has
-        changed but at its end, or what is computed but by a step's token.
+        Call it for every step. `order` has these sequences, and perhaps others, in the order of the
+        rows; it is a new object whenever the order changes. `version` changes whenever a table
+        changed other than at its end, or `computed` other than by a step's token.
         """
         kept = order is self._order and version == self._version and ready == self._ready
         self._ready, self._order, self._version = ready, order, version
@@ -99,12 +99,12 @@ class DecodeRows:
         )
 
     def _steps_inside(self, positions: np.ndarray) -> int:
-        """For how many steps behind that with these positions no row begins a block."""
+        """How many steps after the one with these positions begin no block in any row."""
         return self._size - 1 - int((positions % self._size).max(initial=0))
 
 
 def _layout(order: DepthFirst, size: int) -> DecodeLayout:
-    """From nothing but the sequences."""
+    """The layout computed from the sequences alone."""
     sequences = order.sequences
     positions = np.array([sequence.computed for sequence in sequences], np.int32)
     positions -= 1

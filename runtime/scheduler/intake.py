@@ -20,7 +20,7 @@ class Retreat:
 
 
 Verdict = Ending | Retreat | None
-"""None: the request goes on."""
+"""What to do after a token; None: go on."""
 
 
 class TokenIntake:
@@ -59,10 +59,10 @@ class TokenIntake:
             sequence.ending = verdict
 
     def try_sampled_fast(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
-        """Take in the `token` of a sequence that bans no stops; False, and nothing is done, if it
-        may end there, or its constraint has more to say of it.
+        """`sampled` for the common case, as cheap as can be, since it runs once per row and step.
 
-        What `sampled` does, as short as can be: once per row and step.
+        For a `plain` sequence. Returns False, having done nothing, if the token may end it or the
+        constraint needs a closer look: call `sampled` then.
         """
         if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
             return False
@@ -80,10 +80,10 @@ class TokenIntake:
         return True
 
     def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
-        """Append `token`, whose log-probabilities are `scores`, and what is forced behind it.
+        """Append `token`, whose log-probabilities are `scores`, and the tokens forced behind it.
 
-        A token of -1 (see `StepResult`) ends the request with an error that says what left nothing
-        to sample.
+        A token of -1 (see `StepResult`) ends the request with an error that says why nothing could
+        be sampled.
         """
         if token < 0:
             return _nothing(sequence)
@@ -105,7 +105,7 @@ class TokenIntake:
         """Append `token` unless the constraint refuses it."""
         matcher = sequence.matcher
         stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
-        # What is checked is complete only if the check has seen its end.
+        # A checked constraint must see the end of the text, too.
         asked = matcher is not None and (not stops or sequence.held)
         if asked and matcher is not None and not matcher.advance(token):
             return self._refused(sequence, token)
@@ -123,11 +123,11 @@ class TokenIntake:
         assert matcher is not None
         reason = matcher.error()
         if not sequence.held:
-            # What its mask allowed and it refuses is beyond its bounds: some masks know no better.
+            # The mask allowed the token, so the constraint has run into one of its bounds.
             error = f"the constraint stopped at token {token}: {reason}"
             return Ending("error", code=ConstraintNotMet.code, error=error)
         undone = matcher.retreat()
-        if undone is None or sequence.length - undone < sequence.told:
+        if undone is None or sequence.length - undone < sequence.emitted:
             error = matcher.error() or reason
             return Ending("error", code=ConstraintNotMet.code, error=error)
         self.retreats += 1
@@ -153,11 +153,11 @@ class TokenIntake:
         return verdict
 
     def _take_forced(self, sequence: Sequence, tokens: list[int]) -> tuple[Verdict, bool]:
-        """Append `tokens`; and whether to leave the next to sampling."""
+        """Append `tokens`. The flag says whether to stop here and sample next."""
         early = sequence.request.params.min_tokens
         matcher = sequence.matcher
         if sequence.plain and matcher is not None:
-            # Most of them end nothing.
+            # The common case: tokens that neither stop nor complete the request.
             room = sequence.full - sequence.length - 1
             count = 0
             for token in tokens[: max(room, 0)]:
@@ -177,7 +177,7 @@ class TokenIntake:
 
 
 def _failed(sequence: Sequence, error: BaseException) -> Ending:
-    """What a matcher raises ends its request, and disturbs no other."""
+    """A fault of a matcher ends its request alone."""
     log.exception("the constraint of %r failed", sequence)
     return Ending("error", code=InternalError.code, error=f"the constraint failed: {error!r}")
 

@@ -17,10 +17,10 @@ from rootlace.runtime.contracts.plan import MaskRow
 log = logging.getLogger(__name__)
 
 QUICK_SECONDS = 50e-6
-"""A mask that takes less is made on the spot: to hand it to another thread and to wait for it costs
-both threads about as much, the interpreter being one's at a time. Most take a tenth of this."""
+"""A mask that takes less is made on the spot: handing it to another thread and waiting costs about
+as much, since both share the interpreter. Most masks take a tenth of this."""
 SPOT_SECONDS = 200e-6
-"""So much of a step goes into masks made on the spot; what is left is made beside the step."""
+"""Time per step for masks made on the spot; further ones are made beside the step."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class MaskJob:
     out: np.ndarray
     shared: MaskRow | None = None
     seconds: float = 0.0
-    """What it took of its thread's CPU time; waiting for the interpreter does not count."""
+    """CPU time of its thread; waiting for the interpreter does not count."""
 
     def run(self) -> None:
         """Never raises."""
@@ -41,7 +41,7 @@ class MaskJob:
 
 
 def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> None:
-    """Never raises: a mask that cannot be filled allows nothing; who needs it ends alone."""
+    """Never raises: a mask that cannot be filled allows nothing, and its request ends alone."""
     try:
         if shared is not None:
             matcher.prepare_mask()
@@ -76,9 +76,9 @@ class StepMasks:
     Requests whose matcher shares a table of masks name a row of it, once that is filled; the other
     masks are rows of one array per step.
 
-    The filler gets what may take long: rows of tables, and the masks of matchers whose last one was
-    not quick. Should one that is made on the spot take long for once, no more is lost than the time
-    in which the executor would have run beside it.
+    The filler gets what may take long: rows of tables, and masks of matchers whose last one was not
+    quick. If a mask made on the spot takes long for once, the executor merely starts that much
+    later.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class StepMasks:
         return seconds
 
     def _learn(self) -> None:
-        """From what the jobs handed last took; those that have not run (yet) tell nothing."""
+        """Note which matchers are slow, from the last jobs; those not run yet are skipped."""
         for job in self._handed:
             if job.shared is not None or not job.seconds:
                 continue

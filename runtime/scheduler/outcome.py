@@ -1,4 +1,4 @@
-"""What a request is told: tokens, their scores, and at last why it ended."""
+"""When a request's tokens are emitted, and what goes into each update."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from rootlace.runtime.scheduler.sequence import Ending, Sequence
 
 
 def due(sequence: Sequence, now: float) -> bool:
-    """Whether what is new is to be told: the first token is, then so many at a time, or so often.
+    """Whether to emit now: the first token always, later ones by `emit_every` and `emit_seconds`.
 
-    Times are cut at multiples of `emit_seconds`, so that all who asked alike are told together.
+    Time is divided at multiples of `emit_seconds`, so that streams with the same interval are
+    emitted together.
     """
     if not sequence.announced:
         return True
     request = sequence.request
-    if sequence.length - sequence.told < request.emit_every:
+    if sequence.length - sequence.emitted < request.emit_every:
         return False
     seconds = request.emit_seconds
-    return not seconds or now // seconds > sequence.told_at // seconds
+    return not seconds or now // seconds > sequence.emitted_at // seconds
 
 
 def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update | None:
-    """What can be told of a request that goes on; None if there is nothing. `held_back`: also what
-    only waits for its time.
+    """The next update of a request that goes on; None if there is nothing to emit. `held_back`:
+    ignore `emit_every` and `emit_seconds`.
 
-    Tokens wait for their scores. Those of a checked constraint wait for the end, since they may be
-    taken back until then. And what is forced before anything was sampled waits for the prompt, as
-    what comes with the first update does.
+    Tokens wait for their scores. Those of a checked constraint wait for the end, because they may
+    be taken back until then. Tokens that were forced before the first sample wait until the prompt
+    is computed, since the first update also carries the prompt's figures.
     """
     if held_back and not sequence.announced:
         return None
     stop = sequence.length
     if sequence.params.logprobs:
-        # Some may be asked for by a step that is only planned.
-        stop = sequence.told + sum(len(part.logprobs) for part in sequence.output_scores)
+        # The scores of later tokens come with a step that is still under way.
+        stop = sequence.emitted + sum(len(part.logprobs) for part in sequence.output_scores)
     elif sequence.scores_missing:
         stop = sequence.score_next
-    if sequence.held or stop <= sequence.told or not (held_back or due(sequence, now)):
+    if sequence.held or stop <= sequence.emitted or not (held_back or due(sequence, now)):
         return None
     update = _tokens(sequence, stop)
-    sequence.told_at = now
+    sequence.emitted_at = now
     announce(sequence, update)
     return update
 
 
 def last(sequence: Sequence, ending: Ending) -> Update:
-    """The last update. With an error, what was not told yet is dropped."""
+    """The last update. With an error, tokens that were not emitted yet are dropped."""
     failed = ending.finish == "error"
     update = Update(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
@@ -57,7 +58,7 @@ def last(sequence: Sequence, ending: Ending) -> Update:
 
 
 def announce(sequence: Sequence, update: Update) -> None:
-    """Add what comes with a request's first update."""
+    """Add the prompt's figures, if this is the request's first update."""
     if sequence.announced or sequence.queued is None:
         return
     sequence.announced = True
@@ -74,8 +75,8 @@ def announce(sequence: Sequence, update: Update) -> None:
 
 
 def _tokens(sequence: Sequence, stop: int) -> Update:
-    """An update with the tokens up to `stop`, which then count as told."""
-    start = sequence.told
+    """An update with the tokens up to `stop`, which then count as emitted."""
+    start = sequence.emitted
     if stop == start + 1 == sequence.length:
         update = Update(sequence.rid, (sequence.last,))
     else:
@@ -87,7 +88,7 @@ def _tokens(sequence: Sequence, stop: int) -> Update:
     if sequence.forced:
         update.forced = tuple(at - start for at in sequence.forced if at < stop)
         sequence.forced = [at for at in sequence.forced if at >= stop]
-    sequence.told = stop
+    sequence.emitted = stop
     return update
 
 

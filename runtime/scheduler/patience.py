@@ -5,25 +5,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 COMPUTED, CACHED = 8, 1
-"""Work of a token: one that is cached has its price too, since it takes room and is attended to."""
+"""Cost: 8 per computed token, 1 per cached, which also takes room and is attended to."""
 
 
 def work_of(length: int, cached: int) -> int:
-    """Of a request with so many tokens, so many of them cached."""
+    """Cost of a request of `length` tokens, `cached` of which are in the tree."""
     return COMPUTED * (length - cached) + CACHED * cached
 
 
 class Patience:
-    """Whether the first of those who wait has been overtaken enough.
+    """Bounds how often the first waiting request may be overtaken.
 
-    A request may be overtaken by `max_overtaken` later ones. It may be overtaken by more as long as
-    their work is less than `max_delay` times the work that was waiting before it when it came. So
-    they may be many where they are cheap, their prefixes being cached, and nobody waits much longer
-    than in order of arrival.
+    A request may be overtaken by `max_overtaken` later ones, and by more while their work is less
+    than `max_delay` times the work that was waiting before it when it came. So cheap requests,
+    whose prefixes are cached, may overtake in numbers, and nobody waits much longer than in order
+    of arrival.
 
-    Of two that wait the earlier one has been overtaken by all who overtook the later one. So only
-    the first is watched, and what is said of a request holds, up to one overtaker, with its own
-    bounds or those of one that was waiting when it came.
+    Whoever overtakes a waiting request overtakes all that wait before it. So it is enough to watch
+    the first. Any other request is then bounded, up to one overtaker, by its own limits or by those
+    of a request that was waiting when it came.
     """
 
     def __init__(self, max_overtaken: int, max_delay: float) -> None:
@@ -34,30 +34,32 @@ class Patience:
         self._waiting = 0
         """Work of all who wait."""
         self._overtakers: list[int] = []
-        """Numbers of admitted requests that came after the first, ascending."""
+        """Numbers of admitted requests that came after the first waiting one, ascending."""
         self._delays: dict[int, int] = {}
+        """Work of each overtaker."""
         self._delay = 0
+        """Work of all overtakers."""
 
     def arrives(self, number: int, work: int) -> None:
-        """Numbers ascend."""
+        """A request is queued; its `number` is higher than all before."""
         self._allowed[number] = self._max_delay * self._waiting
         self._work[number] = work
         self._waiting += work
 
     def renew(self, number: int, work: int) -> None:
-        """The work of a request that waits is another now."""
+        """A waiting request's work has changed, because more or less of it is cached."""
         self._waiting += work - self._work[number]
         self._work[number] = work
 
     def overtakes(self, number: int) -> None:
-        """A request that is not the first is admitted; it `leaves` next."""
+        """A request other than the first is admitted; call `leaves` for it next."""
         work = self._work[number]
         insort(self._overtakers, number)
         self._delays[number] = work
         self._delay += work
 
     def leaves(self, number: int, first: int | None) -> None:
-        """A request waits no more; `first` is the first of those who do."""
+        """A request waits no longer; `first` is the first that still does."""
         self._waiting -= self._work.pop(number)
         del self._allowed[number]
         # The first left: those between it and the new first overtook nobody who waits.

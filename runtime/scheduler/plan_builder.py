@@ -54,7 +54,7 @@ class PlanBuilder:
     """
 
     def __init__(self, step: int, pool: BlockPool, *, feeding: bool = True) -> None:
-        """`feeding`: whether a step is under way, which tokens may come from."""
+        """`feeding`: whether a step is under way whose samples this one may need."""
         self.step = step
         self._feeding = feeding
         self._decoding: list[Sequence] = []
@@ -103,7 +103,7 @@ class PlanBuilder:
         """The first row of a block that this step writes (`count`, if it is none of the first
         `count`), and the flat token of row 0 as if it were written."""
         size = self._block_size
-        # Noted when it is asked for: few steps share blocks that they write to.
+        # Computed on demand: few steps share blocks that they write to.
         for chunk in self._chunks[self._noted :]:
             self._writers.update(dict.fromkeys(chunk.table[chunk.start // size :].tolist(), chunk))
         self._noted = len(self._chunks)
@@ -147,8 +147,8 @@ class PlanBuilder:
         sample_rows: SampleRows,
         lay: Callable[[list[Sequence]], DecodeLayout],
     ) -> Flight:
-        """Lay the rows out in the order of `order`, which names every row's sequence; `lay` does it
-        with those that decode."""
+        """Lay the rows out in `order`, which has every row's sequence; `lay` lays out those that
+        decode."""
         decode = lay(self._decoding)
         if self._chunks:
             flight = self._mixed(order, decode, sample_rows)
@@ -269,7 +269,7 @@ class PlanBuilder:
         )
 
     def close(self) -> None:
-        """Let go of what was kept while planning."""
+        """Release the blocks that were held while planning."""
         for blocks in self._guards:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
@@ -282,7 +282,7 @@ def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarr
 
 
 def _feeds(sequences: list[Sequence], flats: Iterable[int]) -> np.ndarray:
-    """What of these decode rows, whose tokens are `flats`, the step before finds."""
+    """The `feeds` of these decode rows, whose flat tokens are `flats`."""
     feeds = [
         (flat, sequence.sampled_at)
         for flat, sequence in zip(flats, sequences, strict=True)

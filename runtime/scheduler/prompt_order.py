@@ -11,8 +11,10 @@ _KEY_TOKENS = 4096
 
 
 class PromptOrder:
-    """That is depth-first order in the tree that the prompts make together, and who is near whom
-    shares most with it. Changes cost O(log n) comparisons of prompts (their first 4096 tokens)."""
+    """The depth-first order of the tree that the prompts form: neighbours share most.
+
+    A change costs O(log n) comparisons of the prompts' first 4096 tokens.
+    """
 
     def __init__(self) -> None:
         self._keys: list[tuple[bytes, int]] = []
@@ -29,16 +31,16 @@ class PromptOrder:
         del self._keys[bisect_left(self._keys, (key, number))]
 
     def go_to(self, number: int) -> None:
-        """Have `following` go on from here."""
+        """Let `following` continue from here."""
         self._cursor = (self._key_of[number], number)
 
     def following(self) -> int:
-        """Who comes next, going around; there is somebody."""
+        """The number that comes next, wrapping around. The order must not be empty."""
         return self._keys[bisect_left(self._keys, self._cursor) % len(self._keys)][1]
 
     def neighbours(self, sequence: Sequence) -> tuple[Iterator[int], Iterator[int]]:
-        """Who is before and who is behind `sequence`, which need not be here, the nearest first:
-        both ways, what they share with it only gets shorter."""
+        """Numbers before and after `sequence` (which need not be here itself), nearest first. In
+        both directions the shared prefix only gets shorter."""
         at = bisect_left(self._keys, (_key(sequence), -1))
         before = (self._keys[i][1] for i in range(at - 1, -1, -1))
         behind = (self._keys[i][1] for i in range(at, len(self._keys)))

@@ -12,7 +12,7 @@ from rootlace.runtime.scheduler.sequence import Sequence
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bounds of `reserve` in tokens, and what is left of it after a step without a retraction."""
+    """Bounds of `reserve` in tokens, and the factor by which it shrinks per step."""
 
     least: float = 8.0
     most: float = 4096.0
@@ -68,7 +68,7 @@ class RunningSet:
             self.leave(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        """`sequence` runs no more; what it computed stays cached."""
+        """`sequence` stops running; what it computed stays cached."""
         self.sequences.remove(sequence)
         self._kv.release(sequence)
         self._ordered = None
@@ -116,11 +116,11 @@ class RunningSet:
     # ------------------------------------------------------------ order
 
     def moved(self) -> None:
-        """A handle moved: the order is to be found again."""
+        """A handle moved, so the order must be computed anew."""
         self._ordered = None
 
     def depth_first(self) -> DepthFirst:
-        """Another object whenever the order may have changed."""
+        """The running sequences; a new object whenever the order may have changed."""
         if self._ordered is None:
             self._ordered = depth_first(self.sequences)
         return self._ordered
@@ -170,7 +170,7 @@ class RunningSet:
         )
 
     def _helps(self, sequence: Sequence) -> bool:
-        """Whether retracting it makes a difference: it holds blocks of its own or wants one."""
+        """Whether retracting it helps: it holds blocks of its own, or wants one."""
         return self._loss(sequence) > 0 or sequence.decoding
 
     def _loss(self, sequence: Sequence) -> int:
@@ -185,11 +185,11 @@ class RunningSet:
     # ------------------------------------------------------------ headroom
 
     def relax(self) -> None:
-        """A step went by."""
+        """Lower the reserve a little, once per step."""
         self.reserve = max(self._headroom.decay * self.reserve, self._headroom.least)
 
     def _ahead(self, sequence: Sequence) -> int:
-        """Tokens that `sequence` is promised to reach."""
+        """The length up to which `sequence` is promised blocks."""
         outputs = 0 if sequence.ending is not None else sequence.max_tokens - sequence.outputs
         return sequence.target() + min(outputs, int(self.reserve))
 
@@ -198,7 +198,7 @@ class RunningSet:
         return max(self._kv.blocks_for(self._ahead(sequence)) - sequence.table_len, 0)
 
     def promises(self) -> int:
-        """Of all running sequences. O(running)."""
+        """Blocks promised to all running sequences. O(running)."""
         return sum(map(self.promise, self.sequences))
 
     def fits(self, sequence: Sequence, promises: int) -> bool:

@@ -28,9 +28,9 @@ class SampleRows:
     row needs of that token is the next state of an automaton. A row that needs a mask of its own,
     or all tokens for its penalties, is late: `final` makes it when the token is known.
 
-    A matcher is left alone while its mask may be filled on another thread, from `start` to the
-    commit of the step: so whether a row was given its automaton's state is kept (`stepped`), and
-    asked again only if it was.
+    From `start` to the step's commit a matcher's mask may be filled on another thread, and nobody
+    else may use it. `Sequence.stepped` therefore notes whether the row was given its automaton's
+    state: only then is the matcher asked for the next one.
     """
 
     def __init__(self, masks: StepMasks, automata: bool) -> None:
@@ -45,7 +45,7 @@ class SampleRows:
         `StepPlan.wait_for_masks`)."""
         samples: list[SampleRow] = []
         for index, s in rows:
-            # Most rows of most steps; what it says is what `_row` says.
+            # Most rows of most steps: the same as `_row`, without its cases.
             if s.pending or not s.plain:
                 break
             mask, matcher = None, s.matcher
@@ -63,7 +63,7 @@ class SampleRows:
     def _start(
         self, rows: list[tuple[int, Sequence]]
     ) -> tuple[list[SampleRow], Callable[[], None] | None]:
-        """`start`, whatever the rows are."""
+        """`start` for rows of any kind."""
         if self._automata:
             constrained = [sequence for _, sequence in rows if sequence.matcher is not None]
             constraints, wait = self._constraints(constrained)
@@ -106,7 +106,8 @@ class SampleRows:
     def _constraints(
         self, sequences: list[Sequence], *, known: bool = False
     ) -> tuple[dict[Sequence, Constraint], Callable[[], None] | None]:
-        """Per sequence that is not late; all have a matcher. `known`: all tokens are."""
+        """The constraints of those of `sequences` that are not late; all have a matcher. `known`:
+        no token is pending."""
         found: dict[Sequence, Constraint] = {}
         masked: dict[Sequence, Matcher] = {}
         for sequence in sequences:
@@ -129,7 +130,7 @@ class SampleRows:
 
 
 def dead_row(sample: SampleRow) -> SampleRow:
-    """A late row whose sample nobody wants any more."""
+    """The final form of a late row whose sample nobody wants any more."""
     return replace(sample, late=False, params=_PLAIN, mask=None, automaton=None, banned=())
 
 

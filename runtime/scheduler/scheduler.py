@@ -66,9 +66,9 @@ class Scheduler:
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
-        `masks` makes their masks; without it they are filled while a step is planned. `automata`:
-        rows name the state of their automaton instead, where there is one. `headroom` is for who
-        counts in other units than tokens.
+        `masks` makes their masks; without it they are filled while a step is planned. With
+        `automata`, a row carries its automaton's state instead, where there is one. `headroom`
+        is for callers that count in other units than tokens.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -171,8 +171,8 @@ class Scheduler:
         return updates
 
     def held_back(self, plan: StepPlan) -> list[Update]:
-        """News that only wait for their time (`Request.emit_seconds`), told now that `plan` runs:
-        of all, if it may take long, and of those who wait for blocks in any case."""
+        """Updates that only wait for `Request.emit_seconds`, to be sent before waiting for `plan`:
+        of all requests if it computes prompts and may take long, and always of retracted ones."""
         now = self._clock()
         sequences = self._running.retracted
         if plan.num_tokens > plan.num_rows:
@@ -191,8 +191,8 @@ class Scheduler:
         is committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
-        # An attempt without rows took something from the cache or took blocks from somebody; the
-        # bound is there so that a mistake shows as an error and not as a hang.
+        # An attempt without rows changed something: it evicted or retracted. The bound turns a
+        # mistake into an error instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
             builder = PlanBuilder(self._count.steps, self.kv.pool, feeding=bool(self._flights))
             ready = self._running.secure(may_retract=not self._flights)
@@ -211,7 +211,7 @@ class Scheduler:
     def late_samples(self, plan: StepPlan) -> list[SampleRow]:
         """The samples of a late plan, the step before being committed: none is late any more.
 
-        Returns once their masks are filled. What nobody wants any more is sampled anyhow.
+        Returns once their masks are filled. Samples that nobody wants any more are included.
         """
         for flight in self._flights:
             if flight.plan is plan:
@@ -257,8 +257,8 @@ class Scheduler:
         start = sequence.length
         verdict = self._intake.sampled(sequence, token, scores)
         if verdict is not None or sequence.length > start + 1:
-            # A step planned ahead went on from this token alone: what it samples is not next. The
-            # KV of the token counts, unless its logits are still wanted, or nobody goes on here.
+            # A step planned ahead continued from this token alone, so its sample does not count.
+            # The token's KV counts, unless its logits are still wanted or the request is over.
             sequence.drop_pending()
             if verdict is not None or sequence.scores_missing:
                 self.kv.rewind(sequence, start)
@@ -301,7 +301,7 @@ class Scheduler:
         self._check_if_asked()
 
     def release_program(self, program: str) -> None:
-        """The program ended: what only it used goes first when blocks run out."""
+        """The program ended: prefixes that only it used may go first."""
         self.kv.tree.close_program(program)
 
     def stats(self) -> dict[str, int | float]:

@@ -45,6 +45,8 @@ class Sequence:
         "covered",
         "decoding",
         "detached",
+        "emitted",
+        "emitted_at",
         "ending",
         "epoch",
         "finished",
@@ -81,8 +83,6 @@ class Sequence:
         "table",
         "table_len",
         "tokens",
-        "told",
-        "told_at",
         "tree_len",
     )
 
@@ -116,7 +116,7 @@ class Sequence:
         self.outputs = outputs
         self.length = self.prompt_len + outputs
         self.full = min(self.prompt_len + self.max_tokens, max_length)
-        """With so many tokens it ends, whatever they are."""
+        """At this length it ends, whatever the tokens are."""
         self.tokens = np.empty(self.length + 16, np.int32)
         self.tokens[: self.prompt_len] = request.token_ids
         self.tokens[self.prompt_len : self.length] = request.output_ids
@@ -126,22 +126,22 @@ class Sequence:
         self.matcher = matcher
         self.jumps = matcher is not None and jumps
         self.held = matcher is not None and matcher.can_retreat()
-        """Whether outputs may be taken back, and are therefore told at the end."""
+        """Whether the constraint may take outputs back; they are emitted at the end then."""
         self.ending: Ending | None = None
-        """Set where nothing is to be sampled any more, but something to be computed."""
+        """Set when nothing more is sampled, though something is still to be computed."""
         if outputs >= self.max_tokens:
             self.ending = Ending("length")
         elif matcher is not None and matcher.is_finished():
             self.ending = Ending("stop")
 
-        # The first token has no log-probability; with outputs, the scores were told before.
+        # A resumed request emitted its prompt's scores before.
         first = params.prompt_logprobs_from
         self.score_from = self.prompt_len if first is None or outputs else first
         self.score_next = max(self.score_from, 1)
         self.score_stop = self.prompt_len
         self.prompt_scores: list[TokenScores] = []
-        self.told = self.length
-        self.told_at = 0.0
+        self.emitted = self.length
+        self.emitted_at = 0.0
         self.forced: list[int] = []
         self.output_scores: list[TokenScores] = []
 
@@ -154,23 +154,22 @@ class Sequence:
         self.sampled_at = -1
         self.epoch = 0
         self.stepped = False
-        """Whether the row planned last says where an automaton stands, so that the device can step
-        it."""
+        """Whether the row planned last carries an automaton's state, which the device steps."""
         self.penalised = bool(
             params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
         )
-        """Whether sampling has to know all tokens before."""
+        """Whether sampling depends on all tokens before."""
         self.simple = not (
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
         )
-        """Whether the best token that the constraint allows is the one that is sampled."""
+        """Whether sampling means taking the best allowed token."""
         self.plain = not (params.min_tokens or self.held)
-        """Whether no stop is banned and nothing taken back: most tokens are just appended."""
+        """Whether no stop is banned and nothing is taken back: see `try_sampled_fast`."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
     def forget_kv(self) -> None:
-        """No KV any more; tokens, scores and counts stay."""
+        """Start without KV; tokens, scores and counts stay."""
         self.node: Node | None = None
         self.tree_len = 0
         self.computed = 0
@@ -178,8 +177,8 @@ class Sequence:
         self.detached = False
         self.decoding = False
         self.jumped = False
-        """Whether what is computed before it decodes again is its own until it ends, as what it
-        decoded is: a few tokens that a constraint forced."""
+        """Whether it computes a few forced tokens that stay out of the tree until it ends, as
+        decoded tokens do."""
 
     @property
     def max_tokens(self) -> int:
@@ -188,14 +187,14 @@ class Sequence:
         return limit
 
     def drop_pending(self) -> None:
-        """What is being sampled now is not what follows."""
+        """Samples under way do not count: something else follows."""
         self.epoch += 1
         self.pending = 0
 
     def append(self, token: int) -> None:
         """Amortised O(1)."""
         if self.length == len(self.tokens):
-            # The old buffer stays with the plans that show it.
+            # Plans under way keep views of the old buffer.
             self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))
         self.tokens[self.length] = token
         self.last = token
@@ -234,9 +233,9 @@ class Sequence:
         self.table_len = end
 
     def shorten(self, length: int) -> None:
-        """Forget the tokens behind `length`, which were neither told nor are in its blocks."""
-        assert self.told <= length <= self.length and self.computed <= length
-        self.tokens = self.tokens.copy()  # the old buffer stays with the plans that show it
+        """Forget the tokens behind `length`, which were neither emitted nor computed."""
+        assert self.emitted <= length <= self.length and self.computed <= length
+        self.tokens = self.tokens.copy()  # plans under way keep views of the old buffer
         self.outputs -= self.length - length
         self.length = length
         self.last = int(self.tokens[length - 1])
@@ -244,7 +243,7 @@ class Sequence:
         self.score_stop = min(self.score_stop, length)
         self.score_next = min(self.score_next, self.score_stop)
         keep = min(self.score_next, length) if self.scores_missing else length
-        self._cut_scores(keep - self.told)
+        self._cut_scores(keep - self.emitted)
 
     def _cut_scores(self, count: int) -> None:
         kept: list[TokenScores] = []
@@ -275,9 +274,9 @@ class Sequence:
             self.output_scores.append(scores.behind(prompt))
 
     def target(self) -> int:
-        """How many tokens are to be computed before one is sampled, or the request ends.
+        """How many tokens must be computed before the next sample, or before the request ends.
 
-        The last token of an output that is complete is needed by nobody.
+        Nobody needs the KV of a complete output's last token.
         """
         if self.ending is None or self.length == self.prompt_len:
             return self.length

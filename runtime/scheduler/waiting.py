@@ -14,20 +14,21 @@ from rootlace.runtime.scheduler.prompt_order import PromptOrder
 from rootlace.runtime.scheduler.sequence import Sequence
 
 REFRESHED = 32
-"""Estimates brought up to date per step (round robin), so that a long queue costs no more."""
+"""Estimates renewed per step, round robin: the cost does not grow with the queue."""
 
 _NEIGHBOURS = 256
-"""How many on either side are looked at when a prompt has been computed."""
+"""How many neighbours on either side are considered when a prompt has been computed."""
 _RETRIES = 8
+"""How often the best estimate is renewed before the best one known is offered."""
 
 
 class WaitingQueue:
     """Sequences in order of policy; `Patience` says how far they may overtake each other.
 
     - `fcfs`: order of arrival.
-    - `lpm`: longest cached prefix first, then order of arrival. Estimates are cached in a heap. Who
-      shares more with a prompt than was cached learns of it as soon as the prompt is computed;
-      `REFRESHED` others are renewed per step, and the best one before it is offered.
+    - `lpm`: longest cached prefix first, then order of arrival. A heap holds the estimates. When a
+      prompt has been computed, those who share more with it than was cached get a new estimate at
+      once; `REFRESHED` others are renewed per step, and the best one before it is offered.
     - `dfs`: lexicographic order of the prompts, going on from the last one admitted and around.
     """
 
@@ -86,14 +87,14 @@ class WaitingQueue:
                 other = self._all[number]
                 limit = min(sequence.length, other.match_limit())
                 shared = common_prefix(sequence.tokens[:limit], other.tokens[:limit])
-                # Those further away share no more, and what was cached before they knew.
+                # Those further away share no more, and were told of what was cached before.
                 if shared <= known or other.request.namespace != sequence.request.namespace:
                     break
                 if self._estimates[number] < shared:
                     self._set_estimate(number, shared)
 
     def peek(self) -> Sequence | None:
-        """Who is to be admitted next."""
+        """The sequence to admit next."""
         if not self._all:
             return None
         number, head = next(iter(self._all.items()))
@@ -138,7 +139,7 @@ class WaitingQueue:
                 heapq.heapify(self._heap)
 
     def _longest(self) -> Sequence | None:
-        """The sequence with the best estimate, renewed; after some tries the best known one."""
+        """The sequence with the best renewed estimate; after `_RETRIES` the best one known."""
         best = None
         for _ in range(_RETRIES):
             while self._heap and self._estimates.get(self._heap[0][1]) != -self._heap[0][0]:

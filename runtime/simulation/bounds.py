@@ -1,4 +1,4 @@
-"""What hit rate any cache could have on a workload."""
+"""Upper bounds of the hit rate of any cache on a workload."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class StepCost:
     + context * (tokens of context that decode rows read)
     + pair * (pairs of a prompt token and a token it attends to)`.
 
-    `max_step_tokens` is the budget of the engine it speaks of. `source` says where it is from, and
-    whether it was measured.
+    `max_step_tokens` is the budget of the engine it describes. `source` says where the figures come
+    from, and whether they were measured.
     """
 
     step: float
@@ -52,7 +52,7 @@ class StepCost:
 
 
 def known_costs() -> list[str]:
-    """Names of the models that come along."""
+    """Names of the built-in models."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
@@ -75,7 +75,7 @@ def read_cost(given: str) -> StepCost:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """When within a step what is ready, in seconds from its begin."""
+    """When each part of a step is ready, in seconds from its beginning."""
 
     total: float
     chunks: np.ndarray
@@ -113,7 +113,7 @@ def time_step(
     tokens_by, spent_by = np.append(0, computed), np.append(0.0, spent)
 
     def until(step: np.ndarray) -> np.ndarray:
-        """Seconds that the first so many steps take."""
+        """Seconds that the first `step` steps take."""
         prompts = np.interp(step * room, tokens_by, spent_by)
         return cost.step * step + decoding * (step / steps) + prompts
 

@@ -1,4 +1,4 @@
-"""An executor for replays: it computes nothing, and knows how long each output is."""
+"""An executor for replays: it computes nothing, and ends each output at its length in the trace."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ReplayExecutor:
 
     A request's number is its seed. Its first unit, sampled where the prompt ends, is one token;
     each further one is `granularity` tokens, sampled in a step that stands for as many of the
-    engine's (the last one: for what is left). Unlike the engine's simulated executor this one has
-    no memory and verifies nothing: its time per step does not depend on the context.
+    engine's (the last one: for what is left). It has no memory and verifies nothing, so its time
+    per step does not depend on the context.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -97,12 +97,12 @@ class ReplayExecutor:
         return result, StepWork(_NONE, _NONE, _NONE, rows.requests, tokens, contexts)
 
     def _result(self, requests: np.ndarray, left: np.ndarray) -> StepResult:
-        """`left`: units that each of `requests` makes after this one."""
+        """`left`: how many units each of `requests` makes after this one."""
         found = np.where(left == 0, STOP, FIRST_OUTPUT + requests)
         return StepResult(found.astype(np.int32), [None] * len(found), [])
 
     def _row_tokens(self, requests: np.ndarray, made: np.ndarray) -> np.ndarray:
-        """Tokens in the next unit of `requests` that have `made` so many."""
+        """Tokens in the next unit of `requests`, which have `made` that many units."""
         tokens: np.ndarray = self._outputs[requests] - 1 - (made - 1) * self._size
         return np.minimum(tokens, self._size)
 
@@ -111,7 +111,7 @@ class ReplayExecutor:
 class _DecodingRows:
     """The rows of a run of steps in which the same requests decode.
 
-    Before this step they have `made` so many units each, and for `left` steps more nobody ends.
+    Before this step they have `made` that many units each, and none ends within `left` more steps.
     `common` is the plans' (see `StepPlan.common_blocks`); `result` and `tokens` are those of a step
     in which nobody ends.
     """

@@ -1,4 +1,4 @@
-"""What a run is worth: rates, percentiles, and rows of a table."""
+"""The figures of a run: rates, percentiles, rows of a table."""
 
 from __future__ import annotations
 

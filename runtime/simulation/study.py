@@ -16,7 +16,7 @@ from rootlace.runtime.simulation.report import Report, report_on
 from rootlace.runtime.simulation.workload import Workload
 
 Progress = Callable[[str, int, int], None]
-"""Told what runs now, and how many of how many requests of all runs together have ended."""
+"""Called with what runs now, and how many of all runs' requests have ended, of how many."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_who_waits_for_blocks_has_been_told_all(overlap: bool) -> None:
             world.step()
             for sequence in world.scheduler._running.retracted:
                 waited += 1
-                assert sequence.told == sequence.length
+                assert sequence.emitted == sequence.length
     assert waited > 5
     for job in world.jobs.values():
         world.expect_cold(job)
