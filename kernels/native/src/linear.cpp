@@ -4,13 +4,14 @@
 #include <cstring>
 
 #include "panels.h"
+#include "silu.h"
 
 namespace rootlace {
 namespace {
 
 // Rows of x that are taken through all weights before the next: they stay in the second level; in
 // the third if weights are too large for it and would be read from memory each time.
-constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20, LARGE_WEIGHTS = 16 << 20;
+constexpr int64_t LARGE_WEIGHTS = 16 << 20;
 
 // The work of one `linear`: units of some rows x some columns, numbered so that those with weights
 // or rows in common are near; tasks are runs of units.
@@ -31,7 +32,8 @@ struct Plan {
     unit_vecs = scarce ? 1 : Packing::VECS;
     column_units = unit_vecs == 1 ? vecs : packing.panels;
     // Row groups, of about the same size each.
-    int64_t bytes = packing.bytes() > LARGE_WEIGHTS ? LARGE_GROUP_BYTES : GROUP_BYTES;
+    bool large = packing.bytes() > LARGE_WEIGHTS;
+    int64_t bytes = large ? Packing::LARGE_GROUP_BYTES : Packing::GROUP_BYTES;
     int most_rows = std::max<int64_t>(Packing::MOST_ROWS, bytes / (packing.inputs * sizeof(T)));
     int groups = ceil_div(rows, most_rows);
     group_rows = round_rows(ceil_div(rows, groups));
@@ -165,75 +167,91 @@ struct Product {
   void* out;
   size_t ldo;
 
-  void run(const Plan<T>& plan, int begin, int end) const {
+  void run(Multiplier& multiplier, const Plan<T>& plan, int begin, int end) const {
     alignas(64) Sums sums[2];
-    Multiplier multiplier(plan.packing);
     for (int i = begin; i < end;) {
       auto unit = plan.unit(i, end);
       i += unit.count;
-      for (int part = 0; part < plan.packing.parts; part++)
-        multiply(multiplier, plan.packing, unit, part, sums[part]);
-      for (int row = 0; row < unit.rows; row++) finish(plan.packing, unit, row, unit.row + row, sums);
+      multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums, [&](int row, int stop) {
+        finish(plan.packing, unit, row, stop, [&](int at) { return unit.row + at; }, sums);
+      });
     }
   }
 
   // The same of the rows of each unit whose masks have a bit in its columns.
-  void run_among(const Plan<T>& plan, int begin, int end, Gathered<T> gathered) const {
+  void run_among(Multiplier& multiplier, const Plan<T>& plan, int begin, int end,
+                 Gathered<T> gathered) const {
     alignas(64) Sums sums[2];
-    Multiplier multiplier(plan.packing);
-    Product few{gathered.memory, static_cast<size_t>(weights.inputs), weights, epilogue, out, ldo};
     for (int i = begin; i < end;) {
       auto unit = plan.unit(i, end);
       i += unit.count;
       int column = unit.panel * PANEL + unit.vec * LANES;
       int width = std::min(unit.vecs * LANES, plan.packing.columns - column);
-      int row = unit.row, rows = unit.rows;
-      unit.rows = gathered.choose(row, rows, column, width);
+      int rows = unit.rows;
+      unit.rows = gathered.choose(unit.row, rows, column, width);
       if (!unit.rows) continue;
-      bool all = unit.rows == rows;
-      if (!all) {
-        gathered.copy(x, ldx, weights.inputs);
-        unit.row = 0;
+      if (unit.rows == rows) {
+        multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums, [&](int row, int stop) {
+          finish(plan.packing, unit, row, stop, [&](int at) { return unit.row + at; }, sums);
+        });
+        continue;
       }
-      (all ? *this : few).multiply(multiplier, plan.packing, unit, 0, sums[0]);
-      for (int at = 0; at < unit.rows; at++)
-        finish(plan.packing, unit, at, all ? row + at : gathered.chosen[at], sums);
+      gathered.copy(x, ldx, weights.inputs);
+      multiply(multiplier, unit, gathered.memory, weights.inputs, -1, sums, [&](int row, int stop) {
+        finish(plan.packing, unit, row, stop, [&](int at) { return gathered.chosen[at]; }, sums);
+      });
     }
   }
 
-  // sums[unit.rows, COLUMNS] = the unit's rows of x times its columns of one part.
-  void multiply(Multiplier& multiplier, const Packing& packing, const typename Plan<T>::Unit& unit,
-                int part, float* sums) const {
-    multiplier.multiply(x + unit.row * ldx, ldx, unit.rows, static_cast<const T*>(weights.packed),
-                        unit.panel * packing.parts + part, unit.vec, unit.vecs, sums);
+  template <class Finish>
+  void multiply(Multiplier& multiplier, const typename Plan<T>::Unit& unit, const T* a, size_t lda,
+                int row, Sums* sums, Finish&& finish) const {
+    multiplier.multiply({a, lda, row, unit.rows}, static_cast<const T*>(weights.packed), unit.panel,
+                        unit.vec, unit.vecs, *sums, finish);
   }
 
-  // What was summed up as `row`, to row `to` of the result.
-  void finish(const Packing& packing, const typename Plan<T>::Unit& unit, int row, int to,
-              const Sums* sums) const {
-    for (int vec = 0; vec < unit.vecs; vec++) {
-      int column = unit.panel * PANEL + (unit.vec + vec) * LANES;
-      int count = std::min(LANES, packing.columns - column);
-      size_t at = to * ldo + column;
-      Vec y = load(sums[0] + row * PANEL + vec * LANES) + bias(column, count);
-      switch (epilogue) {
-        case Epilogue::STORE:
-          put(static_cast<T*>(out) + at, y, count);
-          break;
-        case Epilogue::FLOAT32:
-          put(static_cast<float*>(out) + at, y, count);
-          break;
-        case Epilogue::ADD: {
-          float* residual = static_cast<float*>(out) + at;
-          put(residual, get(residual, count) + y, count);
-          break;
-        }
-        case Epilogue::SILU_MUL: {
-          Vec up = load(sums[1] + row * PANEL + vec * LANES) + bias(packing.columns + column, count);
-          put(static_cast<T*>(out) + at, y / (1.0f + exp(-y)) * up, count);
-          break;
-        }
+  // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
+  template <class Place>
+  void finish(const Packing& packing, const typename Plan<T>::Unit& unit, int row, int stop,
+              Place&& place, const Sums* sums) const {
+    int column = unit.panel * PANEL + unit.vec * LANES;
+    int width = std::min(unit.vecs * LANES, packing.columns - column);
+    const bool plain = !weights.bias && width % LANES == 0;
+    auto each = [&](auto&& put) {
+      for (; row < stop; row++) {
+        const size_t to = place(row) * ldo;
+        const int from = row * PANEL;
+        if (plain)
+          for (int done = 0; done < width; done += LANES)
+            put(to, column + done, load(sums[0] + from + done), from + done, LANES);
+        else
+          for (int done = 0; done < width; done += LANES) {
+            int count = std::min(LANES, width - done);
+            Vec y = load(sums[0] + from + done) + bias(column + done, count);
+            put(to, column + done, y, from + done, count);
+          }
       }
+    };
+    switch (epilogue) {
+      case Epilogue::STORE:
+        return each([&](size_t at, int to, Vec y, int, int count) {
+          put(static_cast<T*>(out) + at + to, y, count);
+        });
+      case Epilogue::FLOAT32:
+        return each([&](size_t at, int to, Vec y, int, int count) {
+          put(static_cast<float*>(out) + at + to, y, count);
+        });
+      case Epilogue::ADD:
+        return each([&](size_t at, int to, Vec y, int, int count) {
+          float* residual = static_cast<float*>(out) + at + to;
+          put(residual, get(residual, count) + y, count);
+        });
+      case Epilogue::SILU_MUL:
+        return each([&](size_t at, int to, Vec y, int from, int count) {
+          Vec up = load(sums[1] + from);
+          if (!plain) up += bias(packing.columns + to, count);
+          put(static_cast<T*>(out) + at + to, silu<T>(y) * up, count);
+        });
     }
   }
 
@@ -266,10 +284,12 @@ void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weight
   Panels<T> packing(weights.outputs, weights.inputs, epilogue == Epilogue::SILU_MUL);
   Plan<T> plan(packing, rows, crew.size());
   Product<T> product{x, ldx, weights, epilogue, out, ldo};
+  void* scratch = crew.scratch(Panels<T>::Multiplier::bytes(packing, plan.group_rows));
+  typename Panels<T>::Multiplier multiplier(packing, plan.group_rows, scratch);
   crew.each(plan.tasks(), [&](int index) {
     int begin, end;
     plan.task(index, begin, end);
-    product.run(plan, begin, end);
+    product.run(multiplier, plan, begin, end);
   });
 }
 
@@ -280,11 +300,13 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
   Panels<T> packing(weights.outputs, weights.inputs, false);
   Plan<T> plan(packing, rows, crew.size());
   Product<T> product{x, ldx, weights, Epilogue::FLOAT32, out, ldo};
+  size_t few = static_cast<size_t>(std::min(rows, Panels<T>::MOST_ROWS)) * weights.inputs;
+  T* gathered = static_cast<T*>(crew.scratch(few * sizeof(T)));
+  typename Panels<T>::Multiplier multiplier(packing, 0, nullptr);
   crew.each(plan.tasks(), [&](int index) {
     int begin, end;
     plan.task(index, begin, end);
-    size_t bytes = static_cast<size_t>(std::min(rows, Panels<T>::MOST_ROWS)) * weights.inputs * sizeof(T);
-    product.run_among(plan, begin, end, {masks, static_cast<T*>(crew.scratch(bytes))});
+    product.run_among(multiplier, plan, begin, end, {masks, gathered});
   });
 }
 

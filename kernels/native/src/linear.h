@@ -22,7 +22,7 @@ enum class Epilogue : int32_t {
 
 // Called by all threads of a region with the same arguments; on return all of `out` is written and
 // seen by all. x[rows, inputs] and out have rows `ldx` and `ldo` elements apart, T (or `out`'s
-// type) aligned, and do not overlap. `rows` may be 0. Uses no scratch of the crew.
+// type) aligned, and do not overlap. `rows` may be 0. Uses scratch of the crew.
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo);

@@ -21,8 +21,9 @@ class TilePanels {
   static constexpr int VECS = 2;
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = 32;
-  static constexpr int MOST_ROWS = 96;
+  static constexpr int MOST_ROWS = 192;
   static constexpr int DEPTH = 32;  // inputs of a tile
+  static constexpr int64_t GROUP_BYTES = 1 << 20, LARGE_GROUP_BYTES = 1 << 20;
 
   const int inputs, columns, parts, panels;  // as in VectorPanels
 
@@ -53,85 +54,154 @@ class TilePanels {
   // Products of one thread; for as long as it has nothing else to do.
   class Multiplier {
    public:
-    explicit Multiplier(const TilePanels& panels) : panels_(panels) {}
+    // As those of VectorPanels::Multiplier. Many rows are packed like weights, once by each thread
+    // that multiplies them: rows that lie a power of two apart would share a few lines of the cache.
+    static size_t bytes(const TilePanels& panels, int group_rows) {
+      return group_rows > ROWS ? group_rows / ROWS * (panels.size() * sizeof(bf16) + sizeof(int)) : 0;
+    }
+
+    Multiplier(const TilePanels& panels, int group_rows, void* scratch)
+        : panels_(panels), blocks_(group_rows > ROWS ? group_rows / ROWS : 0) {
+      packed_ = static_cast<bf16*>(scratch);
+      held_ = reinterpret_cast<int*>(packed_ + blocks_ * panels.size());
+      std::fill_n(held_, blocks_, -1);
+    }
     ~Multiplier() {
       if (first_) tiles_.release();
     }
     Multiplier(const Multiplier&) = delete;
     Multiplier& operator=(const Multiplier&) = delete;
 
-    // As VectorPanels::Multiplier's.
-    void multiply(const bf16* x, size_t ldx, int rows, const bf16* packed, int panel, int vec,
-                  int vecs, float* sums) {
-      const bf16* from = packed + panel * panels_.size() + vec * TILE;
-      int most = rows <= ROWS ? panels_.steps_ : STRETCH;
-      for (int step = 0; step < panels_.steps_; step += most) {
-        int steps = std::min(most, panels_.steps_ - step);
-        for (int row = 0; row < rows; row += ROWS)
-          block(x + row * ldx, ldx, std::min(ROWS, rows - row), from, step, steps, vecs,
-                sums + row * COLUMNS);
+    template <class Finish>
+    void multiply(const Rows<bf16>& x, const bf16* packed, int panel, int vec, int vecs, float* sums,
+                  Finish&& finish) {
+      const int all = panels_.steps_, most = x.count <= ROWS ? all : STRETCH;
+      for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
+        const bf16* from = packed + (panel * panels_.parts + part) * panels_.size() + vec * TILE;
+        for (int step = 0; step < all; step += most) {
+          const int steps = std::min(most, all - step);
+          const bool last = part + 1 == panels_.parts && step + steps == all && x.count > ROWS;
+          for (int row = 0; row < x.count; row += ROWS) {
+            Factors at = factors(x, row, from, step, steps, sums + row * COLUMNS);
+            if (last && row)
+              // What is finished of the rows before is done while the unit computes these.
+              block(at, vecs, [&](int begin, int end) {
+                finish(row - ROWS + begin * ROWS / steps, row - ROWS + end * ROWS / steps);
+              });
+            else
+              block(at, vecs, [](int, int) {});
+          }
+        }
       }
+      finish(x.count <= ROWS ? 0 : (x.count - 1) / ROWS * ROWS, x.count);
     }
 
    private:
-    // Up to ROWS rows, and some of the steps.
-    void block(const bf16* x, size_t ldx, int rows, const bf16* b, int step, int steps, int vecs,
-               float* sums) {
-      configure(std::min(rows, LANES), std::max(rows - LANES, 0));
-      Factors at;
-      at.stride = ldx * sizeof(bf16);
-      at.a = reinterpret_cast<const char*>(x + step * DEPTH);
-      at.b = reinterpret_cast<const char*>(b + static_cast<size_t>(step) * VECS * TILE);
-      // The last inputs of an incomplete step, with zeros behind them: what follows in memory is
-      // not x's, and may not be a number.
-      alignas(64) bf16 rest[ROWS * DEPTH];
-      int depth = panels_.inputs - (step + steps - 1) * DEPTH;
-      bool whole = depth >= DEPTH;
-      at.steps = steps - !whole;
-      if (!whole) {
-        std::memset(static_cast<void*>(rest), 0, sizeof rest);
-        for (int row = 0; row < rows; row++)
-          std::memcpy(rest + row * DEPTH, x + row * ldx + (step + at.steps) * DEPTH,
-                      depth * sizeof(bf16));
-        at.rest = reinterpret_cast<const char*>(rest);
-      }
-      bool add = step > 0;
-      if (rows > LANES)
-        vecs == VECS ? run<2, 2>(at, sums, add) : run<2, 1>(at, sums, add);
-      else
-        vecs == VECS ? run<1, 2>(at, sums, add) : run<1, 1>(at, sums, add);
-    }
-
+    // Up to ROWS rows, times some steps of a panel.
     struct Factors {
-      const char *a, *b, *rest = nullptr;
-      size_t stride;  // of a, in bytes
-      int steps;      // without the rest
+      const char *a, *b;
+      size_t stride, tile, ahead;  // of a: between rows, row tiles and steps
+      int rows, steps;
+      const char* rest;  // rows of the last step, if it is not whole
+      float* sums;
+      bool add;
+      int distance, lines;  // of weights that are fetched in each step: how far ahead, how many
     };
 
-    // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
-    template <int HEIGHT, int WIDTH>
-    void run(const Factors& at, float* sums, bool add) {
-      begin<0, HEIGHT, WIDTH>(sums, add);
-      const char *a = at.a, *b = at.b;
-      for (int step = 0; step < at.steps; step++) {
-        if (HEIGHT == 1) fetch(b + AHEAD);
-        one_step<HEIGHT, WIDTH>(a, at.stride, b);
-        a += DEPTH * sizeof(bf16);
-        b += VECS * TILE * sizeof(bf16);
+    Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums) {
+      Factors at;
+      at.rows = std::min(ROWS, x.count - row);
+      at.steps = steps;
+      at.b = reinterpret_cast<const char*>(b + static_cast<size_t>(step) * VECS * TILE);
+      at.sums = sums;
+      at.add = step > 0;
+      at.rest = nullptr;
+      // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
+      const int blocks = ceil_div(x.count, ROWS);
+      at.lines = ceil_div(LINES, blocks);
+      at.distance = blocks == 1 ? AHEAD : STRETCH * LINES * 64 + row / ROWS * at.lines * 64;
+      const bf16* from = x.at + row * x.stride;
+      if (blocks_ && x.row >= 0) {
+        const bf16* packed = packed_rows(from, x.stride, x.row + row, at.rows);
+        at.a = reinterpret_cast<const char*>(packed + static_cast<size_t>(step) * 2 * TILE);
+        at.stride = DEPTH * sizeof(bf16);
+        at.tile = TILE * sizeof(bf16);
+        at.ahead = 2 * TILE * sizeof(bf16);
+        return at;
       }
-      if (at.rest) one_step<HEIGHT, WIDTH>(at.rest, DEPTH * sizeof(bf16), b);
-      end<0, HEIGHT, WIDTH>(sums);
+      at.a = reinterpret_cast<const char*>(from + step * DEPTH);
+      at.stride = x.stride * sizeof(bf16);
+      at.tile = LANES * at.stride;
+      at.ahead = DEPTH * sizeof(bf16);
+      if ((step + steps) * DEPTH <= panels_.inputs) return at;
+      // What follows the last inputs in memory is not these rows', and may not be a number.
+      at.steps--;
+      for (int i = 0; i < at.rows; i++)
+        copy_step(from + i * x.stride, step + at.steps, rest_ + i * DEPTH);
+      at.rest = reinterpret_cast<const char*>(rest_);
+      return at;
+    }
+
+    void copy_step(const bf16* row, int step, bf16* to) const {
+      const int depth = std::min(DEPTH, panels_.inputs - step * DEPTH);
+      std::memcpy(static_cast<void*>(to), row + step * DEPTH, depth * sizeof(bf16));
+      std::memset(static_cast<void*>(to + depth), 0, (DEPTH - depth) * sizeof(bf16));
+    }
+
+    // A block of the group at hand, tile by tile: [steps][2][LANES][DEPTH].
+    const bf16* packed_rows(const bf16* x, size_t ldx, int number, int rows) {
+      const int block = number / ROWS % blocks_;
+      bf16* packed = packed_ + block * panels_.size();
+      if (held_[block] == number) return packed;
+      held_[block] = number;
+      bf16* to = packed;
+      for (int step = 0; step < panels_.steps_; step++, to += 2 * TILE) {
+        if (step * DEPTH + DEPTH <= panels_.inputs)
+          for (int i = 0; i < rows; i++)
+            std::memcpy(static_cast<void*>(to + i * DEPTH), x + i * ldx + step * DEPTH,
+                        DEPTH * sizeof(bf16));
+        else
+          for (int i = 0; i < rows; i++) copy_step(x + i * ldx, step, to + i * DEPTH);
+      }
+      return packed;
+    }
+
+    template <class Between>
+    void block(const Factors& at, int vecs, Between&& between) {
+      configure(std::min(at.rows, LANES), std::max(at.rows - LANES, 0));
+      if (at.rows > LANES)
+        vecs == VECS ? run<2, 2>(at, between) : run<2, 1>(at, between);
+      else
+        vecs == VECS ? run<1, 2>(at, between) : run<1, 1>(at, between);
+    }
+
+    // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
+    template <int HEIGHT, int WIDTH, class Between>
+    void run(const Factors& at, Between&& between) {
+      begin<0, HEIGHT, WIDTH>(at.sums, at.add);
+      const char *a = at.a, *b = at.b;
+      for (int step = 0; step < at.steps; step++, a += at.ahead, b += VECS * TILE * sizeof(bf16)) {
+        one_step<HEIGHT, WIDTH>(a, at.stride, at.tile, b);
+        fetch(b + at.distance, at.lines);
+        between(step, step + 1);
+      }
+      if (at.rest) {
+        one_step<HEIGHT, WIDTH>(at.rest, DEPTH * sizeof(bf16), TILE * sizeof(bf16), b);
+        between(at.steps, at.steps + 1);
+      }
+      end<0, HEIGHT, WIDTH>(at.sums);
     }
 
     template <int HEIGHT, int WIDTH>
-    [[gnu::always_inline]] void one_step(const char* a, size_t stride, const char* b) {
+    [[gnu::always_inline]] void one_step(const char* a, size_t stride, size_t tile,
+                                         const char* b) {
       tiles_.template load<6>(b, 64);
       if (WIDTH == 2) tiles_.template load<7>(b + TILE * sizeof(bf16), 64);
-      tiles_.template load<4>(a, stride);
+      tiles_.template load_once<4>(a, stride);
       tiles_.template multiply<0, 4, 6>();
       if (WIDTH == 2) tiles_.template multiply<1, 4, 7>();
       if (HEIGHT == 2) {
-        tiles_.template load<5>(a + LANES * stride, stride);
+        tiles_.template load_once<5>(a + tile, stride);
         tiles_.template multiply<2, 5, 6>();
         if (WIDTH == 2) tiles_.template multiply<3, 5, 7>();
       }
@@ -158,8 +228,8 @@ class TilePanels {
       }
     }
 
-    static void fetch(const char* from) {
-      for (size_t i = 0; i < VECS * TILE * sizeof(bf16); i += 64) __builtin_prefetch(from + i);
+    static void fetch(const char* from, int lines) {
+      for (int i = 0; i < lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
     }
 
     void configure(int first, int second) {
@@ -169,14 +239,20 @@ class TilePanels {
     }
 
     const TilePanels& panels_;
+    const int blocks_;  // of rows, that are packed
+    bf16* packed_;      // [blocks, size()]
+    int* held_;         // [blocks], the first row of what is there
+    alignas(64) bf16 rest_[ROWS * DEPTH];
     [[no_unique_address]] Tiles tiles_;
     int first_ = 0, second_ = 0;  // rows that registers are configured for
   };
 
  private:
   static constexpr int TILE = LANES * DEPTH;  // elements
-  static constexpr int STRETCH = 8;           // steps whose weights stay in the first level
-  static constexpr int AHEAD = 4096;          // bytes that weights of few rows are fetched ahead
+  static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
+  // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
+  static constexpr int LINES = VECS * TILE * sizeof(bf16) / 64;
+  static constexpr int AHEAD = 8192;
 
   size_t size() const { return static_cast<size_t>(steps_) * VECS * TILE; }
 

@@ -12,6 +12,15 @@ namespace rootlace {
 
 inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+// `count` rows, `stride` elements apart. `row`: the first one's number among the rows of a product;
+// negative where they were put together from others.
+template <class T>
+struct Rows {
+  const T* at;
+  size_t stride;
+  int row, count;
+};
+
 // How weights lie in memory. Panels one behind the other, each [words of the inputs][COLUMNS]
 // 32-bit words. Gated: panel 2i has gate's columns i * COLUMNS and on, panel 2i + 1 the same of up.
 template <class T>
@@ -21,6 +30,8 @@ class VectorPanels {
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = TILE_ROWS;  // tasks have a multiple of so many rows
   static constexpr int MOST_ROWS = 96;    // of a task: its sums are kept for so many
+
+  static constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20;
 
   const int inputs, columns;  // columns of the result: of gate and of up, if gated
   const int parts;            // panels for the same columns: 1, 2 if gated
@@ -56,24 +67,32 @@ class VectorPanels {
   // Products of one thread; for as long as it has nothing else to do.
   class Multiplier {
    public:
-    explicit Multiplier(const VectorPanels& panels) : panels_(panels) {}
+    // Memory of a thread's own that `multiply` wants, where tasks share groups of so many rows.
+    static size_t bytes(const VectorPanels&, int) { return 0; }
 
-    // sums[rows, COLUMNS] = x[rows, inputs], `ldx` elements apart, times the columns of the vectors
-    // vec .. vec + vecs - 1 of a panel.
-    void multiply(const T* x, size_t ldx, int rows, const T* packed, int panel, int vec, int vecs,
-                  float* sums) {
-      const T* from = packed + panel * panels_.size() + vec * LANES * STEP<T>;
-      bool few = rows <= 4 * TILE_ROWS;
-      int stretches =
-          ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
-      if (rows <= TILE_ROWS && vecs <= tile_vecs(rows)) stretches = 1;
-      int words = panels_.words_;
-      int steps = ceil_div(ceil_div(words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
-      for (int step = 0; step < words; step += steps) {
-        int k = step * STEP<T>;
-        stretch(x + k, ldx, rows, from + step * ROW, std::min(steps * STEP<T>, panels_.inputs - k),
-                vecs, sums, step > 0);
+    Multiplier(const VectorPanels& panels, int, void*) : panels_(panels) {}
+
+    // sums[part][MOST_ROWS, COLUMNS] = the rows times the columns of the vectors vec .. vec + vecs - 1
+    // of a panel, for each part. Then finish(begin, end) for these rows, or some of them at a time.
+    template <class Finish>
+    void multiply(const Rows<T>& x, const T* packed, int panel, int vec, int vecs, float* sums,
+                  Finish&& finish) {
+      for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
+        const T* from = packed + (panel * panels_.parts + part) * panels_.size() +
+                        vec * LANES * STEP<T>;
+        bool few = x.count <= 4 * TILE_ROWS;
+        int stretches =
+            ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
+        if (x.count <= TILE_ROWS && vecs <= tile_vecs(x.count)) stretches = 1;
+        int words = panels_.words_;
+        int steps = ceil_div(ceil_div(words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
+        for (int step = 0; step < words; step += steps) {
+          int k = step * STEP<T>;
+          stretch(x.at + k, x.stride, x.count, from + step * ROW,
+                  std::min(steps * STEP<T>, panels_.inputs - k), vecs, sums, step > 0);
+        }
       }
+      finish(0, x.count);
     }
 
    private:

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace rootlace {
 
@@ -44,6 +45,11 @@ class AmxTiles {
   template <int R>
   static void load(const void* from, size_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
+  }
+  // The same of what is used once while the other factor stays in the first level of cache.
+  template <int R>
+  static void load_once(const void* from, size_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
   }
   template <int R>
   static void store(void* to, size_t stride) {

@@ -29,6 +29,10 @@ class TwinTiles {
                   shapes_.bytes[R]);
   }
   template <int R>
+  void load_once(const void* from, size_t stride) {
+    load<R>(from, stride);
+  }
+  template <int R>
   void store(void* to, size_t stride) const {
     for (int row = 0; row < shapes_.rows[R]; row++)
       std::memcpy(static_cast<char*>(to) + row * stride, registers_[R][row], shapes_.bytes[R]);
