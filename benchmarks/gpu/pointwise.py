@@ -189,9 +189,9 @@ def _row_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         .to(torch.int32)
         .view(-1),
         seen_count=torch.ones(rows * 32, device=device, dtype=torch.int32),
-        repetition=torch.full((rows,), 1.1, device=device),
-        frequency=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
-        presence=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
+        repetition_penalty=torch.full((rows,), 1.1, device=device),
+        frequency_penalty=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
+        presence_penalty=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
     )
     moved = raw.nbytes + logits.nbytes
     yield Case("edit_logits, mask and penalties", size, moved, lambda k: k.edit_logits(raw, edits))

@@ -11,7 +11,7 @@ import torch
 from rootlace.kernels.interface import Choice, KernelSet, PickRows
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.uniform import uniforms
+from rootlace.kernels.reference.uniform import random_bits
 
 DRAW = np.dtype(
     [
@@ -84,7 +84,7 @@ def _draws(rows: PickRows, masks: np.ndarray | None) -> np.ndarray:
     draws = np.zeros(len(rows.temperature), DRAW)
     for name in ("temperature", "top_p", "min_p", "top_k"):
         draws[name] = getattr(rows, name).numpy()
-    draws["u"] = uniforms(rows.seed, rows.position).numpy()
+    draws["u"] = random_bits(rows.seed.numpy(), rows.position.numpy()) * 2.0**-53
     if masks is not None:
         draws["mask"] = masks
     return draws
@@ -96,9 +96,10 @@ def _addresses(rows: PickRows, vocab: int) -> tuple[np.ndarray | None, torch.Ten
     if rows.mask_row is None:
         return None, None
     assert rows.mask_table is not None
-    missing = -(-vocab // 32) - rows.mask_table.shape[1]
-    # The kernels read a word for every 32 tokens.
-    table = torch.nn.functional.pad(rows.mask_table, (0, max(missing, 0))).contiguous()
+    table = rows.mask_table.contiguous()
+    missing = -(-vocab // 32) - table.shape[1]
+    if missing > 0:  # the kernels read a word for every 32 tokens
+        table = torch.nn.functional.pad(table, (0, missing))
     row = rows.mask_row.numpy().astype(np.int64)
     where = table.data_ptr() + row * (table.stride(0) * table.element_size())
     return np.where(row >= 0, where, 0), table

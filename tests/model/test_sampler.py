@@ -388,8 +388,9 @@ def test_every_token_gets_its_share_of_the_interval(monkeypatch: pytest.MonkeyPa
     """Exact, not statistical: u on a grid hits each token its probability's share of times."""
     n = 10_000
     grid = torch.cat([(torch.arange(n).double() + 0.5) / n, torch.tensor([0.0, 1 - 2.0**-53])])
-    for module in (pick_tokens, native_pick_tokens):
-        monkeypatch.setattr(module, "uniforms", lambda seed, position: grid)
+    monkeypatch.setattr(pick_tokens, "uniforms", lambda seed, position: grid)
+    bits = (grid * 2.0**53).long().numpy()
+    monkeypatch.setattr(native_pick_tokens, "random_bits", lambda seed, position: bits)
     logits = torch.tensor([[0.0, 1.0, 2.0, float("-inf"), 1.5]])
     row = make_row(SamplingParams(temperature=1.0, seed=1))
     found = sample(logits.expand(n + 2, 5), [row] * (n + 2), 5)

@@ -28,15 +28,21 @@ class HostMasks:
         self._vocab_size = vocab_size
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        masks = [mask_of(row, self._vocab_size) for row in rows]
-        given = [words_of(mask) for mask in masks if mask is not None]
         words = -(-self._vocab_size // 32)
-        table = np.zeros((max(len(given), 1), words), np.int32)
-        for line, mask in zip(table, given, strict=False):
-            line[: len(mask)] = mask[:words]
-        row = np.full(count, -1, np.int32)
-        row[[at for at, mask in enumerate(masks) if mask is not None]] = np.arange(len(given))
-        return {"mask_table": table, "mask_row": row}
+        table = np.empty((max(len(rows), 1), words), np.int32)
+        places = np.full(count, -1, np.int32)
+        for at, row in enumerate(rows):
+            mask = mask_of(row, self._vocab_size) if row.banned else row.mask
+            if mask is None:
+                continue
+            found = words_of(mask)
+            if len(found) == words:
+                table[at] = found
+            else:
+                table[at, : len(found)] = found[:words]
+                table[at, len(found) :] = 0  # nothing is allowed beyond its end
+            places[at] = at
+        return {"mask_table": table, "mask_row": places}
 
 
 def mask_of(row: SampleRow, vocab_size: int) -> Mask:
@@ -63,7 +69,7 @@ def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:
     if not isinstance(mask, MaskRow):
         return mask
     table = mask.table
-    if not table.filled(mask.row):
+    if not (mask.address or table.filled(mask.row)):
         raise RuntimeError(f"row {mask.row} of mask table {table.key} is not filled")
     return table.rows[mask.row]
 

@@ -68,10 +68,18 @@ class RowArrays:
         self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))
         self._known: dict[int, tuple[SamplingParams, bytes]] = {}
 
-    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> Asked:
+    def of(
+        self,
+        rows: Sequence[SampleRow],
+        count: int,
+        bans: bool,
+        records: np.ndarray | None = None,
+    ) -> Asked:
         """For `count` rows, of which those behind the given ones are empty: greedy, and with their
-        logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
-        records = self._records(rows, count)
+        logits as they are. `bans`: banned tokens are listed; they are not in the masks. `records`:
+        what the method of this name said of `count` rows."""
+        if records is None:
+            records = self.records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
         arrays["position"] = np.zeros(count, np.int64)
@@ -87,13 +95,9 @@ class RowArrays:
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
         return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
 
-    def flags(self, rows: Sequence[SampleRow]) -> np.ndarray:
-        """int32 [len(rows)]: what each row's request asks for."""
-        flags: np.ndarray = self._records(rows, len(rows))["flags"]
-        return flags
-
-    def _records(self, rows: Sequence[SampleRow], count: int) -> np.ndarray:
-        """Of each row's parameters; they are worked out once per request, not per step."""
+    def records(self, rows: Sequence[SampleRow], count: int) -> np.ndarray:
+        """[count]: each row's parameters, by name, and its `flags`. They are worked out once per
+        request, not per step."""
         known = self._known
         parts = []
         for row in rows:

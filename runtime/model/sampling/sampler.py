@@ -85,8 +85,13 @@ class Sampler:
 
         Raises RuntimeError if a row's mask is not filled.
         """
+        return self._plan(rows, count, None)
+
+    def _plan(
+        self, rows: Sequence[SampleRow], count: int, records: np.ndarray | None
+    ) -> SamplingPlan:
         constraints = self._constraints
-        asked = self._rows.of(rows, count, bans=not constraints.bans)
+        asked = self._rows.of(rows, count, not constraints.bans, records)
         arrays = asked.arrays
         masked = any(
             row.mask is not None or row.automaton is not None or (constraints.bans and row.banned)
@@ -159,20 +164,23 @@ class Sampler:
 
         Logits that a row's mask excludes may be anything, unless the row has biases or penalties.
         """
-        flags = self._rows.flags(rows) & (DRAWN | LISTED)
-        kinds = np.unique(flags)
-        if len(kinds) == 1:
-            return self._sample(logits, rows)
+        records = self._rows.records(rows, len(rows))
+        kinds = records["flags"] & (DRAWN | LISTED)
+        if (kinds == kinds[0]).all():
+            return self._sample(logits, rows, records)
         # Apart, since edits copy logits, and what is drawn is weighed.
         tokens = np.empty(len(rows), np.int32)
-        for kind in kinds:
-            chosen = np.flatnonzero(flags == kind)
+        for kind in np.unique(kinds):
+            chosen = np.flatnonzero(kinds == kind)
             part = logits[torch.from_numpy(chosen)]
-            tokens[chosen] = self._sample(part, [rows[i] for i in chosen.tolist()])
+            given = [rows[i] for i in chosen.tolist()]
+            tokens[chosen] = self._sample(part, given, records[chosen])
         return tokens
 
-    def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
-        plan = self.plan(rows, len(rows))
+    def _sample(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], records: np.ndarray
+    ) -> np.ndarray:
+        plan = self._plan(rows, len(rows), records)
         arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
         tokens = torch.empty(len(rows), dtype=torch.int32)
         self.run(plan, logits, arrays, tokens)
