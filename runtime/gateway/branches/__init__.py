@@ -1,4 +1,4 @@
-"""Branches: growing token sequences and the operations that are to happen to them.
+"""Branches: growing token sequences and the operations on them.
 
 `gateway` hands out a `session` per client, which takes the client's operations apart; `branch` is
 one branch with its queue; `growth` appends without sampling, `generation` and `select` ask the

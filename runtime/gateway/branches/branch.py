@@ -1,4 +1,4 @@
-"""A branch: a growing token sequence and the queue of what is to happen to it."""
+"""A branch: a growing token sequence and the queue of operations on it."""
 
 from __future__ import annotations
 

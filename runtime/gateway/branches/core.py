@@ -45,7 +45,7 @@ class Engine(Protocol):
 
 
 class Core:
-    """Engine, tokenizer and chat template of one model, and what may be asked of them.
+    """Engine, tokenizer and chat template of one model, its limits, and counters.
 
     `eos_ids` end a generation unless it ignores them. `session_count` and `branch_count` are kept
     by the sessions.
@@ -102,7 +102,7 @@ class Core:
     async def tokenize(
         self, characters: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a tokenizer call on so many characters: here if they are few, else in a thread."""
+        """Call the tokenizer on that many characters: here if they are few, else in a thread."""
         if characters <= INLINE_CHARACTERS:
             return call(*args, **kwargs)
         loop = asyncio.get_running_loop()

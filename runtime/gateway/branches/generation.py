@@ -28,7 +28,7 @@ from rootlace.wire.protocol import (
     Usage,
 )
 
-# Bounds what looking for stop strings costs per token.
+# Bounds the cost per token of looking for stop strings.
 MAX_STOP_LENGTH = 1024
 # How many tokens the engine reports at a time where nobody streams and there is no stop string. If
 # the engine dies, up to that many are lost and sampled again by the next one.

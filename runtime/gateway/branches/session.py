@@ -87,7 +87,7 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether the client holds or waits for anything."""
+        """Whether the client has branches or waits for an answer."""
         return bool(self._alive or self._tasks)
 
     def handle(self, ops: list[Op]) -> None:
@@ -101,7 +101,7 @@ class Session:
                 self._emit(Failed(op.op, error.code, str(error)))
 
     def reject(self, op: int, branch: int | None, error: RootlaceError) -> None:
-        """Fail an operation that could not be understood, and with it the branch it was for."""
+        """Fail an operation that could not be decoded, and break the branch it was meant for."""
         target = self._branches.get(branch) if branch is not None else None
         if target is None or op <= 0:
             self._emit(Failed(max(op, 0), error.code, str(error)))

@@ -14,7 +14,7 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 def api_key_middleware(api_key: str) -> Middleware:
-    """Refuse every request but those to `OPEN_PATHS` that does not carry `api_key` as Bearer."""
+    """Refuse requests without `Authorization: Bearer api_key`, except to `OPEN_PATHS`."""
     expected = api_key.encode()
 
     @web.middleware
@@ -22,7 +22,7 @@ def api_key_middleware(api_key: str) -> Middleware:
         if request.path not in OPEN_PATHS:
             scheme, _, token = request.headers.get("Authorization", "").partition(" ")
             given = token.strip().encode("utf-8", "surrogateescape")
-            # compare_digest: the time must not tell how much of the key was right.
+            # compare_digest takes as long for a key that is nearly right as for any other.
             if scheme.lower() != "bearer" or not hmac.compare_digest(given, expected):
                 raise Unauthorized("the API key is missing or wrong (Authorization: Bearer ...)")
         return await handler(request)

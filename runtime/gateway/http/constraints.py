@@ -1,5 +1,5 @@
-"""The fields that ask for a constraint, in the spellings of OpenAI, sglang and vLLM, and ours; and
-the one `Constraint` that they make."""
+"""The fields that ask for a constraint, as OpenAI, sglang, vLLM and we spell them, and the one
+`Constraint` they become."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StructuredOutputs(Body):
 
 
 class OpenAIConstraintBody(ConstraintBody):
-    """The same, OpenAI's `response_format` and vLLM's fields."""
+    """The same, with OpenAI's `response_format` and vLLM's fields."""
 
     response_format: ResponseFormat | None = None
     guided_regex: str | None = None
@@ -89,7 +89,7 @@ class OpenAIConstraintBody(ConstraintBody):
 
 @dataclass(frozen=True)
 class Asked:
-    """A constraint, and the field that asks for it (for errors that the engine finds)."""
+    """A constraint and the field that asks for it, which the engine's errors are to name."""
 
     constraint: Constraint
     param: str
@@ -136,7 +136,7 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
 
 
 def sglang_constraint(body: ConstraintBody, below: str) -> Asked | None:
-    """The one constraint of sglang's `sampling_params`, which stand at the path `below`."""
+    """The one constraint of sglang's `sampling_params`, which the body has at `below`."""
     found = {f"{below}.{name}": source for name, source in _sglang(body).items()}
     return _only_one(found, constraint_options(body))
 
@@ -206,7 +206,7 @@ def _response_format(given: ResponseFormat | None) -> tuple[Kind, Source | None]
 
 
 def _check_whitespace(param: str, pattern: str, flexible: bool) -> None:
-    """Compact JSON has no white space anywhere, which is what most such patterns admit."""
+    """Accept a pattern that allows no white space at all: JSON is written without any."""
     if flexible:
         raise InvalidParameter(param, f"{param} excludes flexible whitespace")
     if len(pattern) > MAX_WHITESPACE_PATTERN:

@@ -66,14 +66,14 @@ def error_body(error: Exception) -> dict[str, object]:
 
 
 def error_response(error: Exception) -> web.Response:
-    """The reply for anything a handler may raise before it began to answer."""
+    """The reply for anything a handler may raise before its reply has begun."""
     headers = {}
     status = 500
     if isinstance(error, RootlaceError):
         status = error.http_status
     elif isinstance(error, web.HTTPException):
         status = error.status
-        # "Allow" tells a client which method would have worked.
+        # The header of a 405 that lists the allowed methods.
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)

@@ -1,5 +1,4 @@
-"""From the bodies' sampling fields to `SamplingParams`; which fields there are follows from
-`rootlace.wire.sampling`."""
+"""Sampling fields of bodies, which follow from `rootlace.wire.sampling`, as `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
             value = getattr(body, name)
             if value is None:
                 continue
-            # Of several names the first counts, unless it only says what is the default anyway.
+            # Of several names the first counts, unless it is given the default.
             if value != parameter.default or parameter.name not in found:
                 single = parameter.single
                 found[parameter.name] = (
@@ -51,7 +50,7 @@ def sampling_fields(body: msgspec.Struct, api: Api) -> dict[str, Any]:
 
 
 def sglang_names() -> dict[str, str]:
-    """What sglang calls the parameters that have another name there."""
+    """sglang's names of the parameters that it calls otherwise, by our names."""
     return {
         name: parameter.aliases[0]
         for name, parameter in PARAMETERS.items()

@@ -30,7 +30,7 @@ class _Choice(msgspec.Struct, tag_field="type", tag="function"):
 
 
 def offered_tools(choice: ToolChoice, tools: list[Tool] | None) -> list[Tool] | None:
-    """The tools that the model is told of. Raises InvalidParameter for a choice among none."""
+    """The tools to list in the prompt. Raises InvalidParameter for a choice without tools."""
     if choice not in (None, "none", "auto") and not tools:
         raise InvalidParameter("tool_choice", "tool_choice needs tools")
     return tools if tools and choice != "none" else None

@@ -288,7 +288,7 @@ def _may_have_dummy(fast: FastTokenizer) -> bool:
 
 
 def _take_dummy_out(spec: dict[str, Any]) -> _Dummy:
-    """Remove the dummy prefix from a tokenizer's JSON in place; say how it was added."""
+    """Remove the dummy prefix from a tokenizer's JSON, in place; returns how it was added."""
     found = _Dummy()
     normalizer = spec.get("normalizer")
     steps = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])
