@@ -31,7 +31,7 @@ _NOT_NUMBER = frozenset(range(256)) - NUMBER_BYTES
 
 
 class CheckedGrammar:
-    """`inner`, of whose texts those are left that a verifier accepts; see `interface.Grammar`."""
+    """`inner`, of whose texts those are left that a verifier accepts; see `contracts.matcher.Grammar`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CheckedGrammar:
 
 
 class CheckedMatcher:
-    """See `interface.Matcher`.
+    """See `contracts.matcher.Matcher`.
 
     Places are the nodes of the tree of all token sequences tried, so that what was excluded after
     one sequence is excluded after no other.

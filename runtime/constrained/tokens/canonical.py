@@ -8,44 +8,17 @@ begins with the text so far and the forced text. Whether the tokens *before* are
 matter, except that one of c(T) must end where they end: where the model left the tokenizer's own
 cuts (say `"` where the tokenizer has `","`), nothing is forced until it is back on them.
 
-**What that does to the distribution.** Let p(x | h) be the probability that the model, masked by
-the constraint, gives to token x after the tokens h, with everything else that edits or truncates
-it. Jump-forward appends tokens at *forced places* and samples elsewhere. So for a complete sequence
-x, with F(x) its forced places and x canonical at all of them,
-
-    Q(x) = product over i not in F(x) of p(x_i | x_<i)      and Q(x) = 0 for all other sequences,
-    P(x) = Q(x) c(x),   c(x) = product over i in F(x) of p(x_i | x_<i)
-
-with P the masked model alone. Step by step, Q is P with the mask at each forced place narrowed to
-the one canonical token. The total variation between them is exactly 1 - E_Q[c], the probability
-that the masked model alone leaves the canonical tokens at some forced place. Therefore
-
-- Q = P if and only if the masked model gives probability 1 to the canonical token at every forced
-  place that it can reach;
-- Q = P(. | canonical at all forced places) if and only if c is the same for all x with Q(x) > 0
-  (conditioning on the whole sequence favours the histories after which the model is the surer of
-  the canonical tokens; jump-forward does not);
-- greedy output is the same if and only if at every forced place on its way the canonical token is
-  the masked model's first choice;
-- the distributions over texts are sums of Q and P over sequences of one text, and so no further
-  apart than Q and P are.
+What forcing them does to the distribution of outputs: `docs/constrained_internals.md`.
 
 **Why it is sound.** Left of a cut of the pre-tokenizer nothing depends on what is right of it,
-once the cut itself is certain; `pretokens` says which cuts every continuation leaves in place.
-Within a piece that goes on, byte pair encoding obeys: BPE(T) = t_1 … t_n if and only if
-BPE(t_i t_(i+1)) = t_i t_(i+1) for all i. (Take the first merge that crosses a boundary in T. Before
-it every t_i was merged by itself, in the order that the merge ranks give, which is the order in the
-pair too; so the same merge happens in the pair, and the reverse.) Hence any BPE(Qy) begins with
-BPE(Q), or with BPE(Q') and a token u that runs over the end of Q, where Q = Q's, u = sz with z a
-beginning of y, and the last token of BPE(Q') and u are such a pair. All u that the constraint lets
-follow are looked at, and what all these ways have in common is forced.
+once the cut itself is certain; `pretokens` says which cuts every continuation leaves in place, and
+`merges` what all continuations of the last piece have in common.
 """
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -59,6 +32,7 @@ from rootlace.runtime.constrained.tokens.characters import (
     composition,
 )
 from rootlace.runtime.constrained.tokens.following import Following
+from rootlace.runtime.constrained.tokens.merges import Merges, Tokens, common
 from rootlace.runtime.constrained.tokens.pretokens import Ends, PreTokenizer, flat_parts
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
@@ -66,10 +40,6 @@ from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 LOOK_AHEAD = 4
 # Bytes of context looked through for a sure cut.
 MAX_TAIL = 1024
-# Pairs of tokens tried for one end; beyond, it counts as unsafe.
-MAX_PAIRS = 4096
-
-Tokens = tuple[int, ...]
 
 
 class Canonicalizer:
@@ -95,22 +65,22 @@ class Canonicalizer:
         self._composition: Composition | None = composition() if "NFC" in normalizers else None
         # A literal one would become a space.
         self._space = "▁" if "Replace" in normalizers or not self._pre_tokenizer.byte_level else ""
-        self._whole = tokenizer.model
-        self._merges = tokenizer.model
-        if spec["model"].get("ignore_merges"):
-            spec["model"]["ignore_merges"] = False
-            self._merges = Tokenizer.from_str(json.dumps(spec)).model
-        self._to_byte_level = _byte_alphabet() if self._pre_tokenizer.byte_level else None
         added = [token for token in spec["added_tokens"] if not token["special"]]
         self._added = {token["content"]: token["id"] for token in added}
         self._added_first = frozenset(content[0] for content in self._added)
         self._inside_added = {"".join(pair) for text in self._added for pair in pairwise(text)}
-        self._index(spec["model"])
+        self._merges = Merges(
+            tokenizer,
+            spec,
+            self._bytes,
+            vocabulary.special_token_ids | set(self._added.values()),
+            self._pre_tokenizer.byte_level,
+            self._space,
+            whole_text=not self._pre_tokenizer.exists,
+        )
         # Now rather than at the first tokens of some request.
         categories_by_first_byte()
         self._pre_tokenizer.know_frequent_cuts()
-        self._bpe = lru_cache(1 << 14)(self._bpe_uncached)
-        self._pairs = lru_cache(1 << 18)(self._is_pair)
         self._last_cut = lru_cache(1 << 14)(self._find_last_cut)
 
     # ------------------------------------------------------------ public
@@ -209,7 +179,7 @@ class Canonicalizer:
         if not following.joins(self._composition.join_prefixes):
             return tokens
         cut = self._last_starter(text)
-        return tokens[: _common(tokens, self._same(text[:cut], Following(None, True)))]
+        return tokens[: common(tokens, self._same(text[:cut], Following(None, True)))]
 
     def _last_starter(self, text: str) -> int:
         """Where the last characters begin that something behind the text may change."""
@@ -232,7 +202,7 @@ class Canonicalizer:
         else:
             tokens = self._closed_tokens(segments[:-1])
             tokens += self._last_segment_tokens(segments[-1][0], following)
-        return tokens if settled is None else tokens[: _common(tokens, settled)]
+        return tokens if settled is None else tokens[: common(tokens, settled)]
 
     def _last_segment_tokens(self, text: str, following: Following) -> Tokens:
         """As `_same`, for a text without added tokens."""
@@ -245,7 +215,7 @@ class Canonicalizer:
         tokens: Tokens = ()
         start = 0
         for end in [*(end for end in ends if end < cut), cut]:
-            tokens += self._piece(text[start:end])
+            tokens += self._merges.piece(text[start:end])
             start = end
         return tokens + self._open_text_tokens(text[cut:], following)
 
@@ -256,7 +226,7 @@ class Canonicalizer:
         known = set(whole)
         for ends in chain(whole, self._pre_tokenizer.outcomes(text, following.allows, known)):
             tokens = self._cut_tokens(text, ends, following)
-            best = tokens if best is None else best[: _common(best, tokens)]
+            best = tokens if best is None else best[: common(best, tokens)]
             if not best:
                 return ()
         return best or ()
@@ -266,59 +236,11 @@ class Canonicalizer:
         tokens: Tokens = ()
         start = 0
         for end in ends:
-            tokens += self._piece(text[start:end])
+            tokens += self._merges.piece(text[start:end])
             start = end
         if start < len(text):
-            tokens += self._open_piece(text[start:], following)
+            tokens += self._merges.open_piece(text[start:], following)
         return tokens
-
-    def _open_piece(self, text: str, following: Following) -> Tokens:
-        """The first tokens of a piece that begins with `text` and goes on, whatever follows."""
-        data = text.encode()
-        tokens = self._bpe(data)
-        ways: list[tuple[int, int, int | None]] = []  # tokens left, where u begins, token before
-        for start in range(max(0, len(data) - self._longest + 1), len(data)):
-            if self._to_byte_level is None and data[start] & 0xC0 == 0x80:
-                continue
-            if self._has_longer(data[start:]):
-                left = self._bpe(data[:start])
-                ways.append((_common(tokens, left), start, left[-1] if left else None))
-        for kept, start, before in sorted(ways, key=lambda way: way[0]):
-            if kept >= len(tokens):
-                break
-            if self._can_run_over(data[start:], before, following):
-                return tokens[:kept]
-        return tokens
-
-    def _can_run_over(self, begun: bytes, before: int | None, following: Following) -> bool:
-        """Whether a token that begins with `begun` and goes on may stand behind `before`."""
-        words = self._words
-        index = bisect_left(words, begun + b"\0")
-        tried = 0
-        while index < len(words) and words[index].startswith(begun):
-            word = words[index]
-            bad = following.shortest_forbidden(word[len(begun) :])
-            if bad is not None:
-                index = bisect_left(words, _after(word[: len(begun) + bad]), index + 1)
-                continue
-            if tried == MAX_PAIRS or self._pairs(before, self._ids[index]):
-                return True
-            tried += 1
-            index += 1
-        return False
-
-    def _has_longer(self, begun: bytes) -> bool:
-        index = bisect_left(self._words, begun + b"\0")
-        return index < len(self._words) and self._words[index].startswith(begun)
-
-    def _is_pair(self, before: int | None, token: int) -> bool:
-        """Whether the tokenizer gives these two to their text (None: the piece begins there)."""
-        if before is None or before in self._fallback:
-            if self._whole is not self._merges:
-                return True  # a whole piece that is a token is that token
-            return self._bpe_uncached(self._bytes[token]) == (token,)
-        text = self._bytes[before] + self._bytes[token]
-        return self._bpe_uncached(text) == (before, token)
 
     # ------------------------------------------------------------ tokens of what is closed
 
@@ -331,24 +253,9 @@ class Canonicalizer:
                 continue
             start = 0
             for end in self._pre_tokenizer.ends(segment):
-                tokens += self._piece(segment[start:end])
+                tokens += self._merges.piece(segment[start:end])
                 start = end
         return tokens
-
-    def _piece(self, text: str) -> Tokens:
-        data = text.encode()
-        if self._whole is self._merges:
-            return self._bpe(data)
-        return tuple(token.id for token in self._whole.tokenize(self._symbols(data)))
-
-    def _bpe_uncached(self, data: bytes) -> Tokens:
-        """The tokens of a piece, by merging; `data` may cut characters where symbols are bytes."""
-        return tuple(token.id for token in self._merges.tokenize(self._symbols(data)))
-
-    def _symbols(self, data: bytes) -> str:
-        if self._to_byte_level is not None:
-            return data.decode("latin-1").translate(self._to_byte_level)
-        return data.decode().replace(" ", self._space) if self._space else data.decode()
 
     # ------------------------------------------------------------ added tokens
 
@@ -383,7 +290,7 @@ class Canonicalizer:
                 if not following(rest[:1]) or not following(rest):
                     continue
                 tokens = self._closed_tokens(self._segments(text[: len(text) - begun]))
-                settled = tokens if settled is None else settled[: _common(settled, tokens)]
+                settled = tokens if settled is None else settled[: common(settled, tokens)]
         return settled
 
     # ------------------------------------------------------------ cuts
@@ -406,32 +313,7 @@ class Canonicalizer:
     def _is_sure(self, before: str, after: str) -> bool:
         if self._pre_tokenizer.exists:
             return self._pre_tokenizer.is_sure(before, after)
-        return before + after not in self._neighbours
-
-    # ------------------------------------------------------------ preparation
-
-    def _index(self, model: dict[str, object]) -> None:
-        """The tokens that merging can give, in the order of their bytes."""
-        vocab: dict[str, int] = model["vocab"]  # type: ignore[assignment]
-        fallback = bool(model.get("byte_fallback"))
-        skipped = self._vocabulary.special_token_ids | set(self._added.values())
-        words: list[tuple[bytes, int]] = []
-        self._neighbours: set[str] = set()
-        self._fallback: set[int] = set()  # single bytes of characters that no token has
-        for name, token in vocab.items():
-            if token in skipped or token >= self._vocabulary.size or not self._bytes[token]:
-                continue
-            if fallback and len(name) == 6 and name.startswith("<0x"):
-                self._fallback.add(token)
-                continue
-            words.append((self._bytes[token], token))
-            if not self._pre_tokenizer.exists:
-                spelled = name.replace(self._space, " ") if self._space else name
-                self._neighbours.update(map("".join, pairwise(spelled)))
-        words.sort()
-        self._words = [word for word, _ in words]
-        self._ids = [token for _, token in words]
-        self._longest = max(map(len, self._words), default=0)
+        return before + after not in self._merges.neighbours
 
 
 def _without_beginning(spec: dict[str, Any]) -> dict[str, Any]:
@@ -472,15 +354,6 @@ def _unsupported(spec: dict[str, Any]) -> str:
     return ""
 
 
-def _byte_alphabet() -> dict[int, str]:
-    """GPT-2's characters for bytes: printable ones stand for themselves."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {byte: chr(byte) for byte in printable}
-    table.update({byte: chr(256 + index) for index, byte in enumerate(others)})
-    return table
-
-
 def _complete(data: bytes) -> int:
     """The length of `data` without a character that is cut off at its end."""
     for back in range(1, min(4, len(data)) + 1):
@@ -489,19 +362,3 @@ def _complete(data: bytes) -> int:
             length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return len(data) - back if length > back else len(data)
     return len(data)
-
-
-def _after(prefix: bytes) -> bytes:
-    """The least bytes behind all that begin with `prefix`."""
-    prefix = prefix.rstrip(b"\xff")
-    return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256
-
-
-def _common(left: Tokens, right: Tokens) -> int:
-    """How many first tokens are the same."""
-    count = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
