@@ -31,7 +31,7 @@ _NOT_NUMBER = frozenset(range(256)) - NUMBER_BYTES
 
 
 class CheckedGrammar:
-    """`inner`, of whose texts those are left that a verifier accepts; see `contracts.matcher.Grammar`."""
+    """The texts of `inner` that a verifier accepts; see `contracts.matcher.Grammar`."""
 
     def __init__(
         self,

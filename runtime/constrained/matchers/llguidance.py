@@ -36,7 +36,7 @@ _OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
 
 
 class LLGuidanceGrammar:
-    """A grammar in llguidance's Lark dialect, for one vocabulary; see `contracts.matcher.Grammar`."""
+    """A grammar in llguidance's Lark dialect; see `contracts.matcher.Grammar`."""
 
     backend = "llguidance"
 
@@ -193,8 +193,8 @@ class _Following:
 
 
 class LLGuidanceMatcher:
-    """See `contracts.matcher.Matcher`. End-of-sequence tokens are handled here, not by llguidance: it takes
-    them in at some complete texts only, and an error would be the end of its matcher."""
+    """See `contracts.matcher.Matcher`. End-of-sequence tokens are handled here, not by llguidance:
+    it takes them in at some complete texts only, and an error would be the end of its matcher."""
 
     ready: MaskRow | None = None
 

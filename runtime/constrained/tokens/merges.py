@@ -45,8 +45,8 @@ class Merges:
         space: str,
         whole_text: bool,
     ) -> None:
-        """`spec` is the JSON of `tokenizer`, `not_merged` the tokens that no merge gives. `space` is
-        the character that stands for a space in the names of tokens; empty if none does."""
+        """`spec` is the JSON of `tokenizer`, `not_merged` the tokens that no merge gives. `space`
+        is the character that stands for a space in the names of tokens; empty if none does."""
         self._bytes = token_bytes
         self._space = space
         self._whole = tokenizer.model
