@@ -52,9 +52,10 @@ def pick_tokens(
 def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
     # Where nothing is drawn any temperature will do.
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1)
-    weights = ((x.double() - best.unsqueeze(1)) / temperature).exp()
+    # In place: fresh memory of this size costs a CPU more than the arithmetic.
+    weights = x.double().sub_(best.unsqueeze(1)).div_(temperature).exp_()
     if choice == "cut":
-        weights = torch.where(_kept(x, weights, rows), weights, 0.0)
+        weights.masked_fill_(~_kept(x, weights, rows), 0.0)
     cumulative = weights.cumsum(1)
     total = cumulative[:, -1:]
     target = uniforms(rows.seed, rows.position).unsqueeze(1) * total
