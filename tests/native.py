@@ -43,7 +43,9 @@ def native_kernel_set(threads: int = 2) -> KernelSet:
     return native_kernels(found, Team(found, threads))
 
 
-TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64", "-DROOTLACE_TWIN")
+TWIN = "-DROOTLACE_TWIN"
+"""Has the tile unit emulated, on any processor."""
+TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64", TWIN)
 """Kinds of processor that kernels are compiled for."""
 
 
@@ -56,24 +58,38 @@ def skip_without(kernels: str) -> None:
 def compiled(
     folder: Path, target: str, sources: Sequence[str], functions: Sequence[str]
 ) -> ctypes.CDLL:
-    """A library for one of `TARGETS` of those files and those functions alone; skips the test if
-    it cannot be made, or does not run on this processor."""
+    """A library for a target (flags, as those in `TARGETS`) of those files and those functions
+    alone; skips the test if it cannot be made, or does not run on this processor."""
     _skip_where_it_cannot_run(target)
-    compiler = find_compiler("g++", (target,)) or find_compiler("c++", (target,))
+    flags = tuple(target.split())
+    compiler = find_compiler("g++", flags) or find_compiler("c++", flags)
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     path = folder / "kernels.so"
     files = [str(SOURCES / f"{name}.cpp") for name in (*sources, "prepare")]
-    command = [compiler.path, *FLAGS, target, "-shared", *files, "-o", str(path)]
+    command = [compiler.path, *FLAGS, *flags, "-shared", *files, "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[:2000]
     found = ctypes.CDLL(str(path))
     if refused := found.rl_prepare():
         pytest.skip(os.strerror(refused))
-    for name in functions:
+    for name in (*functions, "rl_instructions"):
         function = getattr(found, name)
         function.restype, function.argtypes = library.FUNCTIONS[name]
     return found
+
+
+def with_tile_unit(
+    folder: Path, sources: Sequence[str], functions: Sequence[str]
+) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """A library that uses this processor's tile unit, and one that emulates it and is the same
+    otherwise; skips the test where there is none."""
+    for name in ("unit", "twin"):
+        (folder / name).mkdir()
+    unit = compiled(folder / "unit", "-march=native", sources, functions)
+    if unit.rl_instructions() != b"amx":
+        pytest.skip("this processor has no tile unit")
+    return unit, compiled(folder / "twin", f"-march=native {TWIN}", sources, functions)
 
 
 def _skip_where_it_cannot_run(target: str) -> None:

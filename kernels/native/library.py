@@ -9,7 +9,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 from rootlace.kernels.native.build import NativeUnavailable, library_file
@@ -101,6 +101,7 @@ STRUCTURES = (Linear, Layer, Model, Rows, Step)
 # Name -> (result, arguments). Arrays are passed as addresses.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_prepare": (c_int32, []),
+    "rl_instructions": (c_char_p, []),
     "rl_sizes": (None, [c_void_p]),
     "rl_team_new": (c_void_p, [c_int32]),
     "rl_team_free": (None, [c_void_p]),
@@ -128,27 +129,54 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def load(report: Callable[[str], None] | None = None) -> ctypes.CDLL:
+INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {
+    "best": None,
+    "no-tiles": ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"),
+    "x86-64-v3": ("-march=x86-64-v3",),
+    "x86-64": ("-march=x86-64",),
+}
+"""What a library may be compiled for, as flags: all that this processor has, or less."""
+
+
+class InstructionsRefused(NativeUnavailable):
+    """The operating system does not let this process use the library's instructions."""
+
+
+def load(report: Callable[[str], None] | None = None, instructions: str = "best") -> ctypes.CDLL:
     """The library for this machine, compiled if need be.
 
-    One from the cache that cannot be loaded is compiled again. `report` is told that a compilation
-    begins. Raises `NativeUnavailable`.
+    One from the cache that cannot be loaded is compiled again. Where the system refuses the
+    processor's tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for
+    tests and comparisons. `report` is told that a compilation begins. Raises `NativeUnavailable`.
     """
     try:
-        with library_file(report=report) as path:
+        return _load(report, INSTRUCTIONS[instructions])
+    except InstructionsRefused as error:
+        if instructions != "best":
+            raise
+        log.warning("computing without the tile unit: %s", error)
+        return _load(report, INSTRUCTIONS["no-tiles"])
+
+
+def _load(report: Callable[[str], None] | None, target: tuple[str, ...] | None) -> ctypes.CDLL:
+    try:
+        with library_file(report=report, target=target) as path:
             try:
                 return open_library(str(path))
+            except InstructionsRefused:
+                raise
             except NativeUnavailable as error:
                 log.warning("%s is compiled again: %s", path, error)
                 path.unlink(missing_ok=True)
-        with library_file(report=report) as path:
+        with library_file(report=report, target=target) as path:
             return open_library(str(path))
     except OSError as error:  # no place for temporary files, say
         raise NativeUnavailable(f"the kernels cannot be compiled: {error}") from error
 
 
 def open_library(path: str) -> ctypes.CDLL:
-    """Load a library and say what its functions take. Raises `NativeUnavailable`."""
+    """Load a library and say what its functions take. Raises `NativeUnavailable`, of which
+    `InstructionsRefused` is one kind."""
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
@@ -160,7 +188,7 @@ def open_library(path: str) -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     if refused := library.rl_prepare():
-        raise NativeUnavailable(f"the system refuses what they need: {os.strerror(refused)}")
+        raise InstructionsRefused(f"the system refuses it: {os.strerror(refused)}")
     sizes = (c_int64 * len(STRUCTURES))()
     library.rl_sizes(sizes)
     if list(sizes) != [ctypes.sizeof(structure) for structure in STRUCTURES]:

@@ -117,6 +117,10 @@ void rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const
 // the other functions may be called.
 int32_t rl_prepare();
 
+// The instruction set that this library computes with: "amx", "avx512-bf16", "avx512", "avx2", "neon"
+// or "generic"; "amx-twin" where tests have the tile unit emulated.
+const char* rl_instructions();
+
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.kernels.cases import (
     make_attention,
     relative_error,
 )
-from tests.native import TARGETS, compiled
+from tests.native import TARGETS, compiled, with_tile_unit
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -83,14 +84,16 @@ class Machine:
         return out, lse
 
 
+SOURCES = ("attention", "attention_plan", "team")
+FUNCTIONS = ("rl_team_new", "rl_team_free", "rl_attention")
+
+
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
-    sources = ("attention", "attention_plan", "team")
-    functions = ("rl_team_new", "rl_team_free", "rl_attention")
     folder = tmp_path_factory.mktemp("attention")
-    library = compiled(folder, request.param, sources, functions)
+    library = compiled(folder, request.param, SOURCES, FUNCTIONS)
     machine = Machine(library)
     yield machine
     for team in machine.teams.values():
@@ -317,3 +320,10 @@ def test_what_does_not_fit_is_refused(machine: Machine) -> None:
     ):
         with pytest.raises(ValueError, match=r"\w"):
             attend(machine.library, machine.teams[1], queries, keys, values, batch, **options)
+
+
+def test_the_tile_unit_computes_what_its_twin_does(tmp_path: Path) -> None:
+    unit, twin = (Machine(one) for one in with_tile_unit(tmp_path, SOURCES, FUNCTIONS))
+    for heads, dim, block_size in (((4, 2), 64, 16), ((4, 1), 80, 64), ((7, 1), 6, 16)):
+        tensors = make_attention(AttentionCase(MIX, block_size, heads, dim, torch.bfloat16), CPU)
+        assert_same(unit.attend(tensors), twin.attend(tensors))

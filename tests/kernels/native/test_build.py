@@ -229,6 +229,25 @@ void rl_sizes(long long* sizes) {{
 
 @needs_compiler
 @pytest.mark.usefixtures("own_sources")
+def test_a_refused_tile_unit_is_done_without(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (sources / "all.cpp").read_text()
+    refusal = "#ifdef HAS_TILES\nint rl_prepare() { return 1; }\n#else\n"
+    allowed = "int rl_prepare() { return 0; }\n"
+    text = text.replace(allowed, f"{refusal}{allowed}#endif\n")
+    (sources / "all.cpp").write_text(text)
+    monkeypatch.setitem(library.INSTRUCTIONS, "best", ("-DHAS_TILES",))
+    monkeypatch.setitem(library.INSTRUCTIONS, "no-tiles", ())
+    library.load()
+    assert "computing without the tile unit: the system refuses it" in caplog.text
+    monkeypatch.setitem(library.INSTRUCTIONS, "tiles", ("-DHAS_TILES",))
+    with pytest.raises(library.InstructionsRefused):
+        library.load(instructions="tiles")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("own_sources")
 def test_a_damaged_library_is_compiled_again(cache: Path) -> None:
     told: list[str] = []
     with library.library_file(report=told.append) as path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import silu
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
-from tests.native import TARGETS, compiled
+from tests.native import TARGETS, compiled, with_tile_unit
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -34,11 +35,14 @@ class Machine:
         return PackedLinear(self.library, self.teams[threads], weight, bias, gated=gated)
 
 
+SOURCES = ("linear", "team")
+FUNCTIONS = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear")
+
+
 @pytest.fixture(scope="module", params=TARGETS)
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    functions = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear")
     folder = tmp_path_factory.mktemp("linear")
-    return Machine(compiled(folder, request.param, ("linear", "team"), functions))
+    return Machine(compiled(folder, request.param, SOURCES, FUNCTIONS))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -237,3 +241,22 @@ def test_bad_arguments_are_refused(machine: Machine) -> None:
         packed.multiply(Epilogue.STORE, random(4, 2).T, random(2, 4))
     with pytest.raises(ValueError, match="out is contiguous"):
         packed.multiply(Epilogue.STORE, random(2, 4), random(2, 4).bfloat16())
+
+
+def test_the_tile_unit_computes_what_its_twin_does(tmp_path: Path) -> None:
+    """Bit by bit, with numbers whose products and sums are below float32's normal range, too."""
+    unit, twin = (Machine(one) for one in with_tile_unit(tmp_path, SOURCES, FUNCTIONS))
+    generator = torch.Generator().manual_seed(0)
+
+    def wide(*shape: int, least: int) -> Tensor:
+        exponents = torch.randint(least, 6, shape, generator=generator)
+        return torch.ldexp(torch.randn(*shape, generator=generator), exponents).bfloat16()
+
+    for outputs, inputs, least in ((50, 33, -4), (130, 65, -70), (33, 600, -62), (40, 320, -130)):
+        weight = wide(outputs, inputs, least=least)
+        for rows in (1, 9, 33, 130):
+            x = wide(rows, inputs, least=least)
+            found, expected = (
+                multiplied(machine.packed(weight), Epilogue.FLOAT32, x) for machine in (unit, twin)
+            )
+            assert torch.equal(found.view(torch.int32), expected.view(torch.int32))

@@ -4,9 +4,15 @@
 // The compilers' own intrinsics are not used: GCC 12 does not tell itself that they read memory.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace rootlace {
 
@@ -33,6 +39,16 @@ struct alignas(64) TileShapes {
 
 class AmxTiles {
  public:
+  // Asks the system for the registers, for all threads of the process. 0, or an errno.
+  static int32_t request() {
+#if defined(__linux__) && defined(__x86_64__)
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;  // Linux' asm/prctl.h
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) ? errno : 0;
+#else
+    return ENOSYS;
+#endif
+  }
+
   static void configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
   // Registers are given back: what is in use is saved and restored whenever threads take turns.
   static void release() { asm volatile("tilerelease"); }
