@@ -105,7 +105,10 @@ class TilePanels {
       const char* rest;  // rows of the last step, if it is not whole
       float* sums;
       bool add;
-      int distance, lines;  // of weights that are fetched in each step: how far ahead, how many
+      // Weights that are fetched in each step: how far ahead, how many lines, whether to the first
+      // level of cache.
+      int distance, lines;
+      bool near;
     };
 
     Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums) {
@@ -118,6 +121,7 @@ class TilePanels {
       at.rest = nullptr;
       // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
       const int blocks = ceil_div(x.count, ROWS);
+      at.near = blocks == 1;
       at.lines = ceil_div(LINES, blocks);
       at.distance = blocks == 1 ? AHEAD : STRETCH * LINES * 64 + row / ROWS * at.lines * 64;
       const bf16* from = x.at + row * x.stride;
@@ -182,7 +186,7 @@ class TilePanels {
       const char *a = at.a, *b = at.b;
       for (int step = 0; step < at.steps; step++, a += at.ahead, b += VECS * TILE * sizeof(bf16)) {
         one_step<HEIGHT, WIDTH>(a, at.stride, at.tile, b);
-        fetch(b + at.distance, at.lines);
+        fetch(b + at.distance, at.lines, at.near);
         between(step, step + 1);
       }
       if (at.rest) {
@@ -228,8 +232,11 @@ class TilePanels {
       }
     }
 
-    static void fetch(const char* from, int lines) {
-      for (int i = 0; i < lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
+    static void fetch(const char* from, int lines, bool near) {
+      if (near)
+        for (int i = 0; i < LINES; i++) __builtin_prefetch(from + i * 64, 0, 3);
+      else
+        for (int i = 0; i < lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
     }
 
     void configure(int first, int second) {
@@ -252,7 +259,7 @@ class TilePanels {
   static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
   // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
   static constexpr int LINES = VECS * TILE * sizeof(bf16) / 64;
-  static constexpr int AHEAD = 8192;
+  static constexpr int AHEAD = 2048;
 
   size_t size() const { return static_cast<size_t>(steps_) * VECS * TILE; }
 
