@@ -4,7 +4,8 @@ The promise (no text that breaks the constraint, no dead end) is kept by
 
 - `automaton`: a regular language on our own automaton, and `cursor`, a place in it;
 - `llguidance`: what is not regular, on llguidance;
-- `checked`: a mask that allows too much, a check of each completed value, and going back.
+- `checked`: a mask that allows too much, a check of each completed value, and going back
+  (`checked_text`: what was tried, and is excluded there).
 
 What makes them fast and may never change an answer:
 
@@ -15,5 +16,5 @@ What makes them fast and may never change an answer:
 Rescue paths: an automaton that grows beyond its bounds while requests run on it hands them to
 llguidance (`Cursor._other_here`), a hybrid grammar whose parts disagree goes on in llguidance alone
 (`HybridGrammar.keep`), and a lexer of llguidance that is full is replaced by a new one
-(`LLGuidanceMatcher._begin_anew`). `outlines` is a backend for compatibility.
+(`llguidance_lexer`). `outlines` is a backend for compatibility.
 """

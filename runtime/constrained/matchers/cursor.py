@@ -28,11 +28,11 @@ class Cursor:
         "_error",
         "_grammar",
         "_other",
-        "_place",
         "_size",
         "_steps",
         "_taken",
         "_tokens",
+        "place",
         "ready",
     )
 
@@ -40,19 +40,15 @@ class Cursor:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
         self._steps = grammar.steps
-        self._place = grammar.places.of(grammar.dfa.start)
-        self.ready: MaskRow | None = self._place.mask
+        self.place = grammar.places.of(grammar.dfa.start)
+        """Where the text stands; its state is negative where the automaton does not know it."""
+        self.ready: MaskRow | None = self.place.mask
         self._tokens: list[int] = []
         self._before: list[Place] = []  # the place before each of them
         self._error = ""
         self._other: Matcher | None = None
         self._taken = 0
         """How many of the tokens `_other` has taken in."""
-
-    @property
-    def declared(self) -> bool:
-        """Whether the automaton knows where the text stands."""
-        return self._place.state >= 0
 
     # ------------------------------------------------------------ masks
 
@@ -63,7 +59,7 @@ class Cursor:
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = bitmask.writable(out, self._size)
-        state = self._place.state
+        state = self.place.state
         if state >= 0 and self._grammar.write(state, out):
             return
         other = self._other_here() if state not in _OVER else None
@@ -76,7 +72,7 @@ class Cursor:
             self._grammar.keep(state, out, failed=bool(self._error))
 
     def mask_row(self) -> MaskRow | None:
-        place = self._place
+        place = self.place
         row = self._grammar.row(place.state) if place.state >= 0 else None
         if row is not None and row.address:
             place.mask = self.ready = row
@@ -88,25 +84,25 @@ class Cursor:
             self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:
-        state = self._place.state
+        state = self.place.state
         stepped = self._grammar.stepped() if state >= 0 else None
         return AutomatonState(stepped, state) if stepped is not None else None
 
     # ------------------------------------------------------------ the text
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        place = self._place
+        place = self.place
         after = place.onward.get(token_id)
         if after is None or (jumps and not after.quiet):
             return False
         self._tokens.append(token_id)
         self._before.append(place)
-        self._place = after
+        self.place = after
         self.ready = after.mask
         return True
 
     def advance(self, token_id: int) -> bool:
-        place = self._place
+        place = self.place
         state = place.state
         if state in _OVER or not 0 <= token_id < self._size:
             return self._refuse(token_id)
@@ -123,7 +119,7 @@ class Cursor:
             self._grammar.places.lead(place, token_id, following)
         self._tokens.append(token_id)
         self._before.append(place)
-        self._place = following
+        self.place = following
         self.ready = following.mask
         self._error = ""
         return True
@@ -147,14 +143,14 @@ class Cursor:
         return False
 
     def is_accepting(self) -> bool:
-        state = self._place.state
+        state = self.place.state
         if state != BEYOND:
             return state == ENDED or self._grammar.dfa.accepting(state)
         other = self._other_here()
         return other is not None and other.is_accepting()
 
     def is_finished(self) -> bool:
-        state = self._place.state
+        state = self.place.state
         if state in _OVER:
             return state == ENDED
         known = self._grammar.is_final(state) if state >= 0 else None
@@ -164,7 +160,7 @@ class Cursor:
         return other is not None and other.is_finished()
 
     def forced_text(self) -> bytes:
-        state = self._place.state
+        state = self.place.state
         if state in _OVER:
             return b""
         known = self._grammar.forced_text(state) if state >= 0 else None
@@ -179,7 +175,7 @@ class Cursor:
         return text
 
     def forced_tokens(self) -> list[int]:
-        place, grammar = self._place, self._grammar
+        place, grammar = self.place, self._grammar
         state = place.state
         if state < 0:
             other = self._other_here() if state == BEYOND else None
@@ -207,8 +203,8 @@ class Cursor:
         self._error = ""
         if not count:
             return
-        self._place = self._before[-count]
-        self.ready = self._place.mask
+        self.place = self._before[-count]
+        self.ready = self.place.mask
         del self._tokens[-count:], self._before[-count:]
         if self._other is not None and self._taken > len(self._tokens):
             self._other.rollback(self._taken - len(self._tokens))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
 from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained.matchers.llguidance_lexer import (
+    REPLAYED,
+    Parser,
+    SharedLexer,
+)
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import ForcedTokenizer
@@ -22,13 +26,6 @@ from rootlace.wire.errors import InvalidConstraint
 BASE_BYTES = 1 << 14
 BYTES_PER_CHARACTER = 96
 
-
-_WORN = ("too many states", "too many expressions")
-"""How llguidance calls the errors that stay with a lexer, and so with all that share it: it has all
-the states it may have, or a single mask (or much text without one) has cost too much."""
-REPLAYED = 32
-"""So many tokens are taken in at once by a lexer that is new: what it may spend is counted from one
-mask to the next."""
 REMEMBERED = 1024
 """So many places with forced text are remembered per grammar."""
 _Place = tuple[bytes, bytes, bool, bytes]
@@ -52,12 +49,11 @@ class LLGuidanceGrammar:
         self.canonicalizer = canonicalizer
         self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
         self._limits = parser_limits(config)
-        self._lock = threading.Lock()
         self._forced: dict[_Place, _Forced] = {}
         self.beginning: tuple[int, ...] | None = None
         """What is forced before anything else, once a matcher has asked."""
-        prototype = self._built()
-        self._prototype: LLMatcher | None = prototype
+        self.lexer = SharedLexer(self._built)
+        prototype = self.lexer.prototype()
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
         first = self._first_tokens(prototype)
@@ -71,9 +67,7 @@ class LLGuidanceGrammar:
         self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
 
     def matcher(self) -> LLGuidanceMatcher:
-        with self._lock:
-            prototype = self._current()
-        return LLGuidanceMatcher(self, prototype)
+        return LLGuidanceMatcher(self)
 
     def forced_after(self, tail: bytes, text: bytes, following: _Following) -> list[int]:
         """The canonicalizer's tokens. They depend on what it was told alone, so where all it asked
@@ -91,25 +85,6 @@ class LLGuidanceGrammar:
         self._forced[key] = _Forced(following.asked(), tuple(tokens), known is not None)
         return tokens
 
-    def renewed(self, worn: LLMatcher) -> LLMatcher:
-        """A prototype to copy instead of `worn`. Copies share one lexer, with all states that any
-        of them came to: when it is full, requests must not fail for what others left there."""
-        with self._lock:
-            if self._prototype is worn:
-                self._prototype = None
-            return self._current()
-
-    def discard(self, worn: LLMatcher) -> None:
-        """As `renewed`, but another prototype is built only when it is needed."""
-        with self._lock:
-            if self._prototype is worn:
-                self._prototype = None
-
-    def _current(self) -> LLMatcher:
-        if self._prototype is None:
-            self._prototype = self._built()
-        return self._prototype
-
     def _built(self) -> LLMatcher:
         return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
 
@@ -120,7 +95,7 @@ class LLGuidanceGrammar:
         beginning = trial.compute_ff_bytes()
         if trial.is_error() or len(beginning) > REPLAYED:
             # A long text may fill one lexer, and is served by several in turn.
-            self.discard(prototype)
+            self.lexer.discard(prototype)
             return
         tokens = [self.vocabulary.byte_tokens[byte] for byte in beginning]
         if not tokens or -1 in tokens:
@@ -198,12 +173,11 @@ class LLGuidanceMatcher:
 
     ready: MaskRow | None = None
 
-    def __init__(self, grammar: LLGuidanceGrammar, prototype: LLMatcher) -> None:
+    def __init__(self, grammar: LLGuidanceGrammar) -> None:
         self._grammar = grammar
         self._vocabulary = grammar.vocabulary
-        self._prototype = prototype
-        self._matcher = prototype.deep_copy()
-        self._tokens: list[int] = []  # taken in, without the end of the sequence
+        self._parser = Parser(grammar.lexer, grammar.vocabulary.size)
+        self._tokens = self._parser.tokens  # taken in, without the end of the sequence
         self._ended = 0  # end-of-sequence tokens taken in: 0 or 1
         self._error = ""
         self._settled = -1
@@ -219,11 +193,8 @@ class LLGuidanceMatcher:
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = bitmask.writable(out, self._vocabulary.size)
         if not self._ended:
-            self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
-            if self._matcher.is_error() and self._begin_anew():
-                self._matcher.unsafe_compute_mask_ptr(bitmask.address(out), out.nbytes)
-                self._leave_if_worn()
-        if self._ended or self._matcher.is_error():
+            self._parser.fill_bitmask(out)
+        if self._ended or self._parser.matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
 
     def automaton(self) -> AutomatonState | None:
@@ -243,71 +214,36 @@ class LLGuidanceMatcher:
                 return self._refuse(token_id)
             self._ended = 1
         # Tokens without text are refused here: to llguidance, some of them are an error for good.
-        elif not self._vocabulary.token_bytes[token_id] or not self._take(token_id):
+        elif not self._vocabulary.token_bytes[token_id] or not self._parser.take(token_id):
             return self._refuse(token_id)
-        else:
-            self._tokens.append(token_id)
         self._error = ""
         return True
-
-    def _take(self, token_id: int) -> bool:
-        if self._matcher.try_consume_tokens([token_id]) == 1:
-            return True
-        # What did not fit is no error; an error is one of bounds.
-        if not self._matcher.is_error() or not self._begin_anew():
-            return False
-        taken = self._matcher.try_consume_tokens([token_id]) == 1
-        self._leave_if_worn()
-        return taken
-
-    def _begin_anew(self) -> bool:
-        """Where the lexer that is shared is worn out: take another one and come to the same place.
-        False, and as before, where that would not help."""
-        if not _is_worn(self._matcher):
-            return False
-        prototype = self._grammar.renewed(self._prototype)
-        matcher = prototype.deep_copy()
-        unused = np.zeros((self._vocabulary.size + 31) // 32, np.int32)
-        for start in range(0, len(self._tokens), REPLAYED):
-            part = self._tokens[start : start + REPLAYED]
-            if matcher.try_consume_tokens(part) != len(part):
-                if _is_worn(matcher):
-                    self._grammar.discard(prototype)
-                return False
-            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)
-        self._prototype, self._matcher = prototype, matcher
-        return True
-
-    def _leave_if_worn(self) -> None:
-        """Where this very text wears a new lexer out, the next request gets another one."""
-        if _is_worn(self._matcher):
-            self._grammar.discard(self._prototype)
 
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_accepting(self) -> bool:
-        return not self._matcher.is_error() and self._matcher.is_accepting()
+        return not self._parser.matcher.is_error() and self._parser.matcher.is_accepting()
 
     def is_finished(self) -> bool:
-        if (self._grammar.empty_only and not self._matcher.is_error()) or self._ended:
+        if (self._grammar.empty_only and not self._parser.matcher.is_error()) or self._ended:
             return True
-        return self.is_accepting() and self._matcher.is_stopped()
+        return self.is_accepting() and self._parser.matcher.is_stopped()
 
     def forced_text(self) -> bytes:
-        if self._ended or self._matcher.is_error() or self._matcher.is_accepting():
+        if self._ended or self._parser.matcher.is_error() or self._parser.matcher.is_accepting():
             return b""
-        return self._matcher.compute_ff_bytes()
+        return self._parser.matcher.compute_ff_bytes()
 
     def forced_tokens(self) -> list[int]:
         at = len(self._tokens)
-        if self._ended or self._matcher.is_error():
+        if self._ended or self._parser.matcher.is_error():
             return []
         if at == self._settled and self._tokens[at - len(self._run) :] == self._run:
             return []
         if at or self._grammar.beginning is None:
             tokens = self._found_forced()
-            if not at and not self._matcher.is_error():
+            if not at and not self._parser.matcher.is_error():
                 self._grammar.beginning = tuple(tokens)
         else:
             tokens = list(self._grammar.beginning)
@@ -324,17 +260,17 @@ class LLGuidanceMatcher:
         if tail is None or path is None:
             return []
         # Tried out behind the forced text, and taken back.
-        taken = self._matcher.try_consume_tokens(path)
+        taken = self._parser.matcher.try_consume_tokens(path)
         try:
             if taken < len(path):
                 return []
-            following = _Following(self._matcher, self._vocabulary)
-            if self._matcher.is_error():
+            following = _Following(self._parser.matcher, self._vocabulary)
+            if self._parser.matcher.is_error():
                 return []
             return self._grammar.forced_after(tail, text, following)
         finally:
             if taken:
-                self._matcher.rollback(taken)
+                self._parser.matcher.rollback(taken)
 
     def rollback(self, count: int) -> None:
         if not 0 <= count <= len(self._tokens) + self._ended:
@@ -344,9 +280,7 @@ class LLGuidanceMatcher:
         inner = max(count - self._ended, 0)
         if count:
             self._ended = 0
-        if inner:
-            self._matcher.rollback(inner)
-            del self._tokens[-inner:]
+        self._parser.undo(inner)
 
     def reset(self) -> None:
         self.rollback(len(self._tokens) + self._ended)
@@ -359,8 +293,8 @@ class LLGuidanceMatcher:
         return None
 
     def error(self) -> str:
-        if self._matcher.is_error():
-            return reason(self._matcher)
+        if self._parser.matcher.is_error():
+            return reason(self._parser.matcher)
         return self._error
 
     def _refuse(self, token_id: int) -> bool:
@@ -383,10 +317,6 @@ def parser_limits(config: ConstraintConfig) -> LLParserLimits:
         max_grammar_size=500_000,
         verbose_errors=False,
     )
-
-
-def _is_worn(matcher: LLMatcher) -> bool:
-    return matcher.is_error() and any(kind in matcher.get_error() for kind in _WORN)
 
 
 def reason(matcher: LLMatcher) -> str:

@@ -1,0 +1,151 @@
+"""The text of a checked constraint, in which mask and check go forwards and back together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rootlace.runtime.constrained.schema.verify import Verifier
+from rootlace.runtime.constrained.tokens import bitmask
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.contracts.matcher import Matcher
+
+MAX_NUMBER = 24
+"""So long may a whole text that is one number grow while it may not end."""
+
+
+class CheckedText:
+    """The tokens taken in, and what is excluded after them.
+
+    Places are the nodes of the tree of all token sequences tried, so that what was excluded after
+    one sequence is excluded after no other.
+    """
+
+    def __init__(self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary) -> None:
+        self._inner = inner
+        self._verifier = verifier
+        self._vocabulary = vocabulary
+        self._words = bitmask.words_of(vocabulary.size)
+        self._no_end = _without(self._words, vocabulary.eos_token_ids)
+        self.tokens: list[int] = []
+        self.lengths = [0]  # of the text before each place on the way
+        self.way = [0]  # the nodes on the way; the last is where we stand
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what is excluded. The text must be empty."""
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._remaining: dict[int, np.ndarray] = {}  # int32 masks of what is not excluded
+
+    # ------------------------------------------------------------ what may follow
+
+    def fill_bitmask(self, out: np.ndarray) -> None:
+        self._inner.fill_bitmask(out)
+        remaining = self._remaining.get(self.way[-1])
+        if remaining is not None:
+            out &= remaining
+        if self.ends_too_early():
+            out &= self._no_end
+
+    def ends_too_early(self) -> bool:
+        """Whether the mask alone would let the text end here."""
+        return self._inner.is_accepting() and not self._verifier.accepts()
+
+    def has_own_mask(self) -> bool:
+        """Whether the mask here is not that of `inner`."""
+        return self.way[-1] in self._remaining or self.ends_too_early()
+
+    def can_follow(self) -> bool:
+        """Whether there is anything that may follow, the end included."""
+        if not self.has_own_mask():
+            return True  # what the mask allows can go on
+        if self.ends_too_early() and self._verifier.number_length() > MAX_NUMBER:
+            return False  # a number for which no end was found: nothing would ever refuse it
+        words = np.zeros(self._words, np.int32)
+        self.fill_bitmask(words)
+        return bool(words.any())
+
+    def excludes(self, token_id: int) -> bool:
+        return self._excluded_at(self.way[-1], token_id)
+
+    def not_excluded(self, tokens: list[int]) -> list[int]:
+        """`tokens` up to the first that is excluded after those before it."""
+        node: int | None = self.way[-1]
+        for index, token in enumerate(tokens):
+            if node is None:
+                break
+            if self._excluded_at(node, token):
+                return tokens[:index]
+            node = self._nodes.get((node, token))
+        return tokens
+
+    def _excluded_at(self, node: int, token_id: int) -> bool:
+        remaining = self._remaining.get(node)
+        if remaining is None or not 0 <= token_id < self._vocabulary.size:
+            return False
+        return not bitmask.allows(remaining, token_id)
+
+    # ------------------------------------------------------------ forwards and back
+
+    def go(self, token_id: int) -> None:
+        """Note a token that `inner` and `verifier` have taken in."""
+        step = (self.way[-1], token_id)
+        self.way.append(self._nodes.setdefault(step, len(self._nodes) + 1))
+        self.tokens.append(token_id)
+        ends = token_id in self._vocabulary.eos_token_ids
+        length = 0 if ends else len(self._vocabulary.token_bytes[token_id])
+        self.lengths.append(self.lengths[-1] + length)
+
+    def back(self, count: int) -> None:
+        if count:
+            self._inner.rollback(count)
+            self._verifier.undo(count)
+            for path in (self.tokens, self.lengths, self.way):
+                del path[len(path) - count :]
+
+    def exclude(self, tokens: np.ndarray) -> None:
+        """Never again at this place."""
+        mask = _without(self._words, tokens)
+        kept = self._remaining.get(self.way[-1])
+        self._remaining[self.way[-1]] = mask if kept is None else kept & mask
+
+    def try_another_token(self) -> bool:
+        """Go back to the nearest place where something can follow."""
+        while not self.can_follow():
+            if not self.tokens:
+                return False
+            token = self.tokens[-1]
+            self.back(1)
+            self.exclude(np.array([token], np.int32))
+        return True
+
+    def begin_differently(self, place: int, start: int) -> bool:
+        """Go back to the first place from `place` on (but before this one) where, with what was
+        tried there excluded, something can follow. False, with nothing changed, if none is."""
+        tried = self.tokens[place:]
+        self.back(len(tried))
+        for index, token in enumerate(tried):
+            data = self._vocabulary.token_bytes[token]
+            begun = data[: start - self.lengths[-1] + 1] if index == 0 else data[:1]
+            kept = self._remaining.get(self.way[-1])
+            alike = self._vocabulary.order.beginning_with(begun)
+            for excluded in (alike, np.array([token], np.int32)):
+                self.exclude(excluded)
+                if self.can_follow():
+                    return True
+                if kept is None:
+                    del self._remaining[self.way[-1]]
+                else:
+                    self._remaining[self.way[-1]] = kept
+            self._inner.advance(token)
+            self._verifier.feed(data)
+            self.go(token)
+        return False
+
+
+def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
+    """int32 [words]: a packed mask of all tokens but these."""
+    bits = np.ones(words * 32, np.uint8)
+    bits[np.asarray(tokens, np.int64)] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
