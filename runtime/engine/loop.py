@@ -90,9 +90,12 @@ class EngineLoop:
                 self._handle(message)
             for waiting in self._compiling.take():
                 self._add(waiting.request, waiting.grammar.result, waiting.waited)
-            self._outgoing += self._steps.step()
+            # Not in one statement: `_tell` replaces the list while the step runs.
+            updates = self._steps.step()
+            self._outgoing += updates
             self._say()
-        self._outgoing += self._steps.finish()
+        updates = self._steps.finish()
+        self._outgoing += updates
         self._say()
 
     # ------------------------------------------------------------ sending

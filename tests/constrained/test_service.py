@@ -7,8 +7,11 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import Grammar, GrammarCompiler
+from rootlace.runtime.constrained.service import trial_process
 from rootlace.runtime.constrained.service.cache import GrammarCache
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
@@ -149,6 +153,30 @@ def long(letter: str) -> Constraint:
 
 
 @pytest.mark.slow
+def test_waiting_for_a_processor_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is stopped by what else the machine does is not the constraint's fault."""
+
+    class Process:
+        """Runnable all the time, and never given a processor."""
+
+        def __init__(self, pid: int) -> None:
+            self.state = psutil.STATUS_RUNNING
+
+        def status(self) -> str:
+            return self.state
+
+        def cpu_times(self) -> Any:
+            return SimpleNamespace(user=1.0, system=0.5)
+
+    monkeypatch.setattr(trial_process.psutil, "Process", Process)
+    spent = trial_process._Spent(SimpleNamespace(pid=1))  # type: ignore[arg-type]
+    time.sleep(0.05)
+    assert spent.seconds() == 0.0
+    spent._process.state = psutil.STATUS_SLEEPING  # type: ignore[attr-defined]
+    time.sleep(0.05)
+    assert spent.seconds() >= 0.05
+
+
 def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
     fine = service.submit(long("a"))
     assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")

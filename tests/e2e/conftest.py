@@ -94,8 +94,9 @@ class RawClient:
     def receive(self) -> list[Event]:
         """The next non-empty frame of events."""
         while True:
-            # Many short waits instead of a long one: see tests/waiting.py.
-            if not any(self._socket.poll(100) for _ in range(int(PATIENCE / 0.1))):
+            # Many short waits instead of a long one: see tests/waiting.py. Four times the usual
+            # patience: behind one event there may be the start of a process and what it loads.
+            if not any(self._socket.poll(100) for _ in range(int(4 * PATIENCE / 0.1))):
                 raise TimeoutError(f"nothing came; so far {self.events[-3:]}")
             events = protocol.decode_events(self._socket.recv())
             self.events += events

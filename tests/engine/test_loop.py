@@ -125,6 +125,15 @@ def test_requests_run_to_their_ends() -> None:
     assert any(isinstance(m, Heartbeat) for m in talk.said)
 
 
+def test_what_is_told_in_the_middle_of_a_step_is_told_once() -> None:
+    """A prompt makes the loop send held-back tokens before its step, with the step's own behind."""
+    patient = msgspec.structs.replace(submit(1, 5, max_tokens=30), emit_seconds=1e9)
+    talk = Conversation([patient], [], [], [submit(2, 2, 20)], [], [submit(3, 3, 30)])
+    assert talk.tokens(1) == list(range(6, 36))
+    assert talk.tokens(2) == [21, 22, 23, 24] and talk.tokens(3) == [31, 32, 33, 34]
+    assert len(talk.updates(1)) > 2  # held back, and told before its end all the same
+
+
 def test_a_failing_step_ends_its_requests_and_no_others() -> None:
     talk = Conversation(
         [submit(1, 5, 6, max_tokens=8)], [], [submit(2, CountingExecutor.poison)], [], []

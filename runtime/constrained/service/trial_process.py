@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import psutil
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
@@ -19,6 +20,8 @@ from rootlace.wire.errors import InternalError, InvalidConstraint, ServerUnavail
 from rootlace.wire.protocol import Constraint
 
 START_SECONDS = 120.0
+LOOK_SECONDS = 0.1
+"""How often a child that does not answer is looked at."""
 
 
 class TrialProcess:
@@ -108,10 +111,47 @@ def too_large(constraint: Constraint, config: ConstraintConfig) -> str:
     )
 
 
+_WORKING = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+
+
+class _Spent:
+    """Seconds that a child computed or slept, as far as it was looked at.
+
+    Time that it waits for a processor does not count: how long a constraint takes must not depend
+    on what else the machine does.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        self._process = psutil.Process(child.pid)
+        self._computed = self._cpu()
+        self._slept = 0.0
+        self._looked = time.monotonic()
+
+    def _cpu(self) -> float:
+        times = self._process.cpu_times()
+        return times.user + times.system
+
+    def seconds(self) -> float:
+        """Raises EOFError if the child has ended."""
+        now = time.monotonic()
+        try:
+            if self._process.status() not in _WORKING:
+                self._slept += now - self._looked
+            computed = self._cpu() - self._computed
+        except psutil.NoSuchProcess:
+            raise EOFError from None
+        self._looked = now
+        return computed + self._slept
+
+
 def _ask(child: subprocess.Popen[bytes], message: Setup | Constraint, seconds: float) -> Verdict:
-    """Raises TimeoutError, or EOFError or OSError if the child has ended."""
+    """The child's answer. Raises TimeoutError if it spends more than `seconds` on it, computing or
+    asleep, and EOFError or OSError if it has ended."""
     assert child.stdin is not None and child.stdout is not None
-    deadline = time.monotonic() + seconds
+    try:
+        spent = _Spent(child)
+    except psutil.NoSuchProcess:
+        raise EOFError from None
     write_frame(child.stdin, message)
     descriptor = child.stdout.fileno()
 
@@ -119,8 +159,9 @@ def _ask(child: subprocess.Popen[bytes], message: Setup | Constraint, seconds: f
         # poll, not select: an engine may have more than 1024 files open.
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-            raise TimeoutError
+        while not poll.poll(LOOK_SECONDS * 1000):
+            if spent.seconds() > seconds:
+                raise TimeoutError
         return os.read(descriptor, count)
 
     return msgspec.msgpack.decode(read_frame(read), type=Verdict)
