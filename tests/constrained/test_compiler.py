@@ -139,6 +139,7 @@ def test_matchers_of_one_grammar_do_not_share_state(compiler, tokenizer) -> None
         (Constraint("choices", '"a"'), "JSON array"),
         (Constraint("choices", "[]"), "JSON array"),
         (Constraint("choices", '["a", 3]'), r"choices\[1\]"),
+        (Constraint("choices", r'["a", "\ud800"]'), "surrogate"),
         (Constraint("ebnf", "start: missing"), "missing"),
         (Constraint("regex", "a" * (2**20 + 1)), "exceed"),
     ],

@@ -83,7 +83,7 @@ def test_masks_are_the_beginnings_of_the_texts(made: tuple[str, frozenset[str]])
     texts = {text.encode() for text in language}
     prefixes = {text[:end] for text in texts for end in range(len(text) + 1)}
     dfa, table = make(pattern)
-    classes = token_classes(TRIE, dfa, 4096, 1 << 20)
+    classes = token_classes(TRIE, dfa, 1 << 20)
     assert classes is not None
     for prefix in sorted(prefixes)[:40]:
         state = dfa.run(dfa.start, prefix)
@@ -114,7 +114,7 @@ def test_infinite_languages_step_by_step(
 
 def test_classes_are_the_coarsest() -> None:
     dfa = LazyDfa(parse("(?:ab|a1é)*[b1]{0,3}"), 4096)
-    classes = token_classes(TRIE, dfa, 4096, 1 << 20)
+    classes = token_classes(TRIE, dfa, 1 << 20)
     assert classes is not None
     assert classes.next_state.shape[0] == dfa.num_states
     functions = {classes.next_state[:, c].tobytes() for c in range(classes.next_state.shape[1])}
@@ -125,9 +125,8 @@ def test_classes_are_the_coarsest() -> None:
 
 def test_classes_are_not_made_beyond_the_bounds() -> None:
     dfa = LazyDfa(parse("[ab1]{0,40}"), 4096)
-    assert token_classes(TRIE, dfa, 10, 1 << 20) is None
-    assert token_classes(TRIE, dfa, 4096, 200) is None
-    assert token_classes(TRIE, dfa, 4096, 1 << 20) is not None
+    assert token_classes(TRIE, dfa, 200) is None
+    assert token_classes(TRIE, dfa, 1 << 20) is not None
 
 
 def test_rows_are_filled_when_asked_for_and_never_change() -> None:
@@ -246,7 +245,7 @@ def test_every_token_of_a_real_vocabulary(
                 expected[token] = dfa.accepting(state)
             np.testing.assert_array_equal(bits(out, vocab.size), expected)
             assert not bits(out, 32 * len(out))[vocab.size :].any()
-    classes = token_classes(vocab.trie, dfa, 2048, 16 << 20)
+    classes = token_classes(vocab.trie, dfa, 16 << 20)
     assert classes is not None
     for state in range(0, dfa.num_states, max(dfa.num_states // 8, 1)):
         place = table.row(state)

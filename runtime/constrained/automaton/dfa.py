@@ -58,10 +58,6 @@ class LazyDfa:
         return len(self._sets)
 
     @property
-    def max_states(self) -> int:
-        return self._max_states
-
-    @property
     def fullness(self) -> float:
         """How much of what the automaton may have it has, 0 to 1."""
         items = self._items / (_ITEMS_PER_STATE * self._max_states)
@@ -92,10 +88,6 @@ class LazyDfa:
                 is_border[0] = 0
                 self._classes = np.cumsum(is_border, dtype=np.uint8)
             return self._classes
-
-    @property
-    def num_classes(self) -> int:
-        return int(self.byte_classes[255]) + 1
 
     def accepting(self, state: int) -> bool:
         """Whether the text may end at `state`."""

@@ -57,8 +57,6 @@ class _Writer:
             case Either():
                 return f"(?:{self.alternatives(regex)})"
             case Repeat(item, least, most):
-                if most is not None and most < least:
-                    return self._counted(_NOTHING)
                 return self._atom(item) + _quantifier(least, most)
             case Chars():
                 known = self._sets.get(id(regex))

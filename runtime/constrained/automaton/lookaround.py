@@ -111,8 +111,6 @@ class _Nodes:
                 targets = [self.build(option, following, depth) for option in options]
                 return self._fork(targets, depth)
             case Repeat(item, least, most):
-                if most is not None and most < least:
-                    return self._fork([], depth)
                 return repeats(
                     least,
                     most,

@@ -268,8 +268,6 @@ class _Sizes:
                 return sum(size[0] for size in sizes), min(size[1] for size in sizes)
             case Repeat(item, least, most):
                 size = self.of(item)
-                if most is not None and (most < least or most < 0):
-                    return None
                 if size is None:
                     return None if least else (0, 0)
                 copies = max(least, 1) if most is None else most

@@ -39,7 +39,8 @@ class Either:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`item` at least `least` and at most `most` times (None: without bound)."""
+    """`item` at least `least` and at most `most` times (None: without bound), which is never
+    below `least`."""
 
     item: Regex
     least: int

@@ -19,21 +19,19 @@ DONE = -1
 """The state after a whole character."""
 
 _BORDERS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
-_SURROGATES = (0xD800, 0xDFFF)
 
 
 class CharAutomaton:
     """The deterministic automaton of one character out of a set.
 
     `edges[state]`: byte ranges, ascending and disjoint; state 0 is the beginning, `DONE` the end.
-    Every state is on the way to `DONE`. `least`: bytes of the shortest character.
+    Every state is on the way to `DONE`.
     """
 
-    __slots__ = ("edges", "least")
+    __slots__ = ("edges",)
 
     def __init__(self, ranges: Ranges) -> None:
         sequences = [s for first, last in ranges for s in _sequences(first, last)]
-        self.least = len(sequences[0]) if sequences else 0
         self.edges: list[tuple[Edge, ...]] = [()]
         known: dict[tuple[Edge, ...], int] = {}
         self.edges[0] = self._merge(sequences, 0, known)
@@ -80,14 +78,8 @@ def char_automaton(ranges: Ranges) -> CharAutomaton:
 def _sequences(first: int, last: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Sequences of byte ranges that are together the UTF-8 forms of `first` to `last`, ascending.
 
-    Surrogates are left out.
+    The range has no surrogates.
     """
-    if first <= _SURROGATES[1] and last >= _SURROGATES[0]:
-        if first < _SURROGATES[0]:
-            yield from _sequences(first, _SURROGATES[0] - 1)
-        if last > _SURROGATES[1]:
-            yield from _sequences(_SURROGATES[1] + 1, last)
-        return
     for border in _BORDERS:
         if first <= border < last:
             yield from _sequences(first, border)

@@ -1,11 +1,8 @@
-"""llguidance with a memory: what it says is kept by the state of an automaton, and asked for again
-only where the automaton does not know the way.
+"""llguidance with a memory: what it says is kept by the state of an automaton of what a schema
+declares (`schema/regular`), and asked for again only where the automaton does not know the way.
 
-Most of what a schema allows is declared, also where an object may have other properties. The
-declared part (`schema/regular`) is an automaton that tells places apart: texts that lead to one of
-its states go on alike. So a mask that llguidance made at a state is the mask of every request that
-comes there; it is made once, with the tokens that begin declared and end elsewhere in it. A token
-that leaves the declared part has its request go on in llguidance.
+A mask that llguidance made at a state is that of every request that comes there, with the tokens in
+it that begin declared and end elsewhere. Such a token has its request go on in llguidance.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def stepped_automaton(
     if dfa.empty or not _explore(dfa, max_states):
         return None
     room = max_bytes - 4 * trie.vocab_size
-    classes = token_classes(trie, dfa, dfa.num_states, room) if room > 0 else None
+    classes = token_classes(trie, dfa, room) if room > 0 else None
     if classes is None:
         return None
     found = _masks(classes, eos_token_ids, dfa, room - classes.next_state.nbytes)

@@ -8,14 +8,9 @@ objects, recursion, long strings) makes the whole not regular; llguidance takes 
 valid text is in the tree: properties come in the order of the schema, strings and numbers in the
 spellings of `spellings.Ours`. Every text of it is valid.
 
-`declared_part` writes what is declared in a schema that llguidance runs, in llguidance's spelling.
-What is not declared or not regular is a *mark* there: a text that no JSON has, which stands for
-"anything that may be here". Marks of different places differ. So the automaton of the tree tells
-all beginnings apart from which llguidance could go on differently, as long as they are declared:
-texts that lead to one of its states have the same marks behind them at the same places, in the
-same surroundings. For that, an undeclared property is marked at every place of its key up to which
-the key might still become a declared one: behind `{"name` the mark of the key `name…` says that it
-need not.
+`declared_part` writes what is declared in a schema that llguidance runs, in llguidance's spelling,
+with *marks* for what is not declared or not regular. `docs/constrained_internals.md` ("Open
+schemas") says where marks stand, and why texts that lead to one state then go on alike.
 """
 
 from __future__ import annotations

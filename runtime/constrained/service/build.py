@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.automaton import choices
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.lookaround import has_look
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton.syntax import Regex
+from rootlace.runtime.constrained.automaton.syntax import Either, Literal, Regex
 from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
 from rootlace.runtime.constrained.matchers.checked import CheckedGrammar
 from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
@@ -72,7 +71,7 @@ class GrammarBuilder:
         if kind == "regex":
             return self._regular(kind, parse(source))
         if kind == "choices":
-            return self._regular(kind, choices.either(parsed_choices(source)))
+            return self._regular(kind, Either(tuple(map(Literal, parsed_choices(source)))))
         if kind == "ebnf":
             return self._ebnf(source)
         if kind == "structural_tag":
@@ -126,38 +125,33 @@ class GrammarBuilder:
 
     def _schema_in_grammar(self, line: int, schema: dict[str, Any]) -> dict[str, Any]:
         """With the options that the grammar gives to llguidance."""
-        try:
-            prepared = prepare_value(schema, documents=self._documents)
-        except InvalidConstraint as error:
-            raise InvalidConstraint(f"ebnf: line {line}: {error}") from None
-        if prepared.residuals:
-            first = prepared.residuals[0]
-            raise InvalidConstraint(
-                f"ebnf: line {line}: {first.pointer}: no mask can hold {first.keyword!r}, and "
-                "inside a grammar it cannot be checked"
-            )
-        mask = prepared.mask_schema
+        mask = self._embedded(schema, f"ebnf: line {line}", "a grammar")
         given = schema.get("x-guidance", {})
         if not isinstance(given, dict):
             raise InvalidConstraint(f"ebnf: line {line}: #/x-guidance: it must be an object")
         return {**mask, "x-guidance": {**given, **mask.get("x-guidance", {})}}
+
+    def _embedded(self, schema: dict[str, Any] | bool, place: str, inside: str) -> dict[str, Any]:
+        """The mask of a schema at a place where nothing can be checked."""
+        try:
+            prepared = prepare_value(schema, documents=self._documents)
+        except InvalidConstraint as error:
+            raise InvalidConstraint(f"{place}: {error}") from None
+        if prepared.residuals:
+            first = prepared.residuals[0]
+            raise InvalidConstraint(
+                f"{place}: {first.pointer}: no mask can hold {first.keyword!r}, and inside "
+                f"{inside} it cannot be checked"
+            )
+        return prepared.mask_schema
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:
         self._refuse_if_not_regular("structural_tag")
         tags = parse_structural_tag(constraint.source)
 
         def schema_of(tag: Tag) -> dict[str, Any]:
-            try:
-                prepared = prepare_value(tag.schema, documents=self._documents)
-            except InvalidConstraint as error:
-                raise InvalidConstraint(f"structural_tag: {tag.place}: {error}") from None
-            if prepared.residuals:
-                first = prepared.residuals[0]
-                raise InvalidConstraint(
-                    f"structural_tag: {tag.place}: {first.pointer}: no mask can hold "
-                    f"{first.keyword!r}, and inside free text it cannot be checked"
-                )
-            return _with_whitespace(prepared.mask_schema, constraint.whitespace)
+            mask = self._embedded(tag.schema, f"structural_tag: {tag.place}", "free text")
+            return _with_whitespace(mask, constraint.whitespace)
 
         return self._llguidance(lark_of_tags(tags, schema_of))
 

@@ -315,11 +315,6 @@ def _language(regex: Regex, max_states: int = MAX_STATES) -> Language | None:
         return None
 
 
-def _first_bytes(language: Language | None) -> int:
-    """The bytes that a text may begin with; all of them where that is not known."""
-    return -1 if language is None else sum(1 << byte for byte in language.first_bytes())
-
-
 def _beginning_with(first_bytes: int) -> Chars:
     """The characters whose UTF-8 begins with one of these bytes."""
     ranges = []

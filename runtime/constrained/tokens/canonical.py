@@ -1,18 +1,9 @@
 """Forced text as tokens: those, and only those, that the tokenizer would have put there.
 
-**Definition.** Let T be a complete text that the constraint allows, and c(T) the tokens that the
-tokenizer gives to T alone (special tokens are not recognised in it, and nothing is put before it:
-output starts afresh at the prompt's end). A token is *canonical at a place* if it is the token of
-c(T) over the same bytes of T. The tokens given here are canonical at their place for every T that
-begins with the text so far and the forced text. Whether the tokens *before* are canonical does not
-matter, except that one of c(T) must end where they end: where the model left the tokenizer's own
-cuts (say `"` where the tokenizer has `","`), nothing is forced until it is back on them.
-
-What forcing them does to the distribution of outputs: `docs/constrained_internals.md`.
-
-**Why it is sound.** Left of a cut of the pre-tokenizer nothing depends on what is right of it,
-once the cut itself is certain; `pretokens` says which cuts every continuation leaves in place, and
-`merges` what all continuations of the last piece have in common.
+What that means exactly, and what it does to the distribution of outputs, stands in
+`docs/constrained_internals.md`. It is sound because left of a cut of the pre-tokenizer nothing
+depends on what is right of it, once the cut itself is certain: `pretokens` says which cuts every
+continuation leaves in place, `merges` what all continuations of the last piece have in common.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
-from rootlace.runtime.constrained.tokens.walk import Automaton
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,12 @@ class TokenClasses:
         return self.token_class.nbytes + self.next_state.nbytes
 
 
-def token_classes(
-    trie: ByteTrie, automaton: Automaton, max_states: int, max_bytes: int
-) -> TokenClasses | None:
-    """The classes of the whole automaton; None if it has more states or the table more bytes.
+def token_classes(trie: ByteTrie, automaton: LazyDfa, max_bytes: int) -> TokenClasses | None:
+    """The classes of the whole automaton; None if the table has more bytes.
 
-    May raise `TooLarge` where `max_states` exceeds the automaton's own bound.
+    May raise `TooLarge` where the automaton is not explored yet.
     """
-    steps = _all_steps(automaton, max_states)
-    if steps is None:
-        return None
-    functions = _Functions(steps, automaton.byte_classes, max_bytes)
+    functions = _Functions(automaton.all_transitions(), automaton.byte_classes, max_bytes)
     found = np.zeros(trie.num_nodes + 1, np.int64)  # of each node; 0: dead everywhere
     found[0] = 1
     classes = automaton.byte_classes.take(trie.byte)
@@ -61,19 +56,6 @@ def token_classes(
     return TokenClasses(
         numbers.take(of_token), np.ascontiguousarray(functions.table[: functions.count][needed].T)
     )
-
-
-def _all_steps(automaton: Automaton, max_states: int) -> np.ndarray | None:
-    """int32 [num_states, 256] of the completed automaton, None if it has too many states."""
-    known = 0
-    parts: list[np.ndarray] = []
-    while known < automaton.num_states:
-        if automaton.num_states > max_states:
-            return None
-        fresh = np.arange(known, automaton.num_states)
-        known += len(fresh)
-        parts.append(automaton.transitions(fresh))
-    return np.concatenate(parts) if parts else np.empty((0, 256), np.int32)
 
 
 class _Functions:
