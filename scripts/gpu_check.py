@@ -57,9 +57,8 @@ USEFUL = {
     "tqdm": "tqdm",
     "matplotlib": "matplotlib",
     "xdist": "pytest-xdist",
-    "flashinfer": "flashinfer-python",
 }
-"""Without these some tests are skipped, or the benchmark compares with less and draws nothing."""
+"""Without these some tests are skipped, or the benchmark draws nothing."""
 BROUGHT = (
     *("msgspec", "pyzmq", "llguidance", "psutil", "tqdm"),
     *("rich", "markdown-it-py", "mdurl", "Pygments"),

@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +44,6 @@ PARTS = {
     "decode_step": Part("decode_step:measure", 150),
     "idle": Part("idle:measure", 80),
     "constrained": Part("constrained:measure", 100),
-    "serving": Part("serving:measure", 150),
     "pointwise": Part("pointwise:measure", 100),
 }
 
@@ -132,6 +129,7 @@ def run_part_apart(
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every part that was asked for (the ceilings always), until the budget is spent."""
+    from benchmarks.gpu.setting import progress
     from benchmarks.gpu.targets import judge
 
     deadline = time.monotonic() + arguments.budget
@@ -143,24 +141,22 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
         "targets": judge(parts),
         "parts": parts,
     }
-    with _bar(wanted, arguments) as advance:
-        for name in wanted:
-            left = deadline - time.monotonic()
-            ceilings = {
-                key: value for key, value in parts.get("ceilings", {}).items() if key in CEILINGS
-            }
-            if left < 5:
-                parts[name] = {"cases": [], "error": "no time was left for it"}
-            elif arguments.smoke or arguments.quick:
-                settings = {**vars(arguments), "part": name, "into": None, "ceilings": ceilings}
-                parts[name] = run_part(argparse.Namespace(**settings))
-            else:
-                limit = min(PARTS[name].limit, left)
-                parts[name] = run_part_apart(name, arguments, ceilings, limit)
-            result["targets"] = judge(parts)
-            if arguments.json:
-                write_json(arguments.json, result)
-            advance(name)
+    for name in progress(wanted, "gpu", shown=not arguments.smoke):
+        left = deadline - time.monotonic()
+        ceilings = {
+            key: value for key, value in parts.get("ceilings", {}).items() if key in CEILINGS
+        }
+        if left < 5:
+            parts[name] = {"cases": [], "error": "no time was left for it"}
+        elif arguments.smoke or arguments.quick:
+            settings = {**vars(arguments), "part": name, "into": None, "ceilings": ceilings}
+            parts[name] = run_part(argparse.Namespace(**settings))
+        else:
+            limit = min(PARTS[name].limit, left)
+            parts[name] = run_part_apart(name, arguments, ceilings, limit)
+        result["targets"] = judge(parts)
+        if arguments.json:
+            write_json(arguments.json, result)
     return result
 
 
@@ -175,7 +171,6 @@ def gpu_environment(device: str) -> dict[str, Any]:
 
     found: dict[str, Any] = {
         "triton": package_version("triton"),
-        "flashinfer": package_version("flashinfer-python"),
         "cuda": torch.version.cuda,
     }
     if device != "cuda":
@@ -201,23 +196,6 @@ def nvidia_smi() -> dict[str, str]:
         return {}
     values = [value.strip() for value in done.stdout.split(",")]
     return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else {}
-
-
-@contextmanager
-def _bar(wanted: list[str], arguments: argparse.Namespace) -> Iterator[Any]:
-    """A bar over the parts; calling it with a part's name says that one is done."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda name: print(f"{name}: done", file=sys.stderr, flush=True)
-        return
-    with tqdm(total=len(wanted), disable=arguments.smoke, desc="gpu") as bar:
-
-        def advance(name: str) -> None:
-            bar.set_postfix_str(name)
-            bar.update()
-
-        yield advance
 
 
 # ---------------------------------------------------------------- what is printed

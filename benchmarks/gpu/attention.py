@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu import peers
 from benchmarks.gpu.paged import FP8, LLAMA_1B, LLAMA_8B, SMOKE, HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Report, Setting, describe, has_faulted
 from benchmarks.gpu.timing import Clock, synchronize
@@ -73,9 +73,7 @@ def _decode_case(
     paged = make_paged([(1, n) for n in lengths], shape, device, kv_dtype=kv_dtype)
     makers: dict[str, Make] = {OURS: lambda: attend(setting.kernels, paged)}
     if kv_dtype == torch.bfloat16:
-        makers["sdpa"] = lambda: peers.sdpa_decode(rows, context, shape, device)
-        makers["flex"] = lambda: peers.flex_decode(rows, context, shape, device)
-    makers["flashinfer"] = lambda: peers.flashinfer_decode(paged, shape)
+        makers["sdpa"] = lambda: sdpa(rows, 1, context, shape, device)
     moved = paged.decode_bytes(shape)
     found = compare(setting, clock, makers, setting.repeats(50))
     for entry in found.values():
@@ -103,9 +101,7 @@ def _extend_case(
     paged = make_paged([(new, context)], shape, device)
     makers: dict[str, Make] = {
         OURS: lambda: attend(setting.kernels, paged),
-        "sdpa": lambda: peers.sdpa_extend(new, context, shape, device),
-        "flex": lambda: peers.flex_extend(new, context, shape, device),
-        "flashinfer": lambda: peers.flashinfer_extend(new, context, shape, device),
+        "sdpa": lambda: sdpa(1, new, context, shape, device),
     }
     flops = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
     found = compare(setting, clock, makers, setting.repeats(30))
@@ -115,6 +111,33 @@ def _extend_case(
             entry["flops_per_second"] = rate
             entry["share"] = setting.share(rate, "matmul_rate")
     return {"flops": flops, "kernels": found}
+
+
+def sdpa(
+    rows: int, new: int, context: int, shape: HeadShape, device: torch.device
+) -> Callable[[], object]:
+    """torch's own attention on the same work, with dense keys and values, which is easier: one new
+    token per row, or a causal chunk behind what it continues."""
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(heads: int, tokens: int) -> torch.Tensor:
+        out = torch.empty(
+            (rows, heads, tokens, shape.head_dim), dtype=torch.bfloat16, device=device
+        )
+        return out.normal_(generator=generator)
+
+    q = normal(shape.heads, new)
+    k, v = normal(shape.kv_heads, context), normal(shape.kv_heads, context)
+    if new in (1, context):
+        causal = new > 1
+        return lambda: scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    from torch.nn.attention.bias import causal_lower_right
+
+    # This mask has no grouped queries: keys are repeated beforehand, which costs memory, not time.
+    groups = shape.heads // shape.kv_heads
+    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    mask = causal_lower_right(new, context)
+    return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def visible_pairs(new: int, context: int) -> int:
@@ -129,9 +152,6 @@ def compare(
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, make in makers.items():
-        if name == "flex" and (setting.smoke or setting.quick):
-            found[name] = {"error": "not compiled in a quick run"}
-            continue
         try:
             call = make()
             call()

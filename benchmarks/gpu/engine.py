@@ -56,6 +56,11 @@ class Served:
         return self.decode_tokens / self.decoding if self.decoding > 0 else float("nan")
 
 
+def greedy(new: int) -> SamplingParams:
+    """`new` tokens, whatever they are."""
+    return SamplingParams(max_tokens=new, temperature=0.0, seed=0, ignore_eos=True)
+
+
 class Compiled:
     """The compiler of constraints as the loop knows it, with everything compiled beforehand."""
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.engine import InProcessEngine, grammar_compiler
+from benchmarks.gpu.engine import InProcessEngine, grammar_compiler, greedy
 from benchmarks.gpu.models import random_model
-from benchmarks.gpu.serving import greedy
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.gpu.trace import device_idle
 
@@ -47,6 +46,7 @@ def measure(setting: Setting, report: Report) -> None:
                     engine.close()
                 step = rows / plain.decode_tokens_per_second
                 case = {"overlap": overlap is None, "rows": rows, "step_us": step * 1e6}
+                case["tokens_per_second"] = plain.tokens_per_second
                 report.add({**case, **window.found(step)})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rootlace.kernels import Dense, Weight
+from rootlace.kernels import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
@@ -119,44 +119,6 @@ class RandomModel:
         attention = spec.attention
         token = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim * kv_itemsize
         return total + rows * (context + 1) * token
-
-    def transformers_twin(self, attention: str = "sdpa") -> Any:
-        """transformers' model over the same memory: its weights are views of ours."""
-        from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
-
-        raw = {k: v for k, v in self.raw.items() if k not in ("architectures", "model_type")}
-        hf = LlamaConfig(**raw)
-        hf._attn_implementation = attention
-        with torch.device("meta"):
-            model = LlamaForCausalLM(hf)
-        model.load_state_dict(self._named(), strict=True, assign=True)
-        with self.device:
-            model.model.rotary_emb = LlamaRotaryEmbedding(hf)
-        model.requires_grad_(False)
-        return model.eval()
-
-    def _named(self) -> dict[str, torch.Tensor]:
-        """The weights by their names in a checkpoint."""
-        spec, weights = self.config.spec, self.weights
-        named = {
-            f"{spec.names.embedding}.weight": weights.embedding,
-            f"{spec.names.final_norm}.weight": weights.final_norm,
-            f"{spec.names.head}.weight": _matrix(weights.head),
-        }
-        for index, layer in enumerate(weights.layers):
-            for name, part in layer_parts(spec, index).items():
-                rows = [shape[0] for shape in part.weights().values()]
-                named |= zip(part.weights(), _matrix(getattr(layer, name)).split(rows), strict=True)
-        return named
-
-
-def _matrix(weight: Weight | torch.Tensor) -> torch.Tensor:
-    """A dense weight's matrix; a norm as it is."""
-    if isinstance(weight, torch.Tensor):
-        return weight
-    assert isinstance(weight, Dense)
-    return weight.matrix
 
 
 @contextmanager

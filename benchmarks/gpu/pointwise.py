@@ -1,25 +1,22 @@
-"""Kernels that only move memory: their bandwidth, beside the plain torch expression compiled."""
+"""The bandwidth of the kernels that only move memory."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 
-from benchmarks.gpu.setting import Report, Setting, describe, has_faulted
-from benchmarks.gpu.timing import Clock, synchronize
+from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.timing import Clock
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
-from rootlace.kernels.reference import REFERENCE
 
 BLOCK_SIZE = 16
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,12 @@ SMOKE = Sizes((3,), 64, 96, 4, 2, 16, 300, 3, 8)
 
 @dataclass(frozen=True)
 class Case:
-    """`call(kernels)` is timed; `moved` are the fewest bytes it reads and writes. `compiled`: the
-    reference expression may be compared as torch.compile makes it."""
+    """`call(kernels)` is timed; `moved` are the fewest bytes it reads and writes."""
 
     name: str
     size: str
     moved: int
     call: Callable[[KernelSet], object]
-    compiled: bool = False
 
 
 def measure(setting: Setting, report: Report) -> None:
@@ -58,34 +53,16 @@ def measure(setting: Setting, report: Report) -> None:
     clock = Clock(setting.device)
     for case in report.progress(list(cases(sizes, setting.device)), "pointwise"):
         with report.attempt(kernel=case.name, size=case.size):
-            calls: dict[str, Call] = {"rootlace": _bind(case, setting.kernels)}
-            errors: dict[str, Any] = {}
-            if case.compiled and setting.on_gpu and not setting.quick:
-                try:
-                    calls["inductor"] = torch.compile(_bind(case, REFERENCE), dynamic=False)
-                    calls["inductor"]()
-                    synchronize(setting.device)
-                except Exception as error:
-                    if has_faulted():
-                        raise
-                    calls.pop("inductor", None)
-                    errors["inductor"] = {"error": describe(error)}
-            found: dict[str, Any] = dict(errors)
-            timings = clock.compare(calls, setting.repeats(50), capture=setting.on_gpu)
-            for name, timing in timings.items():
-                rate = case.moved / timing.median
-                found[name] = {
-                    **timing.as_json(),
-                    "bytes_per_second": rate,
-                    "share": setting.share(rate, "copy_bandwidth"),
-                }
-            report.add(
-                {"kernel": case.name, "size": case.size, "bytes": case.moved, "kernels": found}
-            )
-
-
-def _bind(case: Case, kernels: KernelSet) -> Call:
-    return lambda: case.call(kernels)
+            calls = {"rootlace": partial(case.call, setting.kernels)}
+            timing = clock.compare(calls, setting.repeats(50), capture=setting.on_gpu)["rootlace"]
+            rate = case.moved / timing.median
+            found = {
+                **timing.as_json(),
+                "bytes_per_second": rate,
+                "share": setting.share(rate, "copy_bandwidth"),
+            }
+            what = {"kernel": case.name, "size": case.size, "bytes": case.moved}
+            report.add({**what, "kernels": {"rootlace": found}})
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -103,18 +80,17 @@ def _layer_cases(sizes: Sizes, tokens: int, device: torch.device) -> Iterator[Ca
     size = f"{tokens} tokens"
     x, residual = _normal(device, tokens, sizes.hidden), _normal(device, tokens, sizes.hidden)
     weight = _normal(device, sizes.hidden)
-    yield Case("rms_norm", size, 2 * x.nbytes, lambda k: k.rms_norm(x, weight, 1e-5), compiled=True)
+    yield Case("rms_norm", size, 2 * x.nbytes, lambda k: k.rms_norm(x, weight, 1e-5))
     yield Case(
         "add_rms_norm",
         size,
         4 * x.nbytes,
         lambda k: k.add_rms_norm(x, residual, weight, 1e-5),
-        compiled=True,
     )
     gate_up = _normal(device, tokens, 2 * sizes.inner)
     moved = gate_up.nbytes * 3 // 2
-    yield Case("silu_mul", size, moved, lambda k: k.silu_mul(gate_up), compiled=True)
-    yield Case("gelu_mul", size, moved, lambda k: k.gelu_mul(gate_up), compiled=True)
+    yield Case("silu_mul", size, moved, lambda k: k.silu_mul(gate_up))
+    yield Case("gelu_mul", size, moved, lambda k: k.gelu_mul(gate_up))
     table = _normal(device, sizes.vocab, sizes.hidden)
     ids = torch.randint(0, sizes.vocab, (tokens,), device=device)
     yield Case("embedding", size, 2 * x.nbytes, lambda k: k.embedding(table, ids))

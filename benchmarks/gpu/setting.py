@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -53,6 +52,17 @@ class Setting:
         return achieved / most if most else None
 
 
+def progress(items: Sequence[Item], what: str, shown: bool) -> Iterable[Item]:
+    """`items`, with a progress bar where there is tqdm (a borrowed machine may lack it)."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    return cast(
+        "Iterable[Item]", tqdm(items, desc=what, leave=False, disable=not shown, dynamic_ncols=True)
+    )
+
+
 class Report:
     """A part's findings, written to `path` after every case: what stops a part in the middle does
     not take the cases before with it."""
@@ -62,14 +72,9 @@ class Report:
         self._path = path
         self._bar = bar
 
-    def progress(self, items: Sequence[Item], what: str) -> Iterator[Item]:
+    def progress(self, items: Sequence[Item], what: str) -> Iterable[Item]:
         """`items`, with a progress bar."""
-        if not self._bar:
-            yield from items
-            return
-        from tqdm import tqdm
-
-        yield from tqdm(items, desc=what, leave=False, file=sys.stderr, dynamic_ncols=True)
+        return progress(items, what, shown=self._bar)
 
     def add(self, case: dict[str, Any]) -> None:
         self.result["cases"].append(case)

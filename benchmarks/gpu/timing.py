@@ -140,12 +140,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until everything enqueued on `device` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def wall_time(device: torch.device, call: Call) -> float:
-    """Seconds on the host's clock until `call` and all it enqueued are done."""
-    synchronize(device)
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    return time.perf_counter() - start

@@ -2,14 +2,14 @@
 
 A trace is the list of events of torch's profiler in the Chrome format: device events ("kernel",
 "gpu_memcpy", "gpu_memset") carry the correlation number of the runtime call that enqueued them, and
-all kernels of a graph's replay that of its launch.
+all kernels of a graph's replay carry that of its launch.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 DEVICE_KINDS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -54,34 +54,22 @@ def device_idle(events: Iterable[Mapping[str, Any]]) -> Idle:
             launches.add(correlation)
     if not device:
         raise ValueError("the trace has no device events")
-    replays = _replays(device, launches)
-    if replays:
-        low, high = replays[0][0], max(end for _, end in replays)
-    else:
-        low, high = min(d[0] for d in device), max(d[1] for d in device)
-    busy = union([(max(a, low), min(b, high)) for a, b, _ in device if b > low and a < high])
-    gaps = [(a[1], b[0]) for a, b in itertools.pairwise(busy)]
-    between = None
-    if len(replays) > 1:
-        waits = [(a[1], b[0]) for a, b in itertools.pairwise(replays) if b[0] > a[1]]
-        between = sum(overlap(gap, wait) for gap, wait in _crossings(gaps, waits))
-    return Idle(
-        span=high - low,
-        idle=sum(end - start for start, end in gaps),
-        between=between,
-        replays=len(replays),
-        longest=max((end - start for start, end in gaps), default=0.0),
-    )
-
-
-def _replays(device: Sequence[tuple[float, float, int]], launches: set[int]) -> list[Interval]:
-    """Beginning and end of every graph replay on the device, in order."""
-    found: dict[int, Interval] = {}
+    of_graph: dict[int, list[Interval]] = {}
     for start, end, correlation in device:
         if correlation in launches:
-            low, high = found.get(correlation, (start, end))
-            found[correlation] = min(low, start), max(high, end)
-    return sorted(found.values())
+            of_graph.setdefault(correlation, []).append((start, end))
+    replays = [_around(parts) for parts in of_graph.values()]
+    low, high = _around(replays or [(start, end) for start, end, _ in device])
+    busy = union((max(a, low), min(b, high)) for a, b, _ in device if b > low and a < high)
+    # Time that is neither busy nor inside a replay lies between replays.
+    either = union([*busy, *replays])
+    return Idle(
+        span=high - low,
+        idle=high - low - _total(busy),
+        between=high - low - _total(either) if len(replays) > 1 else None,
+        replays=len(replays),
+        longest=max((after[0] - before[1] for before, after in pairwise(busy)), default=0.0),
+    )
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -95,21 +83,10 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
-def overlap(one: Interval, other: Interval) -> float:
-    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+def _around(intervals: Iterable[Interval]) -> Interval:
+    starts, ends = zip(*intervals, strict=True)
+    return min(starts), max(ends)
 
 
-def _crossings(
-    gaps: Sequence[Interval], waits: Sequence[Interval]
-) -> list[tuple[Interval, Interval]]:
-    """Pairs that overlap; both lists are disjoint and in order."""
-    pairs = []
-    i = j = 0
-    while i < len(gaps) and j < len(waits):
-        if overlap(gaps[i], waits[j]) > 0:
-            pairs.append((gaps[i], waits[j]))
-        if gaps[i][1] < waits[j][1]:
-            i += 1
-        else:
-            j += 1
-    return pairs
+def _total(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

@@ -34,9 +34,10 @@ from benchmarks.peers.ceilings import best_of, measure_apart
 from benchmarks.peers.floors import Ceilings, Shape, floor_of, work_of
 from benchmarks.peers.measure import Row
 from benchmarks.peers.options import checkpoint, parse_arguments
-from benchmarks.peers.report import PROGRAMS, RAW, Results, met_line
+from benchmarks.peers.report import PROGRAMS, RAW, SPEED_TARGETS, Results, met_line
 from benchmarks.peers.turns import measure_model
 from benchmarks.peers.workloads import DESCRIPTIONS, WORKLOADS
+from benchmarks.plot import plot_peers
 
 TABLE_WIDTH = 110
 """Columns of text: all engines, ratios and floors."""
@@ -171,9 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(arguments.json, result)
         console.print(f"written to {arguments.json}")
     if arguments.plot:
-        from benchmarks.peers.plot import plot_ratios
-
-        plot_ratios(result, arguments.plot)
+        plot_peers(result, SPEED_TARGETS, arguments.plot)
         console.print(f"drawn in {arguments.plot}")
     return 0
 
