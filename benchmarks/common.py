@@ -1,4 +1,4 @@
-"""What every benchmark records beside its numbers: where, when and with what they were measured."""
+"""What benchmarks share: where, when and with what they ran; tables and progress bars."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq", "msgspec")
@@ -84,6 +88,23 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table of numbers, with a name in the first column; narrow enough for 80 columns."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    return table
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that is gone at the end. Drawn once a second: drawing takes time from what is
+    measured."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, refresh_per_second=1
+    )
 
 
 def percentile(values: Sequence[float], q: float) -> float:

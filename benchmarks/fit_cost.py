@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ForeignLoad, cpu_name, environment, write_json
-from benchmarks.loads import Source
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.simulation.cost import StepCost, read_cost
 from rootlace.wire.protocol import SamplingParams
@@ -122,10 +121,12 @@ def _run(
 
     count, prompt, output = shape
     scheduler = Scheduler(config, cache, runner.context_length, vocab_size=runner.vocab_size)
-    source = Source(f"fit-cost/{shape}", runner.vocab_size)
+    random = np.random.default_rng(0)
     params = SamplingParams(temperature=0, max_tokens=output, seed=0, ignore_eos=True)
     for rid in range(count):
-        ids = np.asarray(source.tokens(prompt), dtype=np.int32)
+        # The lower half of the ids may be special tokens.
+        low, high = runner.vocab_size // 2, runner.vocab_size
+        ids = random.integers(low, high, prompt, dtype=np.int32)
         scheduler.add(Request(rid=rid, token_ids=ids, params=params))
     rows, took = [], []
     start = time.perf_counter()

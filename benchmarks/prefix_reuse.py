@@ -6,7 +6,8 @@ Two runtimes of the same random model stand side by side, one with the cache and
 take turns, so that whatever else slows the machine down slows both. Each repetition has its own
 seed and starts with an empty cache. Printed per load: requests and output tokens per second, time
 to first token (measured by the runtime, from the request's arrival), the hit rate and the best one
-any prefix cache could have had. Last, what the tree costs where nothing is shared.
+any prefix cache could have had; and the share of the engine's time that is not the model's, which
+says what the tree costs where nothing is shared.
 """
 
 from __future__ import annotations
@@ -21,16 +22,37 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 import rootlace as rl
-from benchmarks.common import ForeignLoad, environment, percentile, write_json
+from benchmarks.common import (
+    ForeignLoad,
+    environment,
+    new_table,
+    percentile,
+    progress_bar,
+    write_json,
+)
 from benchmarks.ideal_cache import IdealCache
-from benchmarks.loads import LOADS, Load
-from benchmarks.tree_cost import TreeCost, measure_tree_cost
+from benchmarks.peers.workloads import (
+    Chat,
+    FewShot,
+    LongDocuments,
+    NothingShared,
+    Request,
+    TreeSearch,
+    Workload,
+)
+
+LOADS: dict[str, type[Workload]] = {
+    "few-shot": FewShot,
+    "chat": Chat,
+    "tree-search": TreeSearch,
+    "long-docs": LongDocuments,
+    "no-sharing": NothingShared,
+}
 
 DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
 """Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
@@ -55,28 +77,28 @@ class Run:
     foreign_cores: float
 
 
-async def run_load(engine: rl.Engine, load: Load, seed: str, vocab_size: int, scale: float) -> Run:
-    """Start all units of the load at once and wait for the last one."""
+async def run_load(engine: rl.Engine, load: Workload) -> Run:
+    """Send all first requests at once, each follow-up as soon as its answer is there."""
     ideal = IdealCache()
     metas: list[dict[str, Any]] = []
 
-    async def ask(prompt: list[int], count: int) -> list[int]:
-        prompt = list(prompt)
-        ideal.submit(prompt)
-        reply = await engine.async_generate(
-            input_ids=prompt,
-            sampling_params={"temperature": 0, "max_new_tokens": count, "ignore_eos": True},
-        )
+    async def ask(request: Request) -> None:
+        ideal.submit(request.prompt)
+        sampling = {"temperature": 0, "max_new_tokens": request.wanted, "ignore_eos": True}
+        reply = await engine.async_generate(input_ids=request.prompt, sampling_params=sampling)
         output = list(reply["output_ids"])
-        if len(output) != count:
-            raise RuntimeError(f"{load.name}: asked for {count} tokens, got {len(output)}")
-        ideal.finish(prompt, output)
+        if len(output) != request.wanted:
+            raise RuntimeError(f"asked for {request.wanted} tokens, got {len(output)}")
+        ideal.finish(request.prompt, output)
         metas.append(reply["meta_info"])
-        return output
+        await ask_all(load.answered(request, output))
 
-    units = load.start(seed, vocab_size, ask, scale)
+    async def ask_all(requests: Sequence[Request]) -> None:
+        await asyncio.gather(*(ask(request) for request in requests))
+
+    first = load.start()
     before, foreign, start = engine.get_server_info(), ForeignLoad(), time.perf_counter()
-    await asyncio.gather(*units)
+    await ask_all(first)
     wall = time.perf_counter() - start
     foreign_cores, cpu = foreign.cores(), foreign.own_seconds()
     after = engine.get_server_info()
@@ -155,29 +177,27 @@ def engines(model: Path, options: dict[str, Any]) -> Iterator[dict[bool, rl.Engi
 
 
 def measure(
-    size: str, model: Path, loads: Sequence[Load], arguments: argparse.Namespace, progress: Progress
+    size: str, model: Path, arguments: argparse.Namespace, progress: Progress
 ) -> list[Summary]:
     """Every load on both runtimes, in turns."""
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
-    task = progress.add_task(size, total=2 * arguments.repetitions * len(loads))
+    task = progress.add_task(size, total=2 * arguments.repetitions * len(arguments.loads))
     summaries = []
     with engines(model, runtime_options(arguments)) as by_cache:
         info = by_cache[True].endpoint.model_info
-        warm_up = LOADS["no-sharing"]
         for engine in by_cache.values():
-            asyncio.run(run_load(engine, warm_up, "warm-up", info.vocab_size, 0.05))
-        for load in loads:
+            asyncio.run(run_load(engine, NothingShared("warm-up", 0.05, info.vocab_size)))
+        for load in arguments.loads:
             runs: dict[bool, list[Run]] = {True: [], False: []}
             for repetition in range(arguments.repetitions):
                 # Who goes first alternates: neither always follows the other's heat.
                 for cache in (True, False) if repetition % 2 == 0 else (False, True):
-                    progress.update(task, description=f"{size} {load.name}")
+                    progress.update(task, description=f"{size} {load}")
                     by_cache[cache].flush_cache()
-                    seed = str(repetition)
-                    run = run_load(by_cache[cache], load, seed, info.vocab_size, scale)
-                    runs[cache].append(asyncio.run(run))
+                    workload = LOADS[load](repetition, scale, info.vocab_size)
+                    runs[cache].append(asyncio.run(run_load(by_cache[cache], workload)))
                     progress.advance(task)
-            summaries += [Summary.of(size, load.name, cache, runs[cache]) for cache in runs]
+            summaries += [Summary.of(size, load, cache, runs[cache]) for cache in runs]
     progress.remove_task(task)
     return summaries
 
@@ -193,14 +213,6 @@ def runtime_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def new_table(title: str, *columns: str) -> Table:
-    """A table of numbers, with a name in the first column; narrow enough for 80 columns."""
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    for place, name in enumerate(columns):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
-    return table
-
-
 def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
     columns = (
         "load",
@@ -212,8 +224,11 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
         "p99",
         "hits",
         "possible",
+        "host",
     )
-    table = new_table(f"Prefix reuse, model {size} (TTFT in ms)", *columns)
+    table = new_table(
+        f"Prefix reuse, model {size} (TTFT in ms; host: share of time beside the model)", *columns
+    )
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
         other = without[summary.load]
@@ -228,31 +243,8 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
             *(f"{seconds * 1e3:.0f}" for seconds in (summary.ttft_mean, summary.ttft_p99)),
             f"{summary.hit_rate:.1%}" if summary.cache else "",
             f"{summary.ideal_hit_rate:.1%}" if summary.cache else "",
+            f"{summary.overhead_share:.1%}",
             end_section=not summary.cache,
-        )
-    return table
-
-
-def cost_table(costs: Sequence[TreeCost]) -> Table:
-    columns = ("model", "wall", "tree", "of wall", "scheduler", "of wall")
-    table = new_table("What the tree costs where nothing is shared", *columns)
-    for cost in costs:
-        table.add_row(
-            cost.size,
-            f"{cost.wall:.2f} s",
-            f"{cost.tree * 1e3:.1f} ms",
-            f"{cost.tree / cost.wall:.3%}",
-            f"{cost.scheduling * 1e3:.1f} ms",
-            f"{cost.scheduling / cost.wall:.2%}",
-        )
-        table.add_row(
-            "  cache off",
-            f"{cost.wall_without:.2f} s",
-            "",
-            "",
-            f"{cost.scheduling_without * 1e3:.1f} ms",
-            f"{cost.scheduling_without / cost.wall_without:.2%}",
-            end_section=True,
         )
     return table
 
@@ -293,20 +285,13 @@ def main() -> None:
     from benchmarks.random_models import make_model
 
     console = Console()
-    loads = [LOADS[name] for name in arguments.loads]
     summaries: list[Summary] = []
-    costs: list[TreeCost] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         for size in arguments.sizes:
             model = make_model(size, arguments.models / size)
-            summaries += measure(size, model, loads, arguments, progress)
-            task = progress.add_task(f"{size} cost of the tree", total=None)
-            costs.append(measure_tree_cost(size, model, arguments))
-            progress.remove_task(task)
+            summaries += measure(size, model, arguments, progress)
     for size in arguments.sizes:
         console.print(reuse_table(size, [s for s in summaries if s.size == size]))
-    console.print(cost_table(costs))
     busiest = max(summary.foreign_cores for summary in summaries)
     if busiest > 0.1:
         console.print(
@@ -323,9 +308,8 @@ def main() -> None:
                 for name, value in vars(arguments).items()
                 if name not in ("json", "plot", "models")
             },
-            "loads": {load.name: load.describe for load in loads},
+            "loads": {name: LOADS[name].describe for name in arguments.loads},
             "results": [asdict(summary) for summary in summaries],
-            "tree_cost": [asdict(cost) for cost in costs],
         }
         write_json(arguments.json, result)
         console.print(f"written to {arguments.json}")

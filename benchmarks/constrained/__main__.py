@@ -29,15 +29,22 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.common import ForeignLoad, environment, package_version, percentile, write_json
+from benchmarks.common import (
+    ForeignLoad,
+    environment,
+    new_table,
+    package_version,
+    percentile,
+    progress_bar,
+    write_json,
+)
 from benchmarks.constrained.engines import ENGINES
 from benchmarks.constrained.serving import MODES, measure_serving, runs_of
 from benchmarks.given import REGEXES, SCHEMAS
 from benchmarks.plot import plot_constrained
-from benchmarks.prefix_reuse import new_table
 from rootlace.runtime.assets import demo_model
 
 LOADS = ("closed", "open", "records", "open records")
@@ -237,10 +244,9 @@ def main() -> None:
     model = str(demo_model())
     tokenizer = arguments.tokenizer or Path(model)
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     engines: dict[str, Any] = {}
     serving: list[dict[str, Any]] = []
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         for name in arguments.engines:
             engines[name] = measure_engine(name, tokenizer, arguments.seconds, progress)
         served = [(model, kind) for kind in arguments.loads]

@@ -17,11 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import ForeignLoad, environment, write_json
+from benchmarks.common import ForeignLoad, environment, new_table, write_json
 from benchmarks.host_overhead import engine_loop, stack, tree_operations
 from rootlace.runtime.assets import demo_model
 
@@ -36,9 +34,7 @@ NODES = (10_000, 1_000_000)
 
 def show(title: str, results: Sequence[Any], console: Console) -> None:
     rows = [asdict(result) for result in results]
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+    table = new_table(title, *(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     console.print(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import multiprocessing
 import statistics
@@ -11,12 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.loads import LOADS, Load
+from benchmarks.peers.workloads import WORKLOADS, Workload
 from rootlace.runtime.cache import BlockPool, Node, RadixTree
 
 BLOCK_SIZE = 16
@@ -94,30 +92,31 @@ class Forest:
 
     def _family(self, length: int) -> np.ndarray:
         members = [self.fresh(length)]
-        self.store(members[0])
+        store(self.tree, members[0], length)
         for _ in range(FORKS):
             base = members[int(self.random.integers(len(members)))]
             cut = int(self.random.integers(1, len(base)))
             members.append(np.concatenate((base[:cut], self.fresh(TAIL))))
-            self.store(members[-1])
+            store(self.tree, members[-1], len(members[-1]))
         return members[0]
 
     def fresh(self, count: int) -> np.ndarray:
         return self.random.integers(0, VOCAB, count, dtype=np.int32)
 
-    def store(self, tokens: np.ndarray) -> float:
-        """What a request does to the tree; returns the microseconds that the insert took."""
-        tree, pool = self.tree, self.tree.pool
-        node = tree.advance(tree.enter(""), tokens, len(tokens))
-        first = node.end // BLOCK_SIZE
-        table = np.zeros(-(-len(tokens) // BLOCK_SIZE), np.int32)
-        mine = pool.allocate(len(table) - first)
-        table[first:] = mine
-        done: list[Node] = []
-        spent = microseconds(lambda: done.append(tree.insert(node, tokens, len(tokens), table)))
-        pool.drop(mine, pinned=True)
-        tree.leave(done[0])
-        return spent
+
+def store(tree: RadixTree, tokens: np.ndarray, known: int) -> tuple[float, float]:
+    """What a request does to the tree. Returns the microseconds to lock what is cached of its first
+    `known` tokens, and to insert the rest."""
+    node: list[Node] = []
+    match = microseconds(lambda: node.append(tree.advance(tree.enter(""), tokens, known)))
+    first = node[0].end // BLOCK_SIZE
+    table = np.zeros(-(-len(tokens) // BLOCK_SIZE), np.int32)
+    mine = tree.pool.allocate(len(table) - first)
+    table[first:] = mine
+    insert = microseconds(lambda: node.append(tree.insert(node[0], tokens, len(tokens), table)))
+    tree.pool.drop(mine, pinned=True)
+    tree.leave(node[1])
+    return match, insert
 
 
 def measure_tree(nodes: int, repeats: int = 300) -> TreeCost:
@@ -136,7 +135,8 @@ def measure_tree(nodes: int, repeats: int = 300) -> TreeCost:
         cases["match_half"].append(microseconds(partial(tree.match, "", half)))
         cases["lock"].append(microseconds(partial(_lock, tree, known, PROMPT)))
         cases["split"].append(microseconds(partial(_lock, tree, known, cut)))
-        cases["insert"].append(forest.store(np.concatenate((known[:cut], forest.fresh(TAIL)))))
+        longer = np.concatenate((known[:cut], forest.fresh(TAIL)))
+        cases["insert"].append(store(tree, longer, len(longer))[1])
     found = {name: statistics.median(values) for name, values in cases.items()}
     per_leaf = []
     for _ in range(repeats):
@@ -166,45 +166,28 @@ def measure_tree_apart(nodes: int) -> TreeCost:
 
 
 def measure_loads(rounds: int = 3) -> list[LoadCost]:
-    """The loads of `benchmarks.loads`, one request after the other, on an empty tree."""
+    """The workloads of `benchmarks.peers`, one request after the other, on an empty tree."""
     return [
-        min((_load_cost(load) for _ in range(rounds)), key=lambda cost: cost.match + cost.insert)
-        for load in LOADS.values()
+        min((_load_cost(make()) for _ in range(rounds)), key=lambda cost: cost.match + cost.insert)
+        for make in WORKLOADS.values()
     ]
 
 
-def _load_cost(load: Load) -> LoadCost:
+def _load_cost(load: Workload) -> LoadCost:
     tree = RadixTree(BlockPool(2**15, BLOCK_SIZE))
     random = np.random.default_rng(0)
     matches: list[float] = []
     inserts: list[float] = []
     total = 0
-
-    async def ask(prompt: list[int], count: int) -> list[int]:
-        nonlocal total
-        output = random.integers(0, VOCAB, count, dtype=np.int32)
-        tokens = np.concatenate((np.array(prompt, np.int32), output))
+    waiting = load.start()
+    while waiting:
+        request = waiting.pop(0)
+        output = random.integers(0, VOCAB, request.wanted, dtype=np.int32)
+        tokens = np.concatenate((np.array(request.prompt, np.int32), output))
         total += len(tokens)
-        node: list[Node] = []
-        matches.append(
-            microseconds(lambda: node.append(tree.advance(tree.enter(""), tokens, len(prompt) - 1)))
-        )
-        first = node[0].end // BLOCK_SIZE
-        table = np.zeros(-(-len(tokens) // BLOCK_SIZE), np.int32)
-        mine = tree.pool.allocate(len(table) - first)
-        table[first:] = mine
-        inserts.append(
-            microseconds(lambda: node.append(tree.insert(node[0], tokens, len(tokens), table)))
-        )
-        tree.pool.drop(mine, pinned=True)
-        tree.leave(node[1])
-        return list(output.tolist())
-
-    async def run() -> None:
-        units: list[Any] = load.start("0", VOCAB, ask, 1.0)
-        await asyncio.gather(*units)
-
-    asyncio.run(run())
-    return LoadCost(
-        load.name, len(matches), total, statistics.fmean(matches), statistics.fmean(inserts)
-    )
+        match, insert = store(tree, tokens, len(request.prompt) - 1)
+        matches.append(match)
+        inserts.append(insert)
+        waiting += load.answered(request, output.tolist())
+    name = load.describe.partition(":")[0]
+    return LoadCost(name, len(matches), total, statistics.fmean(matches), statistics.fmean(inserts))

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.common import environment, write_json
+from benchmarks.common import environment, progress_bar, write_json
 from benchmarks.peers.ceilings import best_of, measure_apart
 from benchmarks.peers.floors import Ceilings, Shape, floor_of, work_of
 from benchmarks.peers.measure import Row
@@ -90,16 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     models: dict[str, Path] = {}
     floors: dict[str, Any] = {}
     about: dict[str, Any] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         tempfile.TemporaryDirectory(prefix="rootlace-peers-") as work,
-        Progress(
-            *columns,
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            refresh_per_second=1,  # drawing takes time from what is measured
-        ) as bar,
+        progress_bar(console) as bar,
     ):
         task = bar.add_task("ceilings of the machine", total=None)
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from benchmarks.common import new_table
 from benchmarks.peers.measure import Row
 
 RAW, PROGRAMS = "rootlace", "rootlace programs"
@@ -173,7 +173,7 @@ class Results:
     def wall_table(self, model: str) -> Table:
         """A line per workload: seconds of each engine, what follows from them, and the floors."""
         columns = (RAW, *self.peers, "ratio", "programs", "floor", "over it", "all flops", "over")
-        table = _table(f"Model {model}: wall time in seconds", columns)
+        table = new_table(f"Model {model}: wall time in seconds", "", *columns)
         ratios, programs = self.ratios()[model], self.programs_over_raw()[model]
         over, over_flops = self.over_floor()[model], self.over_floor("arithmetic_s")[model]
         for workload in self.workloads:
@@ -192,7 +192,7 @@ class Results:
 
     def ttft_table(self, model: str) -> Table:
         columns = (RAW, *self.peers, "ratio")
-        table = _table(f"Model {model}: mean time to the first token in ms", columns)
+        table = new_table(f"Model {model}: mean time to the first token in ms", "", *columns)
         ratios = self.ttft_ratios()[model]
         for workload in self.workloads:
             values = [self.ttft(model, workload, engine) for engine in (RAW, *self.peers)]
@@ -203,7 +203,7 @@ class Results:
     def cache_table(self, model: str) -> Table:
         """Prompt tokens that came from the cache, beside what an unlimited one could have had."""
         columns = (*self.engines, "possible", "prompt")
-        table = _table("Prompt tokens from the cache", columns)
+        table = new_table("Prompt tokens from the cache", "", *columns)
         for workload in self.workloads:
             rows = self.counted(model, workload, RAW)
             floor = self.floors.get(model, {}).get(workload)
@@ -284,13 +284,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _over(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
-    for name in ("", *columns):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    return table
 
 
 def _times(value: float | None) -> str:

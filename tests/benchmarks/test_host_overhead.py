@@ -52,4 +52,4 @@ def test_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     report = json.loads(file.read_text())
     assert report["benchmark"] == "host_overhead" and report["machine"]["cores"]
     assert [size["nodes"] >= 2000 for size in report["tree"]] == [True]
-    assert {load["load"] for load in report["loads"]} >= {"chat", "long-docs"}
+    assert {load["load"] for load in report["loads"]} >= {"chat", "long documents"}
