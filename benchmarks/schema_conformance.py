@@ -10,9 +10,6 @@ disagrees with a test's label, or cannot say, the instance is left out and count
 An instance counts as accepted when every token of its compact JSON text is taken and the text may
 end there. Accepting an invalid one is an error of ours. Refusing a valid one is not by itself:
 properties come in the schema's order, and only one spelling of a value is generated.
-
-With `--generate N`, a model with random logits writes N texts per schema, and `jsonschema` checks
-them.
 """
 
 from __future__ import annotations
@@ -21,15 +18,12 @@ import argparse
 import json
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 from jsonschema.validators import validator_for
 from rich.console import Console
 from rich.progress import track
@@ -39,10 +33,6 @@ from benchmarks.constrained.engines import load_tokenizer
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
-
-MAX_TOKENS = 600
-PATIENCE = 60
-"""Tokens after which the random model leans towards ending what it began."""
 
 
 def groups(folder: Path) -> Iterator[tuple[str, Any, list[dict[str, Any]]]]:
@@ -72,31 +62,6 @@ def accepts(grammar: Any, tokenizer: Any, instance: Any) -> bool:
     return all(matcher.advance(token_id) for token_id in ids) and matcher.is_accepting()
 
 
-def generate(grammar: Any, decode: Any, closing: np.ndarray, seed: int) -> str | None:
-    """A text by a model with random logits; None if it ran out of tokens or of tries."""
-    generator = np.random.default_rng(seed)
-    matcher = grammar.matcher()
-    ids: list[int] = []
-    while len(ids) < MAX_TOKENS and not matcher.is_finished():
-        if matcher.is_accepting() and (len(ids) > PATIENCE or generator.random() < 0.2):
-            break
-        mask = matcher.allowed_mask()
-        if not mask.any():
-            return None
-        preferred = mask & closing
-        if len(ids) > PATIENCE and preferred.any():
-            mask = preferred
-        token = int(generator.choice(np.flatnonzero(mask)))
-        if matcher.advance(token):
-            ids.append(token)
-            continue
-        undone = matcher.retreat()
-        if undone is None:
-            return None
-        del ids[len(ids) - undone :]
-    return decode(ids) if matcher.is_accepting() else None
-
-
 def keyword_of(message: str) -> str:
     """What a refusal names: the last part of its JSON pointer, or its first words."""
     pointer = re.search(r"#(/[^\s:,]*)?", message)
@@ -107,14 +72,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.schema_conformance")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", type=Path, default=demo_model())
-    parser.add_argument("--generate", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     tokenizer = load_tokenizer(arguments.tokenizer)
     compiler = GrammarCompiler(tokenizer)
-    decode = partial(tokenizer.decode, skip_special_tokens=True)  # the end of the sequence
-    texts = [tokenizer.decode([i]) for i in range(len(tokenizer))]
-    closing = np.array([bool(re.fullmatch(r'["}\]0-9,:]{1,2}', text)) for text in texts])
     count: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     backends: Counter[str] = Counter()
@@ -146,12 +107,6 @@ def main() -> None:
             count["valid accepted" if valid else "invalid accepted"] += accepted
             if accepted and not valid:
                 wrong.append({"name": name, "accepted": instance})
-        for seed in range(arguments.generate):
-            text = generate(grammar, decode, closing, zlib.crc32(name.encode()) + seed)
-            count["texts" if text is not None else "texts not ended"] += 1
-            if text is not None and verdict(schema, json.loads(text)) is False:
-                count["texts invalid"] += 1
-                wrong.append({"name": name, "generated": text[:300]})
     console = Console()
     for key, value in count.items():
         console.print(f"{value:>7}  {key}")

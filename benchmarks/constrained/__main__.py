@@ -25,6 +25,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from benchmarks.plot import plot_constrained
 from rootlace.runtime.assets import demo_model
 
 LOADS = ("closed", "open", "records", "open records")
+Cell = Callable[[Mapping[str, Any]], str]
 KINDS = {"regex": "20 regular expressions", "json_schema": f"{len(SCHEMAS)} JSON schemas"}
 
 
@@ -114,100 +116,89 @@ def summarise(lines: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def compile_table(kind: str, engines: dict[str, dict[str, Any]]) -> Table:
-    title = f"{KINDS[kind]}: compiling, ms"
-    table = new_table(title, "engine", "taken", "texts", "p50", "p99", "cached")
-    for name, found in engines.items():
-        if "error" in found:
-            table.add_row(name, found["error"])
-            continue
-        row = found["kinds"][kind]
-        table.add_row(
-            name,
-            f"{row['taken']}/{row['of']}",
-            f"{row['texts'] - row['texts_refused']}/{row['texts']}",
-            f"{row['compile_p50_ms']:.2f}",
-            f"{row['compile_p99_ms']:.1f}",
-            f"{row['cached_p50_ms']:.3f}",
-        )
+COMPILING: dict[str, Cell] = {
+    "taken": lambda row: f"{row['taken']}/{row['of']}",
+    "texts": lambda row: f"{row['texts'] - row['texts_refused']}/{row['texts']}",
+    "p50": lambda row: f"{row['compile_p50_ms']:.2f}",
+    "p99": lambda row: f"{row['compile_p99_ms']:.1f}",
+    "cached": lambda row: f"{row['cached_p50_ms']:.3f}",
+}
+MASKS: dict[str, Cell] = {
+    "p50": lambda row: f"{row['mask_p50_us']:.1f}",
+    "p99": lambda row: f"{row['mask_p99_us']:.1f}",
+    "1st p50": lambda row: f"{row['mask_first_p50_us']:.0f}",
+    "1st p99": lambda row: f"{row['mask_first_p99_us']:.0f}",
+    "1st max": lambda row: f"{row['mask_first_max_us']:.0f}",
+    "forced": lambda row: f"{row['forced_share']:.0%}",
+}
+SERVING: dict[str, Cell] = {
+    "tok/s": lambda row: f"{row['tokens_per_second']:.0f}",
+    "req/s": lambda row: f"{row['requests_per_second']:.1f}",
+    "p50 ms": lambda row: f"{row['latency_p50_ms']:.0f}",
+    "p99 ms": lambda row: f"{row['latency_p99_ms']:.0f}",
+    "forced": lambda row: f"{row['forced_share']:.0%}",
+    "ratio": lambda row: f"{row['ratio']:.2f}x",
+}
+
+
+def table_of(title: str, rows: Mapping[str, Any], columns: Mapping[str, Cell]) -> Table:
+    """A row per name; one that failed has its error instead."""
+    table = new_table(title, "", *columns)
+    for name, row in rows.items():
+        cells = [row["error"]] if "error" in row else [cell(row) for cell in columns.values()]
+        table.add_row(name, *cells)
     return table
 
 
-def mask_table(kind: str, engines: dict[str, dict[str, Any]]) -> Table:
-    title = f"{KINDS[kind]}: masks, us"
-    table = new_table(title, "engine", "p50", "p99", "1st p50", "1st p99", "1st max", "forced")
-    for name, found in engines.items():
-        if "error" in found:
-            continue
-        row = found["kinds"][kind]
-        table.add_row(
-            name,
-            f"{row['mask_p50_us']:.1f}",
-            f"{row['mask_p99_us']:.1f}",
-            *(f"{row[f'mask_first_{which}_us']:.0f}" for which in ("p50", "p99", "max")),
-            f"{row['forced_share']:.0%}",
-        )
-    return table
+def engine_tables(engines: Mapping[str, Any]) -> Iterator[Table]:
+    for kind, title in KINDS.items():
+        rows = {name: found.get("kinds", {}).get(kind, found) for name, found in engines.items()}
+        yield table_of(f"{title}: compiling, ms", rows, COMPILING)
+        yield table_of(f"{title}: masks, us", rows, MASKS)
 
 
-def serving_table(found: dict[str, Any]) -> Table:
-    table = new_table(
-        f"Extraction ({found['load']}, {found['model']}), {found['concurrency']} at a time",
-        "decoding",
-        "tok/s",
-        "req/s",
-        "p50 ms",
-        "p99 ms",
-        "forced",
-        "ratio",
-    )
-    for mode in MODES:
-        row = found["modes"][mode]
-        table.add_row(
-            {"constrained": "constrained, no jump", "jump": "constrained, jump"}.get(mode, mode),
-            f"{row['tokens_per_second']:.0f}",
-            f"{row['requests_per_second']:.1f}",
-            f"{row['latency_p50_ms']:.0f}",
-            f"{row['latency_p99_ms']:.0f}",
-            f"{row['forced_share']:.0%}",
-            f"{found['ratios'].get(f'{mode} / unconstrained', 1.0):.2f}x",
-        )
-    return table
+def serving_table(found: Mapping[str, Any]) -> Table:
+    names = {"constrained": "constrained, no jump", "jump": "constrained, jump"}
+    rows = {
+        names.get(mode, mode): found["modes"][mode]
+        | {"ratio": found["ratios"].get(f"{mode} / unconstrained", 1.0)}
+        for mode in MODES
+    }
+    title = f"Extraction ({found['load']}, {found['model']}), {found['concurrency']} at a time"
+    return table_of(title, rows, SERVING)
 
 
 def targets(engines: dict[str, Any], serving: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each target of the design with what was measured."""
-    checks: dict[str, tuple[str, float, bool]] = {}
+    found: dict[str, dict[str, Any]] = {}
+
+    def check(
+        name: str, value: float, bound: float, unit: str = "", at_least: bool = False
+    ) -> None:
+        target = f"{'>=' if at_least else '<'} {bound:.4g}{unit}"
+        met = value >= bound if at_least else value < bound
+        found[name] = {"target": target, "value": value, "met": met}
+
     ours, peer = engines.get("rootlace (automaton)", {}), engines.get("llguidance", {})
     if "kinds" in ours:
         regex = ours["kinds"]["regex"]
-        compiled = regex["compile_p50_ms"]
-        checks["compile p50 of 20 regexes"] = ("< 2 ms", compiled, compiled < 2)
-        later, first = regex["mask_p99_us"], regex["mask_first_p99_us"]
-        checks["mask p99 of a row that is there"] = ("< 50 us", later, later < 50)
-        checks["mask p99 of a first visit"] = ("< 5000 us", first, first < 5000)
+        check("compile p50 of 20 regexes", regex["compile_p50_ms"], 2, " ms")
+        check("mask p99 of a row that is there", regex["mask_p99_us"], 50, " us")
+        check("mask p99 of a first visit", regex["mask_first_p99_us"], 5000, " us")
         if "kinds" in peer:
-            cached, theirs = regex["cached_p50_ms"], peer["kinds"]["regex"]["compile_p50_ms"]
-            checks["compile p50 with a warm cache"] = (
-                f"< llguidance's {theirs:.3f} ms",
-                cached,
-                cached < theirs,
+            theirs = peer["kinds"]["regex"]["compile_p50_ms"]
+            check(
+                "compile p50 with a warm cache", regex["cached_p50_ms"], theirs, " ms, llguidance's"
             )
-    for found in serving:
-        at = f", {found['load']}, {found['model']}, {found['concurrency']} at a time"
-        without, with_jump = (
-            found["ratios"][f"{mode} / unconstrained"] for mode in ("constrained", "jump")
-        )
-        checks["constrained without jump / unconstrained" + at] = (
-            ">= 0.97",
-            without,
-            without >= 0.97,
-        )
-        checks["with jump / unconstrained" + at] = (">= 1.6", with_jump, with_jump >= 1.6)
-    return {
-        name: {"target": target, "value": value, "met": met}
-        for name, (target, value, met) in checks.items()
-    }
+    for one in serving:
+        at = f", {one['load']}, {one['model']}, {one['concurrency']} at a time"
+        for mode, words, bound in (
+            ("constrained", "constrained without jump", 0.97),
+            ("jump", "with jump", 1.6),
+        ):
+            value = one["ratios"][f"{mode} / unconstrained"]
+            check(f"{words} / unconstrained{at}", value, bound, at_least=True)
+    return found
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -266,9 +257,8 @@ def main() -> None:
                 )
             )
     if engines:
-        for kind in KINDS:
-            console.print(compile_table(kind, engines))
-            console.print(mask_table(kind, engines))
+        for table in engine_tables(engines):
+            console.print(table)
         for name, found in engines.items():
             if "memory_mib" in found:
                 console.print(

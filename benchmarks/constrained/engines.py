@@ -4,89 +4,75 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
 
 Kind = str
 """`regex` or `json_schema`."""
 
 
-class Walker(Protocol):
-    """One text under way."""
+@dataclass(frozen=True)
+class Walker:
+    """One text under way. `fill` writes the packed mask of allowed tokens, int32; `forced` counts
+    the tokens that are forced here."""
 
-    def fill(self, out: np.ndarray) -> None:
-        """The packed mask of allowed tokens, int32."""
-
-    def advance(self, token_id: int) -> bool: ...
-
-    def forced(self) -> int:
-        """How many tokens are forced here."""
+    fill: Callable[[np.ndarray], object]
+    advance: Callable[[int], bool]
+    forced: Callable[[], int] = lambda: 0
 
 
-class Engine(Protocol):
+Make = Callable[[], Walker]
+
+
+class Engine:
     """`compile` uses nothing of an earlier call; `again` may. Both raise for what is refused."""
 
-    def compile(self, kind: Kind, source: str) -> Callable[[], Walker]: ...
+    vocab_size: int
 
-    def again(self, kind: Kind, source: str) -> None: ...
+    def compile(self, kind: Kind, source: str) -> Make:
+        raise NotImplementedError
 
-
-class _Ours:
-    """A matcher of ours as a walker."""
-
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
-        self.advance = matcher.advance
-
-    def fill(self, out: np.ndarray) -> None:
-        """As the engine does: a row that is there is only named, not copied."""
-        if self._matcher.mask_row() is None:
-            self._matcher.fill_bitmask(out)
-        else:
-            self._matcher.prepare_mask()
-
-    def forced(self) -> int:
-        return len(self._matcher.forced_tokens())
+    def again(self, kind: Kind, source: str) -> None:
+        self.compile(kind, source)
 
 
-class Rootlace:
+class Rootlace(Engine):
     """Our compiler, restricted to our automaton (`automaton`) or as it is served (`auto`)."""
 
     def __init__(self, tokenizer: Any, backend: str) -> None:
-        from rootlace.runtime.config import ConstraintConfig
-        from rootlace.runtime.constrained import GrammarCompiler
-        from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
         self.vocab_size = vocabulary.size
         config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
         self._compiler = GrammarCompiler(vocabulary, config=config)
 
-    def compile(self, kind: Kind, source: str) -> Callable[[], Walker]:
+    def compile(self, kind: Kind, source: str) -> Make:
         grammar = self._compiler.build(Constraint(kind, source))  # type: ignore[arg-type]
-        return lambda: _Ours(grammar.matcher())
+        return lambda: self._walker(grammar.matcher())
 
     def again(self, kind: Kind, source: str) -> None:
         self._compiler.compile(Constraint(kind, source))  # type: ignore[arg-type]
 
+    @staticmethod
+    def _walker(matcher: Any) -> Walker:
+        def fill(out: np.ndarray) -> None:
+            """As the engine does: a row that is there is only named, not copied."""
+            if matcher.mask_row() is None:
+                matcher.fill_bitmask(out)
+            else:
+                matcher.prepare_mask()
 
-class _LLGuidanceWalker:
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
-        self.advance = matcher.consume_token
-
-    def fill(self, out: np.ndarray) -> None:
-        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
-
-    def forced(self) -> int:
-        return len(self._matcher.compute_ff_tokens())
+        return Walker(fill, matcher.advance, lambda: len(matcher.forced_tokens()))
 
 
-class LLGuidance:
+class LLGuidance(Engine):
     """llguidance as a library: what its own documentation recommends, compact JSON."""
 
     def __init__(self, tokenizer: Any, _: str) -> None:
@@ -95,7 +81,7 @@ class LLGuidance:
         self._tokenizer = llguidance.hf.from_tokenizer(tokenizer)
         self.vocab_size = self._tokenizer.vocab_size
 
-    def compile(self, kind: Kind, source: str) -> Callable[[], Walker]:
+    def compile(self, kind: Kind, source: str) -> Make:
         from llguidance import LLMatcher
 
         if kind == "regex":
@@ -106,25 +92,20 @@ class LLGuidance:
         prototype = LLMatcher(self._tokenizer, grammar, log_level=0)
         if prototype.is_error():
             raise ValueError(prototype.get_error())
-        return lambda: _LLGuidanceWalker(prototype.deep_copy())
+        return lambda: self._walker(prototype.deep_copy())
 
-    def again(self, kind: Kind, source: str) -> None:
-        self.compile(kind, source)  # it has no cache of its own
-
-
-class _XGrammarWalker:
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
-        self.advance = matcher.accept_token
-
-    def fill(self, out: np.ndarray) -> None:
-        self._matcher.fill_next_token_bitmask(out.reshape(1, -1))
-
-    def forced(self) -> int:
-        return 0  # it knows forced text, but no tokens for it
+    @staticmethod
+    def _walker(matcher: Any) -> Walker:
+        return Walker(
+            lambda out: matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes),
+            matcher.consume_token,
+            lambda: len(matcher.compute_ff_tokens()),
+        )
 
 
-class XGrammar:
+class XGrammar(Engine):
+    """It knows forced text, but no tokens for it."""
+
     def __init__(self, tokenizer: Any, _: str) -> None:
         import xgrammar
 
@@ -134,12 +115,18 @@ class XGrammar:
         self._fresh = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._cached = xgrammar.GrammarCompiler(info, max_threads=1)
 
-    def compile(self, kind: Kind, source: str) -> Callable[[], Walker]:
+    def compile(self, kind: Kind, source: str) -> Make:
         grammar = self._with(self._fresh, kind, source)
-        return lambda: _XGrammarWalker(self._xgrammar.GrammarMatcher(grammar))
+        return lambda: self._walker(self._xgrammar.GrammarMatcher(grammar))
 
     def again(self, kind: Kind, source: str) -> None:
         self._with(self._cached, kind, source)
+
+    @staticmethod
+    def _walker(matcher: Any) -> Walker:
+        return Walker(
+            lambda out: matcher.fill_next_token_bitmask(out.reshape(1, -1)), matcher.accept_token
+        )
 
     @staticmethod
     def _with(compiler: Any, kind: Kind, source: str) -> Any:
@@ -148,31 +135,12 @@ class XGrammar:
         return compiler.compile_json_schema(source, any_whitespace=False, separators=(",", ":"))
 
 
-class _OutlinesWalker:
-    def __init__(self, guide: Any) -> None:
-        self._guide = guide
-
-    def fill(self, out: np.ndarray) -> None:
-        self._guide.write_mask_into(out.ctypes.data, out.size, out.itemsize)
-
-    def advance(self, token_id: int) -> bool:
-        if not self._guide.accepts_tokens([token_id]):
-            return False
-        self._guide.advance(token_id, return_tokens=False)
-        return True
-
-    def forced(self) -> int:
-        return 0
-
-
-class OutlinesCore:
+class OutlinesCore(Engine):
     """outlines-core as a library, without our sentinel: its index misses tokens (see the docs)."""
 
     def __init__(self, tokenizer: Any, _: str) -> None:
         import outlines_core
         import outlines_core.json_schema
-
-        from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
         self._outlines = outlines_core
         ours = Vocabulary.from_tokenizer(tokenizer)
@@ -183,18 +151,27 @@ class OutlinesCore:
                 tokens.setdefault(data, []).append(token_id)
         self._vocabulary = outlines_core.Vocabulary(ours.eos_token_ids[0], tokens)
 
-    def compile(self, kind: Kind, source: str) -> Callable[[], Walker]:
+    def compile(self, kind: Kind, source: str) -> Make:
         if kind == "json_schema":
             build = self._outlines.json_schema.build_regex_from_schema
             source = build(json.dumps(json.loads(source)), "")
         index = self._outlines.Index(source, self._vocabulary)
-        return lambda: _OutlinesWalker(self._outlines.Guide(index))
+        return lambda: self._walker(self._outlines.Guide(index))
 
-    def again(self, kind: Kind, source: str) -> None:
-        self.compile(kind, source)
+    @staticmethod
+    def _walker(guide: Any) -> Walker:
+        def advance(token_id: int) -> bool:
+            if not guide.accepts_tokens([token_id]):
+                return False
+            guide.advance(token_id, return_tokens=False)
+            return True
+
+        return Walker(
+            lambda out: guide.write_mask_into(out.ctypes.data, out.size, out.itemsize), advance
+        )
 
 
-ENGINES: dict[str, tuple[Callable[[Any, str], Any], str]] = {
+ENGINES: dict[str, tuple[Callable[[Any, str], Engine], str]] = {
     "rootlace (auto)": (Rootlace, "auto"),
     "rootlace (automaton)": (Rootlace, "automaton"),
     "llguidance": (LLGuidance, ""),

@@ -8,7 +8,22 @@ from typing import Any
 
 from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven, OnlineEngine, drive
-from benchmarks.peers.workloads import Tokens, Workload
+from benchmarks.peers.workloads import WORKLOADS, Tokens, Workload
+
+
+@dataclass(frozen=True)
+class Task:
+    """One workload of one repetition. `scale` is that of the whole run."""
+
+    model: str
+    workload: str
+    seed: int
+    repetition: int
+    scale: float
+    vocab_size: int
+
+    def make(self, scale: float = 1.0) -> Workload:
+        return WORKLOADS[self.workload](self.seed, self.scale * scale, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -66,21 +81,19 @@ def measured(driven: Driven, load: ForeignLoad) -> Measured:
 def row_of(
     run: Measured,
     engine: str,
-    model: str,
-    workload: Workload,
-    seed: int,
-    repetition: int,
+    task: Task,
+    scale: float,
     cached: int | None,
     fixed_replies: bool = False,
 ) -> Row:
     driven = run.driven
     return Row(
         engine=engine,
-        model=model,
-        workload=workload.name,
-        seed=seed,
-        repetition=repetition,
-        scale=workload.scale,
+        model=task.model,
+        workload=task.workload,
+        seed=task.seed,
+        repetition=task.repetition,
+        scale=scale,
         wall_s=driven.wall,
         ttft_mean_s=statistics.mean(driven.ttft) if driven.ttft else None,
         latency_mean_s=statistics.mean(driven.latency) if driven.latency else None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import queue
 import subprocess
-import time
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ class PeerProcess:
             )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._orders: IO[str] = self._process.stdin
-        self._answers = _Lines(self._process.stdout)
+        self._answers = _lines(self._process.stdout)
         try:
             ready = self._answer(limit)
         except BaseException:
@@ -98,9 +98,10 @@ class PeerProcess:
             self.pause()
 
     def _answer(self, limit: float) -> dict[str, Any]:
-        line = self._answers.next(time.monotonic() + limit)
-        if line is None:
-            raise PeerError(f"{self.name} said nothing for {limit:g} s{self._tail()}")
+        try:
+            line = self._answers.get(timeout=limit)
+        except queue.Empty:
+            raise PeerError(f"{self.name} said nothing for {limit:g} s{self._tail()}") from None
         if not line:
             status = self._process.wait(timeout=10)
             raise PeerError(f"{self.name} ended with status {status}{self._tail()}")
@@ -148,7 +149,6 @@ class PeerProcess:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self._process.wait()
-        self._answers.close()
 
     def __enter__(self) -> PeerProcess:
         return self
@@ -157,26 +157,15 @@ class PeerProcess:
         self.stop()
 
 
-class _Lines:
-    """Lines of a pipe, with a deadline."""
+def _lines(pipe: IO[str]) -> queue.SimpleQueue[str]:
+    """Gets the lines of a pipe as they come, and "" at its end."""
+    found: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def __init__(self, pipe: IO[str]) -> None:
-        self._pipe = pipe
-        self._rest = b""
+    def read() -> None:
+        with pipe:
+            for line in pipe:
+                found.put(line)
+        found.put("")
 
-    def next(self, deadline: float) -> str | None:
-        """The next line; "" at the end of the pipe, None at the deadline."""
-        file = self._pipe.fileno()
-        while b"\n" not in self._rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([file], [], [], left)[0]:
-                return None
-            data = os.read(file, 1 << 20)
-            if not data:
-                return ""
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode()
-
-    def close(self) -> None:
-        self._pipe.close()
+    threading.Thread(target=read, daemon=True).start()
+    return found

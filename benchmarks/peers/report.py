@@ -143,30 +143,19 @@ class Results:
 
     def targets(self) -> list[dict[str, Any]]:
         """Each aim with what was found, and whether it is met (None: not measured)."""
-        found = []
-        ratios, ttft = self.ratios(), self.ttft_ratios()
-        programs, floors = self.programs_over_raw(), self.over_floor()
-        for model in self.models:
-            for workload in self.workloads:
-                bound = SPEED_TARGETS[workload]
-                found += [
-                    _target("speed", model, workload, bound, ratios[model].get(workload)),
-                    _target("ttft", model, workload, 1.0, ttft[model].get(workload)),
-                    _target(
-                        "programs",
-                        model,
-                        workload,
-                        PROGRAM_TARGET + PROGRAM_NOISE,
-                        programs[model].get(workload),
-                        at_most=True,
-                    ),
-                ]
-                if model.startswith("b"):
-                    value = floors[model].get(workload)
-                    found.append(
-                        _target("floor", model, workload, FLOOR_TARGET, value, at_most=True)
-                    )
-        return found
+        aims: list[tuple[str, Nested, Callable[[str], float], bool]] = [
+            ("speed", self.ratios(), lambda workload: SPEED_TARGETS[workload], False),
+            ("ttft", self.ttft_ratios(), lambda _: 1.0, False),
+            ("programs", self.programs_over_raw(), lambda _: PROGRAM_TARGET + PROGRAM_NOISE, True),
+            ("floor", self.over_floor(), lambda _: FLOOR_TARGET, True),
+        ]
+        return [
+            _target(what, model, workload, bound(workload), found[model].get(workload), at_most)
+            for model in self.models
+            for workload in self.workloads
+            for what, found, bound, at_most in aims
+            if what != "floor" or model.startswith("b")
+        ]
 
     # ------------------------------------------------------------ tables
 

@@ -12,35 +12,20 @@ from typing import Any
 
 import rootlace as rl
 from benchmarks.peers import known_peers
+from benchmarks.peers.drive import OnlineEngine
 from benchmarks.peers.floors import Shape
-from benchmarks.peers.measure import Row, measure, row_of
+from benchmarks.peers.measure import Row, Task, measure, row_of
 from benchmarks.peers.peer_process import PeerError, PeerProcess
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
 from benchmarks.peers.url_peer import UrlPeer
-from benchmarks.peers.workloads import WORKLOADS, Workload
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
 WARM_UP_SCALE = 0.25
 
 Progressed = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Task:
-    """One workload of one repetition. `scale` is that of the whole run."""
-
-    model: str
-    workload: str
-    seed: int
-    repetition: int
-    scale: float
-    vocab_size: int
-
-    def make(self, scale: float = 1.0) -> Workload:
-        return WORKLOADS[self.workload](self.seed, self.scale * scale, self.vocab_size)
 
 
 Runner = Callable[[Task], Row]
@@ -55,40 +40,29 @@ class Ours:
         self._raw = RawRequests(runtime.endpoint)
 
     def raw(self, task: Task) -> Row:
-        self._raw.reset()
-        workload = task.make()
-        run = measure(self._raw, workload)
-        cached = self._raw.cached()
-        return row_of(run, RAW, task.model, workload, task.seed, task.repetition, cached)
+        return run_online(self._raw, RAW, task)
 
     def programs(self, task: Task) -> Row:
         self._runtime.flush_cache()
         workload = task.make()
         run, cached = drive_programs(self._runtime, workload)
-        return row_of(run, PROGRAMS, task.model, workload, task.seed, task.repetition, cached)
+        return row_of(run, PROGRAMS, task, workload.scale, cached)
+
+
+def run_online(engine: OnlineEngine, name: str, task: Task) -> Row:
+    """An engine that this process drives itself."""
+    engine.reset()
+    workload = task.make()
+    run = measure(engine, workload)
+    fixed = not engine.replies_are_ids
+    return row_of(run, name, task, workload.scale, engine.cached(), fixed)
 
 
 def run_peer(peer: PeerProcess, scales: dict[str, float], task: Task) -> Row:
     """Raises PeerError."""
     workload = task.make(scales.get(task.workload, 1.0))
     run, cached = peer.run(workload, task.vocab_size)
-    return row_of(run, peer.name, task.model, workload, task.seed, task.repetition, cached)
-
-
-def run_url(peer: UrlPeer, task: Task) -> Row:
-    peer.reset()
-    workload = task.make()
-    run = measure(peer, workload)
-    return row_of(
-        run,
-        peer.name,
-        task.model,
-        workload,
-        task.seed,
-        task.repetition,
-        peer.cached(),
-        fixed_replies=not peer.replies_are_ids,
-    )
+    return row_of(run, peer.name, task, workload.scale, cached)
 
 
 @dataclass
@@ -137,7 +111,7 @@ def engines(model: Path, arguments: argparse.Namespace, work: Path) -> Iterator[
             except PeerError as error:
                 found.about[name] = {"error": str(error)}
                 continue
-            found.runners[name] = partial(run_url, server)
+            found.runners[name] = partial(run_online, server, name)
             found.about[name] = {
                 "cache_emptied": server.can_flush,
                 "model": Path(server.model).name,

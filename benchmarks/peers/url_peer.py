@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from benchmarks.peers.drive import News
 from benchmarks.peers.peer_process import PeerError
@@ -19,6 +21,9 @@ FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
 """Ours and sglang's; vLLM's (in its development mode)."""
 
 Body = dict[str, Any]
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy between us and what is measured."""
 
 
 class UrlPeer:
@@ -31,10 +36,7 @@ class UrlPeer:
 
     def __init__(self, name: str, url: str, api_key: str = "", timeout: float = 600.0) -> None:
         self.name = name
-        parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
-        self._https = parts.scheme == "https"
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
+        self._base = (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._timeout = timeout
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -85,29 +87,18 @@ class UrlPeer:
 
     def _stream(self, request: Request) -> None:
         """Tell the first token when it comes, and the rest at the end."""
-        connection = self._connect()
         ids: list[int] = []
         usage: Body = {}
         told = False
-        try:
-            body = self._body(request.prompt, request.wanted, self._extra)
-            response = self._post(connection, body)
-            for line in response:
-                if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
-                    continue
-                event = json.loads(line[5:])
-                if "error" in event:
-                    raise PeerError(str(event["error"])[:300])
-                usage = event.get("usage") or usage
-                for choice in event.get("choices", ()):
-                    ids += choice.get("token_ids") or ()
-                    # A token that is half a character has no text yet, but an event.
-                    if not told and (ids or not self.replies_are_ids):
-                        told = True
-                        first = ids[:1] if self.replies_are_ids else [0]
-                        self._news.put(News(request.name, first, False, time.perf_counter()))
-        finally:
-            connection.close()
+        for event in self._events(self._body(request.prompt, request.wanted, self._extra)):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                ids += choice.get("token_ids") or ()
+                # A token that is half a character has no text yet, but an event.
+                if not told and (ids or not self.replies_are_ids):
+                    told = True
+                    first = ids[:1] if self.replies_are_ids else [0]
+                    self._news.put(News(request.name, first, False, time.perf_counter()))
         count = usage.get("completion_tokens", request.wanted)
         reply = ids if self.replies_are_ids else [0] * count
         self._count_cached(usage)
@@ -123,63 +114,48 @@ class UrlPeer:
 
     # ------------------------------------------------------------ the server
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=self._timeout)
+    def _open(self, path: str, body: Body | None = None, method: str = "POST") -> Any:
+        """The response, to be read or closed. Raises OSError, HTTPError for what is not 200."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._base + path, data, self._headers, method=method)
+        return DIRECT.open(request, timeout=self._timeout)
 
-    def _post(self, connection: http.client.HTTPConnection, body: Body) -> http.client.HTTPResponse:
-        path = f"{self._base}/v1/completions"
-        connection.request("POST", path, json.dumps(body), self._headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise PeerError(f"{response.status}: {response.read(300).decode(errors='replace')}")
-        return response
+    def _events(self, body: Body) -> Iterator[Body]:
+        """What the server streams of a completion. Raises PeerError."""
+        try:
+            with self._open("/v1/completions", body) as response:
+                for line in response:
+                    if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                        event = json.loads(line[5:])
+                        if "error" in event:
+                            raise PeerError(str(event["error"])[:300])
+                        yield event
+        except urllib.error.HTTPError as error:
+            raise PeerError(f"{error.code}: {error.read(300).decode(errors='replace')}") from None
 
     def _first_model(self) -> str:
-        connection = self._connect()
         try:
-            connection.request("GET", f"{self._base}/v1/models", headers=self._headers)
-            models = json.load(connection.getresponse())
-            return str(models["data"][0]["id"])
+            with self._open("/v1/models", method="GET") as response:
+                return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise PeerError(
-                f"{self.name}: no model at {self._host}:{self._port}: {error}"
-            ) from None
-        finally:
-            connection.close()
+            raise PeerError(f"{self.name}: no model at {self._base}: {error}") from None
 
     def _find_out(self) -> tuple[Body, bool]:
         """(fields to ask with, whether answers hold ids): not every server takes every field."""
         refused = ""
         for extra in ({"return_token_ids": True}, {}):
-            connection = self._connect()
             try:
-                body = self._body([100, 101, 102], 2, extra)
-                events = [
-                    json.loads(line[5:])
-                    for line in self._post(connection, body)
-                    if line.startswith(b"data: {")
-                ]
+                events = list(self._events(self._body([100, 101, 102], 2, extra)))
             except PeerError as error:
                 refused = str(error)
                 continue
-            finally:
-                connection.close()
-            ids = [
-                t for e in events for c in e.get("choices", ()) for t in c.get("token_ids") or ()
-            ]
+            choices = [choice for event in events for choice in event.get("choices", ())]
+            ids = [token for choice in choices for token in choice.get("token_ids") or ()]
             return dict(extra), len(ids) == 2
         raise PeerError(f"{self.name}: {refused}")
 
     def _flush(self) -> bool:
         for path in FLUSH_PATHS:
-            connection = self._connect()
-            try:
-                connection.request("POST", f"{self._base}{path}", headers=self._headers)
-                if connection.getresponse().status == 200:
-                    return True
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                connection.close()
+            with contextlib.suppress(OSError, http.client.HTTPException), self._open(path):
+                return True
         return False

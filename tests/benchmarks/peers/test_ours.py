@@ -7,8 +7,9 @@ import pytest
 import rootlace as rl
 from benchmarks.ideal_cache import IdealCache
 from benchmarks.peers.drive import drive
+from benchmarks.peers.measure import Task
 from benchmarks.peers.peer_process import PeerError
-from benchmarks.peers.turns import Ours, Task, run_url
+from benchmarks.peers.turns import Ours, run_online
 from benchmarks.peers.url_peer import UrlPeer
 from benchmarks.peers.workloads import WORKLOADS, Request, Workload
 
@@ -49,7 +50,7 @@ def test_a_server_behind_a_url(name: str, runtime: rl.Runtime) -> None:
     assert runtime.url is not None
     server = UrlPeer("itself", runtime.url)
     assert server.can_flush
-    row, raw = run_url(server, task(name)), Ours(runtime).raw(task(name))
+    row, raw = run_online(server, "itself", task(name)), Ours(runtime).raw(task(name))
     assert (row.requests, row.prompt_tokens, row.output_tokens) == (
         raw.requests,
         raw.prompt_tokens,

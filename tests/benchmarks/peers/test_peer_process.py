@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks.common import ROOT
 from benchmarks.peers.known_peers import DRIVERS, KNOWN_PEERS, Setting, start
+from benchmarks.peers.measure import Task
 from benchmarks.peers.peer_process import PeerError, PeerProcess
-from benchmarks.peers.turns import Task, run_peer
+from benchmarks.peers.turns import run_peer
 from benchmarks.peers.workloads import WORKLOADS
 from tests.processes import alive
 from tests.waiting import eventually
