@@ -3,13 +3,10 @@
 `make_model("a", folder)` makes about 15M parameters, `"b"` about 150M: Llama architecture,
 bfloat16, with a byte-level BPE tokenizer of 32,000 tokens trained on the running Python's standard
 library and a ChatML template, in Hugging Face layout. Seeded: the same weights every time.
-
-    python -m benchmarks.random_models --out FOLDER [--sizes a b]
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -145,16 +142,3 @@ def _corpus() -> Iterator[str]:
         left -= len(text)
         if left <= 0:
             return
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the models' folders")
-    parser.add_argument("--sizes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
-    arguments = parser.parse_args()
-    for size in arguments.sizes:
-        print(make_model(size, arguments.out / size))
-
-
-if __name__ == "__main__":
-    main()

@@ -81,30 +81,19 @@ class Stopwatch:
         return timed
 
 
-class LeftOut:
-    """The simulated executor; notes how much CPU time passes between its steps."""
+class NoOverlap:
+    """The simulated executor, one step at a time."""
 
-    def __init__(self, executor: SimulatedExecutor, ended: Callable[[], None]) -> None:
+    overlaps = False
+
+    def __init__(self, executor: SimulatedExecutor) -> None:
         self._executor = executor
-        self._ended = ended
-        self._left = (time.thread_time_ns(), time.process_time_ns())
-        self.between: list[tuple[int, int]] = []
-        """Nanoseconds before each step: of this thread, of the process."""
         self.num_blocks = executor.num_blocks
         self.context_length = executor.context_length
         self.vocab_size = executor.vocab_size
 
-    @property
-    def overlaps(self) -> bool:
-        return False
-
     def run(self, plan: StepPlan) -> StepResult:
-        thread, process = self._left
-        self.between.append((time.thread_time_ns() - thread, time.process_time_ns() - process))
-        result = self._executor.run(plan)
-        self._ended()
-        self._left = (time.thread_time_ns(), time.process_time_ns())
-        return result
+        return self._executor.run(plan)
 
     def launch(self, plan: StepPlan) -> NoReturn:
         raise NotImplementedError("steps do not overlap here")
@@ -114,6 +103,25 @@ class LeftOut:
 
     def collect(self, launched: Launched) -> NoReturn:
         raise NotImplementedError
+
+
+class LeftOut(NoOverlap):
+    """Notes how much CPU time passes between its steps."""
+
+    def __init__(self, executor: SimulatedExecutor, ended: Callable[[], None]) -> None:
+        super().__init__(executor)
+        self._ended = ended
+        self._left = (time.thread_time_ns(), time.process_time_ns())
+        self.between: list[tuple[int, int]] = []
+        """Nanoseconds before each step: of this thread, of the process."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        thread, process = self._left
+        self.between.append((time.thread_time_ns() - thread, time.process_time_ns() - process))
+        result = super().run(plan)
+        self._ended()
+        self._left = (time.thread_time_ns(), time.process_time_ns())
+        return result
 
 
 class NoCompiler:
@@ -154,7 +162,14 @@ def _round(rows: int, context: int, steps: int, streaming: bool) -> StepCost:
         ends = [_pipe(sockets, Path(folder) / name) for name in ("inbox", "outbox")]
         (feed, inbox), (outbox, drain) = ends
         feed.send(encode(_requests(rows, context, steps, streaming)))
-        receive, send = _receiver(inbox, executor, steps), _sender(outbox)
+
+        def receive(timeout_ms: int) -> list[ToEngine]:
+            received = receive_from(inbox, timeout_ms)
+            return received if len(executor.between) <= steps else [Stop()]
+
+        def send(said: list[FromEngine]) -> None:
+            outbox.send(encode(said))
+
         EngineLoop(
             scheduler,
             executor,
@@ -215,20 +230,9 @@ def _pipe(
     return push, pull
 
 
-def _receiver(
-    inbox: zmq.Socket[bytes], executor: LeftOut, steps: int
-) -> Callable[[int], list[ToEngine]]:
-    def receive(timeout_ms: int) -> list[ToEngine]:
-        received: list[ToEngine] = []
-        while inbox.poll(0 if received else timeout_ms):
-            received.extend(decode_to_engine(inbox.recv()))
-        return received if len(executor.between) <= steps else [Stop()]
-
-    return receive
-
-
-def _sender(outbox: zmq.Socket[bytes]) -> Callable[[list[FromEngine]], None]:
-    def send(said: list[FromEngine]) -> None:
-        outbox.send(encode(said))
-
-    return send
+def receive_from(inbox: zmq.Socket[bytes], timeout_ms: int) -> list[ToEngine]:
+    """Wait for messages, and take all that are there."""
+    received: list[ToEngine] = []
+    while inbox.poll(0 if received else timeout_ms):
+        received.extend(decode_to_engine(inbox.recv()))
+    return received

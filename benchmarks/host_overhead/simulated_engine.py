@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 
 import zmq
 
-from benchmarks.host_overhead.engine_loop import BLOCK_SIZE, NoCompiler
+from benchmarks.host_overhead.engine_loop import (
+    BLOCK_SIZE,
+    NoCompiler,
+    NoOverlap,
+    receive_from,
+)
 from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime import processes
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Ready,
-    ToEngine,
-    decode_to_engine,
     encode,
 )
 from rootlace.runtime.contracts.plan import StepPlan, StepResult
@@ -34,30 +38,20 @@ CONTEXT_LENGTH = 16384
 ENGINE_MODULE = "rootlace.runtime.engine"
 
 
-class Paced:
-    """The simulated executor in real time: `seconds` a step, asleep."""
-
-    overlaps = False
+class Paced(NoOverlap):
+    """In real time: `seconds` a step, asleep."""
 
     def __init__(self, executor: SimulatedExecutor, seconds: float) -> None:
-        self._executor = executor
+        super().__init__(executor)
         self._seconds = seconds
         self.cpu = 0.0
-        self.num_blocks = executor.num_blocks
-        self.context_length = executor.context_length
-        self.vocab_size = executor.vocab_size
 
     def run(self, plan: StepPlan) -> StepResult:
         began, cpu = time.perf_counter(), time.thread_time()
-        result = self._executor.run(plan)
+        result = super().run(plan)
         time.sleep(max(self._seconds - (time.perf_counter() - began), 0))
         self.cpu += time.thread_time() - cpu
         return result
-
-    def launch(self, plan: StepPlan) -> object:
-        raise NotImplementedError("steps do not overlap here")
-
-    sample = collect = launch
 
 
 def gateway(vocab_size: str, step_seconds: str) -> int:
@@ -91,12 +85,6 @@ def engine(vocab_size: str, step_seconds: str) -> int:
         socket.set_hwm(0)
         socket.connect(address)
 
-    def receive(timeout_ms: int) -> list[ToEngine]:
-        received: list[ToEngine] = []
-        while inbox.poll(0 if received else timeout_ms):
-            received.extend(decode_to_engine(inbox.recv()))
-        return received
-
     def send(said: list[FromEngine]) -> None:
         outbox.send(encode(said))
 
@@ -114,9 +102,9 @@ def engine(vocab_size: str, step_seconds: str) -> int:
     send([ready])
     loop = EngineLoop(
         scheduler,
-        executor,  # type: ignore[arg-type]
+        executor,
         NoCompiler(),
-        receive,
+        partial(receive_from, inbox),
         send,
         executor_stats=lambda: {"model_cpu_seconds": executor.cpu},
     )
