@@ -223,11 +223,12 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
         "TTFT",
         "p99",
         "hits",
-        "possible",
+        "best",
         "host",
     )
     table = new_table(
-        f"Prefix reuse, model {size} (TTFT in ms; host: share of time beside the model)", *columns
+        f"Prefix reuse, model {size} (TTFT in ms; best: hits possible; host: not the model)",
+        *columns,
     )
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
