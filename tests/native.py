@@ -45,8 +45,11 @@ def native_kernel_set(threads: int = 2) -> KernelSet:
 
 TWIN = "-DROOTLACE_TWIN"
 """Has the tile unit emulated, on any processor."""
-TARGETS = ("-march=native", "-march=x86-64-v3", "-march=x86-64", TWIN)
-"""Kinds of processor that kernels are compiled for."""
+TARGETS = (
+    "-march=native",
+    *(pytest.param(t, marks=pytest.mark.slow) for t in ("-march=x86-64-v3", "-march=x86-64", TWIN)),
+)
+"""Kinds of processor that kernels are compiled for; `make check` takes this machine's."""
 
 
 def skip_without(kernels: str) -> None:
