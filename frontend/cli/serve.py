@@ -72,7 +72,10 @@ def serve(
     program_address = settings.pop("program_address", None) or _next_to(host, port)
     folder = model_folder(model or model_option)
     check_runtime()
-    config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
+    try:
+        config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
+    except msgspec.ValidationError as error:
+        fail(str(error))
     _check_port(host, port, "--port")
     found = _TCP.fullmatch(program_address)
     if found is not None:

@@ -238,6 +238,7 @@ def test_wrong_options(tiny_model: Path, tmp_path: Path) -> None:
     assert "given twice" in _fails(model, "--model", model)
     assert "not both" in _fails(model, "--kv-blocks", "3", "--kv-memory", "1G")
     assert "is not a size" in _fails(model, "--kv-memory", "much")
+    assert "kv_memory_bytes" in _fails(model, "--kv-memory", "0")
     assert "cannot be read" in _fails(model, "--api-key-file", str(tmp_path / "none"))
     assert CliRunner().invoke(app, ["serve", "--port", "70000"]).exit_code == 2
     assert CliRunner().invoke(app, ["serve", "--policy", "luck"]).exit_code == 2

@@ -111,7 +111,7 @@ class _Option:
 
 def _anchored(items: list[Any]) -> list[_Option]:
     """The options of a sequence at the top, where anchors may stand at either end (also within
-    a group that is all of it, as in `^(a|b)$` or `(^a$)|b`)."""
+    groups there, as in `^(a|b)$` or `(^a$)|b`)."""
     begins = ends = False
     while items and items[0] == (op.AT, op.AT_BEGINNING):
         begins, items = True, items[1:]
@@ -119,15 +119,27 @@ def _anchored(items: list[Any]) -> list[_Option]:
         ends, items = True, items[:-1]
     if not any(_has_anchor(item) for item in items):
         return [_Option(_sequence(items), begins, ends)]
-    kind, detail = items[0]
-    if len(items) == 1 and kind is op.BRANCH:
-        bodies = [list(branch) for branch in detail[1]]
-    elif len(items) == 1 and kind is op.SUBPATTERN:
-        bodies = [list(detail[3])]
-    else:
-        raise NotTranslated("an anchor inside the pattern")
-    found = [option for body in bodies for option in _anchored(body)]
-    return [_Option(o.regex, begins or o.begins, ends or o.ends) for o in found]
+    if len(items) == 1:
+        kind, detail = items[0]
+        if kind is op.BRANCH:
+            bodies = [list(branch) for branch in detail[1]]
+        elif kind is op.SUBPATTERN:
+            bodies = [list(detail[3])]
+        else:
+            raise NotTranslated("an anchor inside the pattern")
+        found = [option for body in bodies for option in _anchored(body)]
+        return [_Option(o.regex, begins or o.begins, ends or o.ends) for o in found]
+    heads = _anchored(items[:1]) if _has_anchor(items[0]) else None
+    tails = _anchored(items[-1:]) if _has_anchor(items[-1]) else None
+    middle = _sequence(items[1 if heads else 0 : -1 if tails else None])
+    options = []
+    for head in heads or [_Option(BLANK)]:
+        for tail in tails or [_Option(BLANK)]:
+            if head.ends or tail.begins:
+                raise NotTranslated("an anchor inside the pattern")
+            regex = concat(head.regex, middle, tail.regex)
+            options.append(_Option(regex, begins or head.begins, ends or tail.ends))
+    return options
 
 
 def _has_anchor(item: Any) -> bool:

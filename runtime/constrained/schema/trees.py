@@ -154,6 +154,9 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
         return NOTHING
     if least <= found[0] and (most is None or (found[1] is not None and found[1] <= most)):
         return regex
+    if isinstance(regex, Either):
+        options = [with_length(option, least, most) for option in regex.options]
+        return None if None in options else either(*(o for o in options if o is not None))
     parts = regex.parts if isinstance(regex, Concat) else (regex,)
     spans = [lengths(part) for part in parts]
     loose = [i for i, span in enumerate(spans) if span is not None and span[0] != span[1]]
@@ -163,11 +166,21 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
     part = parts[at]
     rest = sum(span[0] for i, span in enumerate(spans) if i != at and span is not None)
     low, high = max(least - rest, 0), None if most is None else most - rest
-    unit = lengths(part.item) if isinstance(part, Repeat) else None
-    if not isinstance(part, Repeat) or unit is None or unit[0] != unit[1] or unit[0] == 0:
+    if isinstance(part, Repeat):
+        unit = lengths(part.item)
+        if unit is None or unit[0] != unit[1] or unit[0] == 0:
+            return None
+        count = unit[0]
+        fewest = max(part.least, -(-low // count))
+        tops = [
+            top for top in (part.most, None if high is None else high // count) if top is not None
+        ]
+        fitted = repeat(part.item, fewest, min(tops) if tops else None)
+    elif isinstance(part, (Either, Concat)):
+        inner = with_length(part, low, high)
+        if inner is None:
+            return None
+        fitted = inner
+    else:
         return None
-    count = unit[0]
-    fewest = max(part.least, -(-low // count))
-    tops = [top for top in (part.most, None if high is None else high // count) if top is not None]
-    fitted = repeat(part.item, fewest, min(tops) if tops else None)
     return concat(*parts[:at], fitted, *parts[at + 1 :])

@@ -41,6 +41,12 @@ def weaken(root: dict[str, Any], definitions: Definitions) -> Weakened:
     for name, definition in definitions.items():
         if _alone(definition):
             definitions[name] = _weakened(definition, name, lost)
+    if accepted({**root, "$defs": definitions}):
+        # Something about how they stand together: only the types are left of all.
+        for name in definitions:
+            lost.append((name, "type"))
+        definitions = {}
+        root = {}
     return Weakened(root, definitions, tuple(dict.fromkeys(lost)))
 
 
