@@ -176,7 +176,7 @@ class _Writer:
         for item in schema.get("prefixItems", ()):
             tree = self._part(item, depth, refs)
             if tree == NOTHING:
-                most = len(items)
+                most = len(items) if most is None else min(most, len(items))
                 break
             items.append(tree)
         tail: Regex = NOTHING
