@@ -143,7 +143,9 @@ def describe(error: BaseException, file: Path) -> str:
 
 
 def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: bool) -> ProgramState:
-    """Run to the end, writing the text."""
+    """Run to the end, writing the text. Ctrl-C cancels the program."""
+    from rootlace.program.branch import Branch
+
     if not stream:
         state = program.run(**arguments, backend=backend)
         typer.echo(state.text())
@@ -153,6 +155,10 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
         for text in state.text_iter():
             sys.stdout.write(text)
             sys.stdout.flush()
+    except KeyboardInterrupt:  # while it waits for text, or writes it
+        assert isinstance(state.branch, Branch)
+        state.branch.run.cancel()
+        raise
     finally:
         typer.echo()
     return state

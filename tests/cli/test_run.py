@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import rootlace as rl
+from rootlace.cli import run as command
 from rootlace.cli.app import app
 from rootlace.cli.run import parse_arguments
+from rootlace.wire import protocol
 from tests.cli.conftest import Serve
+from tests.frontend.fake_gateway import FakeGateway
+from tests.waiting import eventually
 
 PROGRAMS = """
 import rootlace as rl
@@ -120,6 +126,39 @@ def test_a_runtime_of_its_own(programs: Path, tiny_model: Path) -> None:
     result = CliRunner().invoke(app, ["run", f"{programs}:slow", "--model", str(tiny_model)])
     assert result.exit_code == 0, result.output
     assert result.output.startswith("async ok\n")
+
+
+class _Interrupted(io.StringIO):
+    """An output at whose first writing somebody presses Ctrl-C."""
+
+    pressed = False
+
+    def write(self, text: str) -> int:
+        if not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+def test_ctrl_c_while_it_writes_cancels_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @rl.function
+    def program(s):
+        s += "before"
+        s += rl.gen("x")
+
+    gateway = FakeGateway(tmp_path)
+    try:
+        gateway.hold()
+        backend = rl.RuntimeEndpoint(gateway.address)
+        monkeypatch.setattr("sys.stdout", _Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            command._run(program, {}, backend, stream=True)
+        eventually(lambda: gateway.sent(protocol.Cancel))
+        backend.close()
+    finally:
+        gateway.stop()
 
 
 def test_arguments() -> None:
