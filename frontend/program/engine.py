@@ -22,7 +22,7 @@ Reply = dict[str, Any]
 
 
 class _Request:
-    """One prompt: a program of an append and a gen."""
+    """One prompt: a program of an append and a gen. Whoever gives up waiting cancels its `run`."""
 
     def __init__(self, engine: Engine, prompt: Appendable, options: dict[str, Any], stream: bool):
         self.n: int = options.get("n", 1)
@@ -41,47 +41,31 @@ class _Request:
         return [_reply(text, meta) for text, meta in generation.samples()]
 
     def wait(self) -> list[Reply]:
-        try:
-            self.run.wait_for(self._last)
-            return self.replies()
-        except BaseException:
-            self.run.cancel()
-            raise
+        self.run.wait_for(self._last)
+        return self.replies()
 
     async def wait_async(self) -> list[Reply]:
-        try:
-            await self.run.wait_for_async(self._last)
-            return self.replies()
-        except BaseException:
-            self.run.cancel()
-            raise
-
-    def _cursor(self) -> VariableCursor:
-        return VariableCursor(self.run, self._branch.variables, _NAME)
+        await self.run.wait_for_async(self._last)
+        return self.replies()
 
     def stream(self) -> Iterator[tuple[int, Reply]]:
         """(number of the sample, reply): the first sample as it comes, the others at the end."""
         text = ""
-        try:
-            for new, meta in follow(self.run, self._cursor()):
-                text += new
-                yield 0, _reply(text, meta or {})
-            yield from enumerate(self.replies()[1:], 1)
-        except BaseException:
-            self.run.cancel()
-            raise
+        for new, meta in follow(self.run, self._cursor()):
+            text += new
+            yield 0, _reply(text, meta or {})
+        yield from enumerate(self.replies()[1:], 1)
 
     async def stream_async(self) -> AsyncIterator[tuple[int, Reply]]:
         text = ""
-        try:
-            async for new, meta in follow_async(self.run, self._cursor()):
-                text += new
-                yield 0, _reply(text, meta or {})
-            for numbered in enumerate(self.replies()[1:], 1):
-                yield numbered
-        except BaseException:
-            self.run.cancel()
-            raise
+        async for new, meta in follow_async(self.run, self._cursor()):
+            text += new
+            yield 0, _reply(text, meta or {})
+        for numbered in enumerate(self.replies()[1:], 1):
+            yield numbered
+
+    def _cursor(self) -> VariableCursor:
+        return VariableCursor(self.run, self._branch.variables, _NAME)
 
 
 def _reply(text: str, meta: Mapping[str, Any]) -> Reply:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rootlace.client.completion import Completion, Signal, wait_for_event
@@ -109,24 +110,23 @@ class ProgramRun:
 
     def wait_for(self, operations: Iterable[Pending]) -> None:
         """Block until all are over. Counts as one round trip if any was not."""
-        counted = False
-        for operation in operations:
-            if not operation.done:
-                if not counted:
-                    self.connection.count_round_trip()
-                    self.connection.flush()
-                    counted = True
-                operation.wait()
+        for operation in self._unfinished(operations):
+            operation.wait()
 
     async def wait_for_async(self, operations: Iterable[Pending]) -> None:
-        counted = False
+        for operation in self._unfinished(operations):
+            await operation.wait_async()
+
+    def _unfinished(self, operations: Iterable[Pending]) -> Iterator[Pending]:
+        """Those that are not over when their turn comes. Before the first, everything is sent."""
+        sent = False
         for operation in operations:
             if not operation.done:
-                if not counted:
+                if not sent:
                     self.connection.count_round_trip()
                     self.connection.flush()
-                    counted = True
-                await operation.wait_async()
+                    sent = True
+                yield operation
 
     def watched_from_outside(self) -> bool:
         """Whether the caller is not the program itself but somebody who follows its stream."""
@@ -147,29 +147,25 @@ class ProgramRun:
 
     def execute(self, body: Callable[[], Any]) -> Any:
         """Run a synchronous program, and wait for all its operations."""
-        error: BaseException | None = None
-        try:
+        with self._to_the_end():
             value = body()
             self.wait_for(self.finish())
-            self.settle()
-            return value
-        except BaseException as caught:
-            error = caught
-            self.cancel()
-            raise
-        finally:
-            self.finish()
-            self.connection.flush()
-            self.conclude(error)
+        return value
 
     async def execute_async(self, body: Callable[[], Any]) -> Any:
         """The same for a program that is a coroutine function."""
-        error: BaseException | None = None
-        try:
+        with self._to_the_end():
             value = await body()
             await self.wait_for_async(self.finish())
+        return value
+
+    @contextmanager
+    def _to_the_end(self) -> Iterator[None]:
+        """The program runs within. Whatever it raises, or leaves unmet, cancels the run."""
+        error: BaseException | None = None
+        try:
+            yield
             self.settle()
-            return value
         except BaseException as caught:
             error = caught
             self.cancel()
