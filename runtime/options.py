@@ -39,7 +39,10 @@ def option(default: Any, help: str = "", **details: Any) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """An option of a configuration: its `path` leads through nested configurations to the field."""
+    """An option of a configuration: its `path` leads through nested configurations to the field.
+
+    `default` is the field's; None for a field that has none.
+    """
 
     keyword: str
     path: tuple[str, ...]
@@ -70,4 +73,5 @@ def settings(config: type, path: tuple[str, ...] = ()) -> Iterator[Setting]:
             yield from settings(types[field.name], place)
         elif (found := field.metadata.get("option")) is not None:
             keyword = found.keyword or field.name
-            yield Setting(keyword, place, types[field.name], field.default, found)
+            default = None if field.default is dataclasses.MISSING else field.default
+            yield Setting(keyword, place, types[field.name], default, found)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import math
+import pydoc
 import re
 from functools import cache
 from pathlib import Path
@@ -13,12 +15,14 @@ from typing import Any, get_origin, get_type_hints
 import msgspec
 import pytest
 
+import rootlace as rl
 from rootlace.kernels.interface import LogitEdits
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
 from rootlace.runtime.gateway.http.sampling import sampling_fields, sglang_names, with_sampling
 from rootlace.runtime.model.sampling import row_arrays
 from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.protocol import CONSTRAINT_OPTIONS
 from rootlace.wire.sampling import (
     PARAMETERS,
     Api,
@@ -141,6 +145,21 @@ def test_type_checkers_know_the_keywords() -> None:
         parameter = PARAMETERS[sampling.ALIASES.get(name, name)]
         if get_origin(parameter.type) is None:
             assert hint | parameter.type | None == hint
+
+
+@pytest.mark.parametrize("function", [rl.gen, rl.gen_int, rl.gen_string])
+def test_help_lists_the_keywords(function: Any) -> None:
+    """All but `prompt_logprobs_from`, and `gen_int`'s `dtype` is given."""
+    shown = inspect.signature(function).parameters
+    assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())
+    expected = PARAMETERS.keys() - {"prompt_logprobs_from"} | set(CONSTRAINT_OPTIONS)
+    if function is rl.gen:
+        expected |= set(sampling.SOURCES)
+    assert not expected - shown.keys()
+    given = {name: None for name in shown if name not in ("choices", "choices_method")}
+    assert function(**given) == function()  # each may be given
+    printed = pydoc.plain(pydoc.render_doc(function))
+    assert "temperature: float | None = None" in printed and "**options" not in printed
 
 
 # ---------------------------------------------------------------- where a parameter has to be known

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING
 from enum import Enum, StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -68,8 +67,6 @@ def _turns_off(setting: Setting) -> bool:
 def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Parameter:
     option = setting.option
     default = defaults.get(setting.keyword, setting.default)
-    if default is MISSING:
-        default = None
     kind, limits = _kind(setting)
     if _turns_off(setting):
         default = False

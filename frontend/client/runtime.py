@@ -19,6 +19,9 @@ from typing import IO, Any
 
 from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.language.signature import keyword, lists
+from rootlace.runtime.config import RuntimeConfig
+from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
 from rootlace.wire.protocol import Text
 
@@ -31,9 +34,6 @@ def runtime_config(model: str, program_address: str, options: Mapping[str, Any])
 
     `options` are by keyword or sglang's name. Raises TypeError for one that does not exist.
     """
-    from rootlace.runtime.config import RuntimeConfig
-    from rootlace.runtime.options import settings
-
     config: dict[str, Any] = {
         "gateway": {"model": model, "program_address": program_address},
         "engine": {"executor": {"model": model}},
@@ -54,17 +54,19 @@ class Runtime:
 
     Without a model it is the embedded demo model.
 
-    Takes the options of `rootlace serve` as keywords (`dtype`, `device`, `threads`,
-    `context_length`, `block_size`, `num_blocks`, `kv_memory_bytes`, `kv_dtype`, `cache`, `policy`,
-    `max_step_tokens`, `max_running`, `max_waiting`, `constraint_backend`, `jump_forward`,
-    `kernels`, `cuda_graphs`, `overlap`, `http_port`, `host`, `api_key`, ...). Its messages go to
-    `log_file` (a temporary one by default). It ends with `shutdown`, with the `with` block, or with
-    this process, however that ends.
+    The options are fields of `rootlace.runtime.config`, which explains them as `rootlace serve
+    --help` does; sglang's names for them are taken too. Messages go to `log_file` (a temporary one
+    by default). The runtime ends with `shutdown`, with the `with` block, or with this process,
+    however that ends.
 
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
     when it does not start within `launch_timeout` seconds.
     """
 
+    @lists(
+        keyword(setting.keyword, setting.type, setting.default)
+        for setting in settings(RuntimeConfig)
+    )
     def __init__(
         self,
         model: str | Path | None = None,

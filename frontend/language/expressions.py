@@ -5,14 +5,16 @@ An expression knows the line that made it, so that a failure on the server can n
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any, Unpack, get_type_hints
 
 from rootlace.language import sampling
 from rootlace.language.choices import ChoicesMethod, method_name
 from rootlace.language.failures import Site, call_site
+from rootlace.language.signature import keyword, lists
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChoicesMethod as ChoicesMethodName
 
@@ -109,6 +111,7 @@ def items(expression: Appendable) -> tuple[Appendable, ...]:
 # ---------------------------------------------------------------- what users call
 
 
+@lists(keyword(name, kind) for name, kind in get_type_hints(sampling.GenKeywords).items())
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -183,11 +186,20 @@ def ids(tokens: Iterable[int]) -> TokenIds:
     return TokenIds(found)
 
 
+_OF_TYPED = [
+    option
+    for option in inspect.signature(gen).parameters.values()
+    if option.name not in {*sampling.SOURCES, "choices_method"}
+]
+
+
+@lists(_OF_TYPED)
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
     """Generate a whole number: `gen(dtype=int)`."""
     return _typed(name, max_tokens, int, "gen_int()", options)
 
 
+@lists(_OF_TYPED)
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
     """Generate a string in double quotes, as JSON writes it: `gen(dtype=str)`."""
     return _typed(name, max_tokens, str, "gen_string()", options)

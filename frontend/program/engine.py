@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from rootlace.client.runtime import Runtime
 from rootlace.language import sampling
 from rootlace.language.expressions import Appendable, Gen, TokenIds
 from rootlace.language.failures import call_site
+from rootlace.language.signature import lists
 from rootlace.program.branch import Branch
 from rootlace.program.cursor import VariableCursor, follow, follow_async
 from rootlace.program.operations import Generation
@@ -79,6 +81,7 @@ class Engine:
     It can be given as the backend of programs as well.
     """
 
+    @lists(inspect.signature(Runtime).parameters.values())
     def __init__(
         self,
         model_path: str | Path | None = None,

@@ -35,9 +35,15 @@ def test_writing_a_program_brings_nothing_heavy_either() -> None:
 
 
 def test_a_connection_needs_no_part_of_the_runtime() -> None:
-    loaded = modules_after("import rootlace as rl\nrl.RuntimeEndpoint, rl.Runtime, rl.Engine")
-    assert not {"torch", "numpy", "transformers", "aiohttp", "tokenizers"} & loaded
+    loaded = modules_after("import rootlace as rl\nrl.RuntimeEndpoint")
     assert not [name for name in loaded if name.startswith("rootlace.runtime")]
+
+
+def test_a_runtime_is_started_from_its_configuration_alone() -> None:
+    loaded = modules_after("import rootlace as rl\nrl.Runtime, rl.Engine")
+    assert not {"torch", "numpy", "transformers", "aiohttp", "tokenizers"} & loaded
+    parts = {name for name in loaded if name.startswith("rootlace.runtime.")}
+    assert parts == {"rootlace.runtime.config", "rootlace.runtime.options"}
 
 
 def test_every_public_name_is_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import json
 import os
@@ -35,6 +36,14 @@ def fake_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @rl.function
 def program(s):
     s += "a" + rl.gen("x")
+
+
+@pytest.mark.parametrize("started", [rl.Runtime, rl.Engine])
+def test_help_lists_the_options(started: Any) -> None:
+    shown = inspect.signature(started).parameters
+    for setting in settings(RuntimeConfig):
+        assert shown[setting.keyword].default == setting.default
+    assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())
 
 
 def test_options_reach_the_configuration(tmp_path: Path) -> None:
