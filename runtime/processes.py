@@ -66,10 +66,10 @@ def child_command(module: str) -> list[str]:
 def compute_environment() -> dict[str, str]:
     """The environment of a child that computes on many threads.
 
-    Threads of an OpenMP team that wait turn in circles for a while, in case something comes soon.
-    Where anything else wants a core, the circles of those that wait keep the ones that work from
-    it: with a busy neighbour a forward pass took 10 to 100 times as long. So they are to sleep,
-    unless who starts us has said otherwise.
+    Threads of an OpenMP team that wait spin for a while, in case work comes soon. Where another
+    program wants a core, spinning threads keep the working ones from it: with a busy neighbour a
+    forward pass took 10 to 100 times as long. So they are told to sleep, unless the environment
+    says otherwise already.
     """
     environment = dict(os.environ)
     if not _WAITING.intersection(environment):

@@ -1,4 +1,4 @@
-"""What becomes of an operation whose branch no program holds."""
+"""The answer to an operation that is not part of a program's branch."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Connection:
 
     def flush(self) -> None:
         """Send now what is queued: somebody is going to wait for it."""
-        self._outbox.hurry()
+        self._outbox.flush()
 
     def count_round_trip(self) -> None:
         with self._round_trip_lock:

@@ -14,7 +14,10 @@ _default: list[Any] = []
 
 
 def set_default_backend(backend: Any) -> None:
-    """Use `backend` (a Runtime, Engine or RuntimeEndpoint; None for none) where none is given."""
+    """Run programs on `backend` (a Runtime, Engine or RuntimeEndpoint) if they are given none.
+
+    None: there is no default any more.
+    """
     if backend is not None:
         endpoint_of(backend)
     _default[:] = [] if backend is None else [backend]

@@ -28,10 +28,10 @@ class Outbox:
         self._ops: deque[msgspec.Raw] = deque()
         self._wake = asyncio.Event()
         self._armed = False
-        self._hurried = False
+        self._flushing = False
 
     def put(self, op: msgspec.Raw) -> None:
-        """It leaves in `coalesce` seconds, with what is put in until then."""
+        """Have `op` leave in `coalesce` seconds, with what is put in until then."""
         self._ops.append(op)
         if not self._armed:
             self._armed = True
@@ -40,10 +40,10 @@ class Outbox:
     def _arm(self) -> None:
         self._loop.call_later(self._coalesce, self._wake.set)
 
-    def hurry(self) -> None:
+    def flush(self) -> None:
         """Let what is in it leave now."""
-        if self._ops and not self._hurried:
-            self._hurried = True
+        if self._ops and not self._flushing:
+            self._flushing = True
             call_in_loop(self._loop, self._wake.set)
 
     async def write(self, send: Callable[[list[msgspec.Raw]], None]) -> None:
@@ -51,7 +51,7 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            self._armed = self._hurried = False  # before taking: what comes later wakes again
+            self._armed = self._flushing = False  # before taking: what comes later wakes again
             self.write_all(send)
 
     def write_all(self, send: Callable[[list[msgspec.Raw]], None]) -> None:

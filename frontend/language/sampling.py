@@ -126,7 +126,7 @@ def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
 
 
 class GenKeywords(SamplingKeywords, total=False):
-    """What type checkers know of the keyword-only options of `gen`."""
+    """The keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
     dtype: Any

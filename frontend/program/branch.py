@@ -60,7 +60,7 @@ class Branch:
             else:
                 raise TypeError(f"{item!r} can only be appended while a program is traced")
         self._send_parts()
-        self.remote.news()
+        self.remote.notify()
 
     def fork(self, size: int) -> list[Branch]:
         """`size` branches that start where this one stands."""

@@ -22,7 +22,7 @@ class Owner(Protocol):
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """`operation` failed with `error`; the failure that its readers get to see."""
 
-    def news(self) -> None:
+    def notify(self) -> None:
         """Something came for an operation of the branch."""
 
 
@@ -48,7 +48,7 @@ class Operation(Completion):
             else:
                 self.on_success(event)
             self.finish()
-        self.owner.news()
+        self.owner.notify()
 
     def on_chunk(self, chunk: protocol.Chunk) -> None:
         pass

@@ -142,7 +142,7 @@ class RemoteBranch:
             return self._parent.failure
         return None
 
-    def news(self) -> None:
+    def notify(self) -> None:
         """Wake those who follow the run's stream."""
         if self._run.stream:
             self._run.signal.fire()

@@ -161,7 +161,7 @@ class ProgramRun:
 
     @contextmanager
     def _to_the_end(self) -> Iterator[None]:
-        """The program runs within. Whatever it raises, or leaves unmet, cancels the run."""
+        """For a block that runs the program: what it raises, or fails unseen, cancels the run."""
         error: BaseException | None = None
         try:
             yield

@@ -186,7 +186,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """What type checkers know of the keyword-only ones of `gen`; the values may be None."""
+    """The parameters that are keyword-only in `gen`, for type checkers; the values may be None."""
 
     temperature: float | None
     top_p: float | None

@@ -1,5 +1,5 @@
-"""Compile the native kernels for this machine now, as an image is built or before tests:
-`python -m rootlace.kernels.native`. Otherwise the first engine to start does."""
+"""`python -m rootlace.kernels.native`: compile the native kernels for this machine now, when a
+container image is built, say, or before tests. Otherwise the first engine that starts does it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def default_cache() -> Path:
 
 
 def _home() -> Path:
-    """The root folder for a user who has none, as those that a container is given."""
+    """The user's home; the root folder for a user without one, as containers often have."""
     try:
         return Path.home()
     except RuntimeError:
@@ -129,7 +129,7 @@ def find_compiler(name: str, target: Sequence[str] | None = None) -> Compiler | 
 def _made(
     path: Path, compiler: Compiler, sources: Path, report: Report | None, stack: ExitStack
 ) -> Path:
-    """Compile to `path`; where that cannot be written, to a folder that goes with `stack`."""
+    """Compile to `path`; where that cannot be written, to a folder that `stack` removes."""
     if report is not None:
         report("compiling native kernels")
     started = time.monotonic()
@@ -219,7 +219,7 @@ def _files(folder: Path, *suffixes: str) -> list[Path]:
 
 
 def _common_digest(sources: Path, target: Sequence[str] | None) -> str:
-    """Of all that a library depends on but the compiler."""
+    """A digest of all that a library depends on, except the compiler."""
     texts = [f"{path.name}\n{path.read_text('utf-8')}" for path in _files(sources, ".cpp", ".h")]
     flags = [*FLAGS, "native" if target is None else " ".join(target)]
     return _digest([*texts, *flags, platform.machine(), _processor()])
@@ -240,7 +240,7 @@ def _digest(parts: Iterable[str]) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """A file that another user put there is not loaded."""
+    """Whether the file is this user's: what another user put there is not loaded."""
     try:
         return path.stat().st_uid in (os.getuid(), 0)
     except OSError:

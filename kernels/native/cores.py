@@ -1,4 +1,4 @@
-"""How many threads computing pays with."""
+"""How many threads are worth computing with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """Cores this process may use: a core's second thread has no arithmetic units of its own, and a
-    container's share of processor time counts as so many cores (rounded down, at least one)."""
+    """Physical cores that this process may use, at least one: the second hardware thread of a core
+    has no arithmetic units of its own. A container has no more cores than its share of processor
+    time comes to (rounded down)."""
     if not hasattr(os, "sched_getaffinity"):
         return max(os.cpu_count() or 1, 1)
     allowed = os.sched_getaffinity(0)

@@ -50,7 +50,8 @@ class Arena:
 class PackedLinear:
     """y = x W^T + bias with W [outputs, inputs], float32 or bfloat16.
 
-    `gated`: W's rows are a gate's and then as many of its values, for `Epilogue.SILU_MUL` alone.
+    `gated`: W's rows are those of the gate, then those of the values it gates; only for
+    `Epilogue.SILU_MUL`.
     The packed weights are allocated in `arena`; `bias` [outputs] of any dtype is kept in float32.
     Raises ValueError.
     """
@@ -100,7 +101,7 @@ class PackedLinear:
 
 
 class Products:
-    """Products of one shape, one behind the other in one call as in a forward pass."""
+    """Products of one shape, computed one after another in one call, as in a forward pass."""
 
     def __init__(self, linears: Sequence[PackedLinear]) -> None:
         self._first = linears[0]
@@ -108,7 +109,7 @@ class Products:
         self._structures = (Linear * len(linears))(*(one.structure for one in linears))
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """Of the same x, into the same out, with each of the weights. Raises ValueError."""
+        """Multiply the same x by each of the weights, into the same out. Raises ValueError."""
         first = self._first
         gated = epilogue == Epilogue.SILU_MUL
         if gated != first.gated:

@@ -1,4 +1,4 @@
-"""Memory for what is read as a stream or all over: in huge pages where the system gives them."""
+"""Memory in huge pages, where the system gives them: for large arrays, read in order or not."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def mapped(size: int) -> Tensor:
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     begin = -whole.data_ptr() % HUGE_PAGE
-    if not size:  # which a buffer may not be
+    if not size:  # a buffer must not be empty
         return whole[begin:begin]
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)

@@ -28,8 +28,8 @@ DRAW = np.dtype(
 
 
 def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
-    """What samples in C++, in a set whose other operations are the reference's: a native decoder
-    is no set of operations, but a call per step."""
+    """The reference's kernels, with tokens picked in C++. (The native decoder itself is no set of
+    operations: it computes a step in one call.)"""
     return replace(REFERENCE, name="native", pick_tokens=NativePickTokens(library, team))
 
 

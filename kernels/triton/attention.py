@@ -1,7 +1,7 @@
 """Attention of a step: rows with one new token by the decode kernels, others by the extend kernel.
 
-All write into one output. A step of decode rows is up to three launches per layer: shared nodes
-(none where no two rows can share), own parts, merge.
+All write into one output. A step of decode rows takes up to three launches per layer: nodes that
+rows share (where any two can share), each row's own parts, and the merge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class AttentionRules:
-    """How work is cut; None: as suits the model and the device."""
+    """How attention is cut into work items. None: as suits the model and the device."""
 
     split: SplitRule | None = None
     sharing: SharingRule | None = None
@@ -47,7 +47,7 @@ class AttentionPlan:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """What decode reads is last: with `rows` it is all there is."""
+        """The numbers for decode rows are the last array, and with `rows` the only one."""
         arrays: list[np.ndarray] = []
         if self.extend is not None:
             arrays += [self.block_tables, *self.extend.arrays]
@@ -56,7 +56,7 @@ class AttentionPlan:
         return arrays
 
     def bind(self, tensors: list[torch.Tensor]) -> BoundPlan:
-        """`tensors`: the arrays on the device, the last one at least as long."""
+        """`tensors`: `arrays` on the device; the last may be longer there."""
         return BoundPlan(self, tensors)
 
 
@@ -74,8 +74,11 @@ def plan_attention(
     rows: int | None = None,
     rules: AttentionRules | None = None,
 ) -> AttentionPlan:
-    """See `interface.PlanAttention`. Raises ValueError for rows that are no family's and for heads
-    that are too wide."""
+    """See `interface.PlanAttention`.
+
+    Raises ValueError for heads wider than `MAX_HEAD_DIM` and, with `rows`, for a step that has more
+    rows or other ones.
+    """
     if batch.head_dim > MAX_HEAD_DIM:
         raise ValueError(f"heads of {batch.head_dim}; at most {MAX_HEAD_DIM} are supported")
     rules = rules or AttentionRules()
@@ -103,7 +106,7 @@ def plan_attention(
     if len(extending):
         shapes = tile_shapes(arch, batch.head_dim, group, batch.dtype)
         extend = plan_extend(batch, extending, window, shapes)
-        # Only their tables are sent: rows 0, 1, ...
+        # Only the tables of these rows are uploaded, as rows 0, 1, ...
         tables = np.ascontiguousarray(tables[extending], dtype=np.int32)
         for launch in extend.launches:
             launch.items[:, 0] = np.searchsorted(extending, launch.items[:, 0])
@@ -121,7 +124,8 @@ def paged_attention(
     scales: KVScales | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `interface.PagedAttention`. Empty rows of a family: zeros, a log-sum-exp of -inf.
+    """See `interface.PagedAttention`. Rows that only pad (`rows`) get zeros, with a log-sum-exp of
+    -inf.
 
     Raises ValueError for a cache that is not contiguous or of another type.
     """

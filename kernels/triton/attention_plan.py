@@ -109,7 +109,7 @@ class _Rows:
     first: np.ndarray
     """The first position that a row sees."""
     length: np.ndarray
-    """Of its parts."""
+    """Positions per part of the row."""
 
     def own_items(self, begin: np.ndarray) -> np.ndarray:
         """How many parts the positions from `begin` on lie in."""
@@ -147,7 +147,7 @@ def plan_decode(
         ordinals.append(int(above[found.begin]))
         above[found.begin : found.end] += number
     partial = above + own
-    partial[partial == 1] = 0  # written at once
+    partial[partial == 1] = 0  # the only item writes the output itself
     starts = np.zeros(room + 1, np.int64)
     np.cumsum(partial, out=starts[1 : count + 1])
     starts[count + 1 :] = starts[count]
@@ -207,8 +207,8 @@ def _that_fit(
 ) -> tuple[list[SharedRange], list[int], np.ndarray]:
     """Ranges, the segments of each, and where each row's own positions then begin.
 
-    If there are more levels than partial results, only the outermost ranges are shared: they have
-    one more result per row, and for that there is room.
+    Where ranges nest so deeply that a row's partial results have no room, only the outermost ranges
+    are shared: they add one partial result per row, for which there is always room.
     """
     group = batch.num_heads // batch.num_kv_heads
     begin = step.first.copy()

@@ -1,6 +1,6 @@
 """Copying rows of the KV cache, all layers in one launch: `reference/kv_cache.py`, `copy_slots`.
 
-Copy-on-write of a partial block. Bit for bit what it copies; fp8 caches are copied as bytes.
+For copy-on-write of partial blocks. Copies are exact to the bit; fp8 caches are copied as bytes.
 """
 
 from __future__ import annotations

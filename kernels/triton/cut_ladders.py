@@ -1,8 +1,9 @@
-"""Where a row's top-k or top-p ends, nearly: between which two logits, and which tokens are there.
+"""Narrows down where a row's top-k or top-p cut lies, and gathers the tokens around it.
 
-Each tile of a row says how many of its tokens, and what mass, reach each level of a ladder between
-the row's largest and least logit; then of a ladder between the two levels of the first that enclose
-the cut. What lies between two neighbours of the second is gathered, in order of ids.
+A *ladder* is a series of equally spaced logits. Each tile counts how many of its tokens, and what
+mass, reach each level of a ladder from the row's largest to its least logit. The same is done with
+a second ladder, between the two levels of the first that enclose the cut. The tokens between the
+two levels of the second that enclose it are gathered, in order of ids.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from rootlace.kernels.triton.logit_rows import (
 
 LEVELS = tl.constexpr(16)
 WIDEST = tl.constexpr(3.0e38)
-"""Between two levels or logits, at most: a difference that overflows makes levels of -inf, which
-masked tokens reach, and 0 times it is not a number."""
+"""The largest difference between two levels or logits. One that overflowed would make levels of
+-inf, which masked tokens reach, and 0 times infinity is not a number."""
 
 
 @triton.jit
@@ -54,7 +55,7 @@ def _enclosing(
     wanted,
     TILES: tl.constexpr,
 ):
-    """The cut lies between two neighbours of a ladder: (upper, lower, step of the lower one)."""
+    """The neighbours of a ladder that enclose the cut: (upper, lower, step of the lower one)."""
     tile = tl.arange(0, TILES)[:, None]
     step = tl.arange(0, LEVELS)
     place = reached_ptr + (row * tiles + tile) * LEVELS + step[None, :]
@@ -108,7 +109,7 @@ def tile_levels_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """reached int64 [2, R, tiles, LEVELS]: of each ladder; `total` = R * tiles * LEVELS."""
+    """reached int64 [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS."""
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
     searched, top_k, top_p = searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab)

@@ -7,7 +7,7 @@ are as many as the GPU holds at a time and loop over units; the KV heads of an i
 as they are in memory.
 
 Bound by memory: 4 D bytes per (position, KV head) in 16 bits, and two partial results of 4 D bytes
-per (item, query head). Products of 16 rows are 16 flops per byte, a tenth of what a GPU has.
+per (item, query head). Products of 16 rows need 16 flops per byte, a tenth of what a GPU can do.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ITEM = tl.constexpr(FIELDS)
 
 @triton.jit
 def to_half(query):
-    """A tile of queries in float16, for products with e4m3, and what these are to be multiplied by.
+    """A tile of queries in float16, for products with e4m3, and the factor of these products.
 
-    e4m3 is exact in float16, and two of them are converted by one instruction, where bfloat16 takes
-    five: with bfloat16, conversions are more work than what else is done with a byte of the cache.
-    Queries keep all their bits unless they are larger than float16 goes, or below its least part of
-    the largest.
+    e4m3 is exact in float16, and one instruction converts two of them, where bfloat16 takes five:
+    with bfloat16, conversion is more work than all else that is done with a byte of the cache.
+    Queries keep all their bits, except those that float16 cannot hold: in a tile with larger ones
+    than it can hold all are scaled down, and the smallest are then rounded.
     """
     wide = query.to(tl.float32)
     largest = tl.max(tl.max(tl.abs(wide), 1), 0)
@@ -196,8 +196,8 @@ def decode_attention(
     launch = settings("decode_attention", arch, **decode_key(dim, q.dtype, fp8))
     factor, cap = score_factors(scale, soft_cap)
     rows = padded(heads // kv_heads, 16)
-    # Programs that do not fit beside the others would begin when these have ended. A larger group
-    # needs more of a multiprocessor than the table counts with.
+    # No more programs than run at the same time: a further one would start when others have ended.
+    # A larger group needs more of a multiprocessor than the table assumes.
     resident = max(launch.blocks["PROGRAMS"] - (rows > 16), 1)
     decode_kernel[(multiprocessors(q.device) * resident,)](
         q,

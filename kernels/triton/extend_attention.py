@@ -137,8 +137,8 @@ def _extend_kernel(
     for start in range(begin, end, BLOCK_N):
         start = tl.multiple_of(start, BLOCK_N)
         place = start + tl.arange(0, BLOCK_N)
-        # Behind the end the last key stands again, for nothing (no query sees those places): that
-        # needs no masks, and slots nobody has written are not read.
+        # Behind the end the last key is read again. No query sees those places, so no mask is
+        # needed, and slots that nobody has written are not read.
         stored = tl.minimum(place, end - 1).to(tl.uint32)  # divided by a shift
         block = tl.load(table + stored // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + stored % BLOCK_SIZE
@@ -181,9 +181,9 @@ def _extend_kernel(
         factor *= tl.load(v_scales + head)
     acc = acc * factor[:, None]
     log_sum = (tl.log2(total) + peak) * LN_2
-    # The numbers of the item are read again, and a 0 is added that the compiler does not know: it
-    # would keep the addresses of the queries in dozens of registers all through the loop, to use
-    # them here.
+    # The item's numbers are read again, and one is added that is always 0, which the compiler does
+    # not know. Otherwise it would keep the queries' addresses in dozens of registers all through
+    # the loop, only to use them here.
     pair = tl.arange(0, BLOCK_M) + tl.load(item + 7, volatile=True)
     token = pair // GROUP
     query_head = head * GROUP + pair % GROUP
@@ -406,7 +406,7 @@ def _variant(
     shape: TileShape,
     wants: bool = False,
 ) -> Variant:
-    """`wants`: log-sum-exps, which serving a model never does."""
+    """`wants`: whether log-sum-exps are asked for, which no served model does."""
     fp8 = cache == torch.uint8
     kind, cache_kind = TYPE_NAMES[dtype], TYPE_NAMES[cache]
     constants: dict[str, Any] = {

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 MAX_VOCAB = 1 << 24
-"""Of a rank, 24 bits are the token's."""
+"""A rank (`rank_of`) has 24 bits for the token."""
 EVERYTHING = tl.constexpr(-(1 << 62))
 """A rank below all."""
 

@@ -21,8 +21,8 @@ from rootlace.kernels.triton.variants import Variant
 
 @triton.jit
 def _first_from(token_ptr, low, high, wanted, ENTRIES: tl.constexpr):
-    """The first of the places low..high-1, whose tokens ascend, with a token from `wanted` on;
-    `high`, if there is none. Every round narrows the places to one in ENTRIES."""
+    """The first of the places low..high-1 whose token is at least `wanted`; `high` if none is.
+    Tokens ascend. Every round narrows the places to one in ENTRIES."""
     while high > low:
         step = (high - low + ENTRIES - 1) // ENTRIES
         places = low + tl.arange(0, ENTRIES) * step
@@ -111,7 +111,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
     block = launch.blocks["BLOCK"]
     edit_logits_kernel[(triton.cdiv(vocab, block), count)](
         logits,
-        # What a launch does not read is any tensor.
+        # A tensor that the launch does not read may be any.
         _or(edits.mask_table, out),
         _or(edits.mask_row, out),
         _or(edits.bias_start, out),

@@ -69,7 +69,7 @@ def merge_kernel(
         if LSE:
             tl.store(lse + token * HEADS + head, (peak + tl.log2(total)) * LN_2)
     elif token < 0:
-        # An empty row of a family, whose token has the row's number: nothing undefined goes on.
+        # A row added as padding, whose token has the row's number: nothing undefined is passed on.
         offset = (row.to(tl.int64) * HEADS + head) * DIM
         tl.store(out + offset + column, tl.zeros([BLOCK_D], out.dtype.element_ty), mask=exists)
         if LSE:

@@ -47,7 +47,7 @@ def round_to(x, dtype: tl.constexpr):
     """float32 x in `dtype`, to nearest, ties to even: what `x.to(dtype)` is when compiled.
 
     The interpreter truncates to bfloat16, half of a last place too low on average, and makes
-    1.2e-38 of 0; so there the pattern is rounded. (A store converts too: round before it.)
+    1.2e-38 of 0; so there the bits are rounded here. (A store converts too: round before it.)
     """
     if INTERPRET and dtype == tl.bfloat16:
         pattern = x.to(tl.uint32, bitcast=True)
@@ -66,8 +66,8 @@ def from_e4m3(bits, dtype: tl.constexpr, NATIVE: tl.constexpr):
     subnormal. Only 0x7f and 0xff are not numbers; there is no infinity.
     """
     if NATIVE:
-        # By way of float32: from float16 to bfloat16 there is an instruction, but one that takes
-        # eight times as long as the two that are needed so.
+        # By way of float32, in two instructions: the one from float16 to bfloat16 takes eight times
+        # as long as both.
         value = bits.to(tl.float8e4nv, bitcast=True).to(tl.float16)
         if dtype == tl.float16:
             return value

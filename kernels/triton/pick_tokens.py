@@ -144,7 +144,7 @@ def row_pick_kernel(
             reached = tl.cumsum(masses, 0)
             number = uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
             target = number * tl.max(reached, 0)
-            # Rounding may leave the target at the end of all: then it is the last that has mass.
+            # Rounding may put the target at the very end: then the last tile with mass has it.
             final = tl.max(tl.where(masses > 0, tile, 0), 0)
             chosen = tl.min(tl.where((reached > target) & (masses > 0), tile, final), 0)
             before = tl.max(tl.where(tile < chosen, reached, 0.0), 0)
@@ -197,7 +197,7 @@ def pick_tokens(
     size = sizes(architecture(device))
     tiles = triton.cdiv(vocab, size.tile)
     masked = rows.mask_row is not None
-    # What a launch does not read is any tensor.
+    # A tensor that a launch does not read may be any.
     table = rows.mask_table if masked else rows.top_k
     mask_row = rows.mask_row if masked else rows.top_k
     assert table is not None and mask_row is not None

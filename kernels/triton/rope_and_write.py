@@ -72,7 +72,7 @@ def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
         tl.store(target, to_e4m3(stored), mask=inside)
 
 
-# A step's sizes and the places of its indices vary: nothing is compiled again for them.
+# Sizes and pointers that vary from step to step must not cause another compilation.
 @triton.jit(
     do_not_specialize=["num_tokens"],
     do_not_specialize_on_alignment=["slots_ptr", "tokens_ptr"],

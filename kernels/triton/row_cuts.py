@@ -1,9 +1,10 @@
-"""Where a row's top-k or top-p ends, exactly: the rank of the last token kept; and what is kept.
+"""The exact cut of a row's top-k and top-p: the rank of the last token kept, and what mass is kept.
 
-By bisection over the ranks (logit, then id) of the candidates that the ladders led to, which one
-program holds in registers. Ladders sum weights of a few digits; whether the cut is among the
-candidates is seen here. If not, or if there were more than there is room for (as where many tokens
-tie), the whole row is bisected: some fifty passes of one program, which real logits do not need.
+It is found by bisection over the ranks (logit, then id) of the candidates that `cut_ladders` has
+gathered, which one program holds in registers. Ladders sum rounded weights, so whether the cut is
+among the candidates is checked here. If it is not, or if there were more of them than there is room
+for (where many tokens tie, say), the whole row is bisected: some fifty passes of one program, which
+real logits do not need.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from rootlace.kernels.triton.logit_rows import (
 
 @triton.jit
 def _last_by_count(ranks, count, wanted, low, high):
-    """The largest rank that, with `count` tokens above all of `ranks`, at least `wanted` reach.
-    `low` is reached by so many, `high` is not."""
+    """The largest rank that at least `wanted` tokens reach: `count` tokens that rank above all of
+    `ranks`, and some of these. At least `wanted` reach `low`, fewer reach `high`."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         enough = count + tl.sum((ranks >= middle).to(tl.int32), 0) >= wanted
@@ -38,7 +39,7 @@ def _last_by_count(ranks, count, wanted, low, high):
 
 @triton.jit
 def _last_by_mass(ranks, weights, mass, wanted, low, high):
-    """As `_last_by_count`, for what has a mass."""
+    """As `_last_by_count`, where tokens count by their weights, and `mass` lies above."""
     while high - low > 1:
         middle = low + ((high - low) >> 1)
         enough = mass + tl.sum(tl.where(ranks >= middle, weights, 0.0), 0) >= wanted

@@ -58,8 +58,9 @@ def shared_ranges(
 ) -> list[SharedRange]:
     """What is worth sharing among the rows that are `decoding` (bool [R]), outer before inner.
 
-    first [R]: the first position that a row sees, not 0 if a window hides some. The ranges of a row
-    are one behind the other, from its first position or before on; its last is in none.
+    first [R]: the first position that a row sees, not 0 if a window hides some. A row's ranges
+    follow one another without gaps and begin at its first position or before; none of them holds
+    its last position.
     """
     size, group = batch.block_size, batch.num_heads // batch.num_kv_heads
     # A row's partial result is 4 Nq D bytes, written and read; a position 2 Nk D elements.

@@ -122,7 +122,7 @@ def tree_kernel(
                 k = from_e4m3(k, query.dtype, NATIVE)
                 v = from_e4m3(v, query.dtype, NATIVE)
             score = dot(query, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32))
-            # Added, what hides a position costs nothing: the product with the factor takes it in.
+            # Hiding positions by a sum costs nothing: it is fused with the product by the factor.
             hidden = tl.where(seen, 0.0, float("-inf"))
             if CAPPED:
                 score = soft_cap * tanh(score * factor) + hidden[None, :]
@@ -139,7 +139,7 @@ def tree_kernel(
             acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
             peak = new_peak
 
-        if WINDOW:  # that saw nothing: zeros, whose log-sum-exp is as good as -inf
+        if WINDOW:  # a row that saw nothing: zeros, with a log-sum-exp that is as good as -inf
             total = tl.where(total == 0.0, 1.0, total)
         norm = 1.0 / total
         if FP8:

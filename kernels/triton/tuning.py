@@ -67,7 +67,7 @@ def settings(kernel: str, arch: int, **key: Key) -> Launch:
 
 
 def forget() -> None:
-    """Read the tables anew from now on: whoever writes one while kernels run wants that."""
+    """Read the tables again at their next use, as one was written while kernels run."""
     settings.cache_clear()
     _table.cache_clear()
 

@@ -22,7 +22,7 @@ class EvictionPolicy(Protocol):
         """A request matched or added `node`, which is locked now."""
 
     def rank(self, node: Node) -> tuple[float, ...]:
-        """As long as any other rank. Equals go in order of their age."""
+        """The node's rank: tuples of one length. Of equal ranks the older node goes first."""
 
     def evicted(self, node: Node) -> None:
         """`node` is about to lose blocks, or all of them."""
@@ -79,7 +79,7 @@ class EvictionQueue:
         return (*self._policy.rank(node), node.uid)
 
     def _compact(self) -> None:
-        """Throw stale entries out; due when half of them may be, so a push pays O(1) for it."""
+        """Throw stale entries out. Due when they may be half of all, so it costs a push O(1)."""
         kept = []
         for entry in self._heap:
             key, node = entry
@@ -93,7 +93,7 @@ class EvictionQueue:
         self._compact_at = max(2 * len(kept), _SMALL_HEAP)
 
     def check(self, leaves: set[Node]) -> None:
-        """Every unlocked leaf has a valid entry, and none is due later than it should."""
+        """Raise AssertionError unless every unlocked leaf has a valid entry, none too late."""
         valid = {node for key, node in self._heap if node.key == key and node.is_evictable}
         assert valid == leaves, f"unlocked leaves without an entry: {leaves - valid}"
         for node in leaves:

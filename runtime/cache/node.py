@@ -106,7 +106,7 @@ class Node:
         self.shared = other.shared
 
     def absorb(self, upper: Node) -> None:
-        """Of both histories, keep what speaks for staying; their users are the same."""
+        """Take over the history of `upper`, which has the same users, where it favours staying."""
         self.last_use = max(self.last_use, upper.last_use)
         self.uses = max(self.uses, upper.uses)
         self.worth = max(self.worth, upper.worth)

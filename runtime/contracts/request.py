@@ -21,8 +21,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     ends the request (EOS included unless ignored). Stop strings are the gateway's business.
 
     The first token is emitted at once, then at least `emit_every` at a time, at most once in
-    `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, each need
-    not cost both sides a message.
+    `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, they need
+    not cost a message each.
     """
 
     rid: int

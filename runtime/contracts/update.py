@@ -1,4 +1,4 @@
-"""News of one request, as the scheduler makes it, the engine sends it and the gateway reads it."""
+"""What is new about one request: made by the scheduler, sent by the engine, read by the gateway."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def serve(config: EngineProcessConfig) -> None:
         runner.context_length,
         vocab_size=runner.vocab_size,
         masks=StepMasks(runner.vocab_size, filler),
-        # A device steps them faster than the host has its masks there, ahead or not.
+        # With or without overlap, a device steps them faster than the host could bring it masks.
         automata=overlap or runner.overlaps,
     )
     context = zmq.Context()
@@ -109,7 +109,7 @@ def serve(config: EngineProcessConfig) -> None:
         )
 
     service = CompileService(compiler, engine.constraints)
-    # The first constraint has the whole vocabulary read: now, beside whatever comes first.
+    # The first compilation reads the whole vocabulary: that is done now, beside the first requests.
     service.submit(Constraint("choices", '["a"]'))
 
     capacity = min(runner.context_length, runner.num_blocks * cache.block_size)

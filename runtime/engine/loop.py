@@ -64,7 +64,7 @@ class EngineLoop:
         executor_stats: Callable[[], dict[str, int | float]] = dict,
     ) -> None:
         self._scheduler = scheduler
-        self._steps = Steps(scheduler, executor, overlap, self._tell)
+        self._steps = Steps(scheduler, executor, overlap, self._send_now)
         self._compiler = compiler
         self._compiling = CompilingRequests(compiler)
         self._jump_forward = jump_forward
@@ -90,22 +90,22 @@ class EngineLoop:
                 self._handle(message)
             for waiting in self._compiling.take():
                 self._add(waiting.request, waiting.grammar.result, waiting.waited)
-            # Not in one statement: `_tell` replaces the list while the step runs.
+            # Not in one statement: `_send_now` replaces the list while the step runs.
             updates = self._steps.step()
             self._outgoing += updates
-            self._say()
+            self._flush()
         updates = self._steps.finish()
         self._outgoing += updates
-        self._say()
+        self._flush()
 
     # ------------------------------------------------------------ sending
 
-    def _tell(self, updates: list[Update]) -> None:
+    def _send_now(self, updates: list[Update]) -> None:
         """Send updates at once, in the middle of a step."""
         self._outgoing += updates
-        self._say()
+        self._flush()
 
-    def _say(self) -> None:
+    def _flush(self) -> None:
         now = time.monotonic()
         if now - self._beat >= HEARTBEAT_SECONDS:
             self._beat = now

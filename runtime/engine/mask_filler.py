@@ -13,7 +13,8 @@ from rootlace.runtime.scheduler.masks import MaskJob
 class MaskFiller:
     """See `scheduler.masks.MaskFiller`. Matchers drop the GIL where it takes long.
 
-    Whoever waits helps: a thread that was not scheduled yet delays nobody.
+    The thread that waits for masks fills some itself, so a worker that is not scheduled at once
+    delays nobody.
     """
 
     def __init__(self, threads: int) -> None:

@@ -19,7 +19,7 @@ class Steps:
 
     With `overlap`, a step is launched while the one before it runs, and only then is that one's
     result waited for and committed: the executor never waits for the host, as long as planning
-    takes less than a step. What the one before finds is told as soon as it is there.
+    takes less than a step. What the one before finds is sent as soon as it is there.
     """
 
     def __init__(
@@ -27,13 +27,13 @@ class Steps:
         scheduler: Scheduler,
         executor: Executor,
         overlap: bool,
-        tell: Callable[[list[Update]], None],
+        send: Callable[[list[Update]], None],
     ) -> None:
-        """`tell` is given updates that should not wait until the step is over."""
+        """`send` is called with updates that should not wait until the step is over."""
         self._scheduler = scheduler
         self._executor = executor
         self._overlap = overlap
-        self._tell = tell
+        self._send = send
         self._running: Launched | None = None
         self.count = 0
         """Steps committed or failed."""
@@ -43,7 +43,7 @@ class Steps:
         """Those of them spent in the executor: launching, or waiting for results."""
 
     def step(self) -> list[Update]:
-        """Plan, run, commit what can be; returns the news. Does nothing if there is no work.
+        """Plan, run and commit what can be; returns the updates. Does nothing if there is no work.
 
         What a step raises ends its requests; only `ExecutorLost` is raised on.
         """
@@ -92,7 +92,7 @@ class Steps:
         if launched is not None and plan.late:
             fault = self._sample(launched)
             if fault is not None:
-                self._collect_in_vain(launched)
+                self._collect_and_drop(launched)
         if fault is not None:
             return updates + self._failed(plan, fault)
         self._running = launched
@@ -102,8 +102,8 @@ class Steps:
 
     def _before_waiting(self, plan: StepPlan) -> None:
         """Send what is held back: a step that computes prompts may take long."""
-        if news := self._scheduler.held_back(plan):
-            self._tell(news)
+        if updates := self._scheduler.held_back(plan):
+            self._send(updates)
 
     def _launch(self, plan: StepPlan | None) -> tuple[Launched | None, Exception | None]:
         if plan is None:
@@ -140,9 +140,9 @@ class Steps:
         """Have the executor end a step that nobody wants the result of."""
         if launched.plan.late:
             self._sample(launched)
-        self._collect_in_vain(launched)
+        self._collect_and_drop(launched)
 
-    def _collect_in_vain(self, launched: Launched) -> None:
+    def _collect_and_drop(self, launched: Launched) -> None:
         try:
             self._executor.collect(launched)
         except ExecutorLost:

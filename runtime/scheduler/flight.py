@@ -36,7 +36,7 @@ class Flight:
         return sequence in self.complete or any(s is sequence for s, _, _ in self.scored)
 
     def drop(self) -> None:
-        """Nothing will come of it: what it was to find is to be found again.
+        """Give the step up: what it was to find has to be found again.
 
         Waits for the masks being filled, since their matchers go on.
         """

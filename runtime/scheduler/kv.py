@@ -106,7 +106,7 @@ class KVStore:
         return blocks * self.block_size - sequence.computed
 
     def grow(self, sequence: Sequence, count: int, builder: PlanBuilder) -> None:
-        """Blocks for `count` more tokens; `room` said that there are enough.
+        """Get blocks for `count` more tokens, which `room` said there are.
 
         A sequence that continues inside a block of the tree adopts it if nobody else holds it, and
         otherwise gets a copy of its rows so far.
@@ -135,8 +135,9 @@ class KVStore:
         """Put the computed tokens into the tree and move the handle there; a token that is not
         known yet stays outside.
 
-        Blocks of tokens that were in the tree already are given up for the tree's; while a plan is
-        made only at its end, since the step under way writes to them.
+        For tokens that were in the tree already, the sequence gives up its own blocks and takes the
+        tree's. With a `builder` its own are freed only when the plan is complete, because this step
+        writes to them.
         """
         node, size = sequence.node, self.block_size
         end = min(sequence.computed, sequence.length)

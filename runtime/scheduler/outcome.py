@@ -24,7 +24,7 @@ def due(sequence: Sequence, now: float) -> bool:
     return not seconds or now // seconds > sequence.emitted_at // seconds
 
 
-def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update | None:
+def next_update(sequence: Sequence, now: float, *, held_back: bool = False) -> Update | None:
     """The next update of a request that goes on; None if there is nothing to emit. `held_back`:
     ignore `emit_every` and `emit_seconds`.
 
@@ -44,11 +44,11 @@ def news(sequence: Sequence, now: float, *, held_back: bool = False) -> Update |
         return None
     update = _tokens(sequence, stop)
     sequence.emitted_at = now
-    announce(sequence, update)
+    add_prompt_figures(sequence, update)
     return update
 
 
-def last(sequence: Sequence, ending: Ending) -> Update:
+def last_update(sequence: Sequence, ending: Ending) -> Update:
     """The last update. With an error, tokens that were not emitted yet are dropped."""
     failed = ending.finish == "error"
     update = Update(sequence.rid) if failed else _tokens(sequence, sequence.length)
@@ -57,7 +57,7 @@ def last(sequence: Sequence, ending: Ending) -> Update:
     return update
 
 
-def announce(sequence: Sequence, update: Update) -> None:
+def add_prompt_figures(sequence: Sequence, update: Update) -> None:
     """Add the prompt's figures, if this is the request's first update."""
     if sequence.announced or sequence.queued is None:
         return

@@ -177,12 +177,12 @@ class Scheduler:
         sequences = self._running.retracted
         if plan.num_tokens > plan.num_rows:
             sequences = [*self._running.sequences, *sequences]
-        news = [
-            outcome.news(sequence, now, held_back=True)
+        updates = [
+            outcome.next_update(sequence, now, held_back=True)
             for sequence in sequences
             if sequence.request.emit_seconds
         ]
-        return [update for update in news if update is not None]
+        return [update for update in updates if update is not None]
 
     # ------------------------------------------------------------ the step
 
@@ -239,7 +239,7 @@ class Scheduler:
             if sequence.plain and intake.try_sampled_fast(sequence, token, scored):
                 if not outcome.due(sequence, now):
                     continue
-                update = outcome.news(sequence, now)
+                update = outcome.next_update(sequence, now)
             else:
                 update = self._take(sequence, token, scored, now)
             if update is not None:
@@ -270,7 +270,7 @@ class Scheduler:
             return self._finish(sequence)
         if sequence.decoding and sequence.length + sequence.pending > sequence.computed + 1:
             self._running.jumped(sequence)
-        return outcome.news(sequence, now)
+        return outcome.next_update(sequence, now)
 
     def fail(self, plan: StepPlan, error: RootlaceError) -> list[Update]:
         """The executor raised: end the requests of this step, forget all KV, keep the others.
@@ -288,7 +288,7 @@ class Scheduler:
             if not sequence.finished:
                 self._running.forget(sequence)
                 ending = Ending("error", code=error.code, error=str(error))
-                updates.append(self._end(sequence, outcome.last(sequence, ending)))
+                updates.append(self._end(sequence, outcome.last_update(sequence, ending)))
         self._running.restart()
         self._check_if_asked()
         return updates
@@ -367,12 +367,12 @@ class Scheduler:
         """End an admitted sequence that has nothing more to compute."""
         assert sequence.ending is not None
         self._running.remove(sequence)
-        return self._end(sequence, outcome.last(sequence, sequence.ending))
+        return self._end(sequence, outcome.last_update(sequence, sequence.ending))
 
     def _end(self, sequence: Sequence, update: Update) -> Update:
         """Forget `sequence`; `update` is the last there is of it."""
         assert update.finish is not None
-        outcome.announce(sequence, update)
+        outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
         del self._by_rid[sequence.rid]
         self._count.by_finish[update.finish] += 1

@@ -192,7 +192,7 @@ class Sequence:
         self.pending = 0
 
     def append(self, token: int) -> None:
-        """Amortised O(1)."""
+        """Append one token, in amortised O(1)."""
         if self.length == len(self.tokens):
             # Plans under way keep views of the old buffer.
             self.tokens = np.concatenate((self.tokens, np.empty(self.length, np.int32)))

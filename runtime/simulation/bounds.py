@@ -10,7 +10,7 @@ from rootlace.runtime.simulation.workload import Workload
 
 
 def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> float:
-    """No cache of whatever size has a higher hit rate, in whatever order requests are served.
+    """The hit rate of a cache that forgets nothing: no other has more, in any order of service.
 
     A unit of the prompts' common trie is computed once, and the last unit of a prompt always is:
     its logits are wanted. So a unit that some prompt ends with is found by all others that have it,
@@ -29,16 +29,17 @@ def infinite_bound(workload: Workload, served: np.ndarray | None = None) -> floa
 def clairvoyant_bound(
     workload: Workload, cache_units: int, served: np.ndarray | None = None
 ) -> float:
-    """No cache of `cache_units` units has a higher hit rate if requests are served in the order of
-    `served` (by default that of arrival, without those that do not fit), and one prompt is
-    computed after the other.
+    """The best hit rate of `cache_units` units for a cache that knows the future.
 
-    Belady's choice, with the freedom not to keep a unit at all: whenever too much is kept, what is
-    used again latest goes. A prefix is used whenever what continues it is, so the continuation goes
-    first, and what is kept is always a tree. A prompt takes its own room while it is computed;
-    outputs, and prompts of requests that decode, take none here, so a real cache has less. Dropping
-    what ends last is optimal by exchange: at the first moment with too little room some unit must
-    go, and of all that are kept then, that one would be in the way longest.
+    Requests are served in the order of `served` (by default that of arrival, without those that do
+    not fit), one prompt after the other.
+
+    This is Belady's rule, with the freedom not to keep a unit at all: whenever too much is kept,
+    the unit that is used again latest is dropped. Whoever uses a continuation uses its prefix too,
+    so continuations go first, and what is kept is always a tree. A prompt takes its own room while
+    it is computed; outputs, and prompts of requests that decode, take none here, so a real cache
+    has less. The rule is optimal by an exchange argument: at the first moment with too little room
+    some unit must go, and of all that are kept then, this one would take room the longest.
     """
     if served is None:
         served = workload.fitting(cache_units)
@@ -82,8 +83,8 @@ class _Uses:
 def _keep_nearest(
     begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, sizes: np.ndarray, room: int
 ) -> int:
-    """Units found again if `amounts` may be kept from turn `begins` (ascending) to turn `ends`, and
-    `room` units are there in all, of which prompt t takes `sizes[t]` at turn t."""
+    """How many units are found again, with `room` units in all, if `amounts` may be kept from turn
+    `begins` (ascending) to turn `ends`. At turn t, prompt t takes `sizes[t]` of the room."""
     kept: dict[int, int] = {}  # end -> units kept until then
     heap: list[int] = []  # ends, the latest first; some have passed
     total = found = at = 0
@@ -92,7 +93,7 @@ def _keep_nearest(
         used = kept.pop(turn, 0)
         found += used
         total -= used
-        # What is kept beyond this turn is not of this prompt, and has to fit beside it.
+        # What is kept beyond this turn is no part of this prompt and has to fit beside it.
         while total > room - size:
             end = -heap[0]
             amount = kept.get(end, 0)

@@ -35,8 +35,8 @@ class ReplayExecutor:
 
     A request's number is its seed. Its first unit, sampled where the prompt ends, is one token;
     each further one is `granularity` tokens, sampled in a step that stands for as many of the
-    engine's (the last one: for what is left). It has no memory and verifies nothing, so its time
-    per step does not depend on the context.
+    engine's (the last one: for what is left). There is no KV memory and nothing is verified, so
+    simulating a step takes no longer where contexts are long.
     """
 
     def __init__(self, workload: Workload) -> None:

@@ -23,8 +23,8 @@ from rootlace.wire.protocol import SamplingParams
 BLOCK_TOKENS = CacheConfig().block_size
 
 _TICK = 1e-7
-"""Seconds by which the clock moves when the scheduler reads it: admissions in one step have an
-order, and this shows it."""
+"""Seconds by which the clock moves when the scheduler reads it, so that requests admitted in one
+step have different times, in the order of their admission."""
 
 _NEVER = 1 << 60
 _FIRST = np.zeros(1, np.int64)
@@ -44,11 +44,11 @@ class Outcome:
     """What became of a run's requests. Arrays over all of them, NaN or -1 for those refused (prompt
     and output do not fit into the cache).
 
-    In seconds after its arrival a request was admitted (`waited`), had its `first` token and its
-    `last`; `decoding` are those between its first and its last, without what it waits after its
-    prompt for the simulated step to end. `cached` are prompt units found in the tree; `overtaken`
-    how many later requests were admitted before. `admitted` are the requests in order of admission.
-    `steps` are the engine's.
+    `waited`, `first` and `last` are the seconds from a request's arrival to its admission, its
+    first and its last token; `decoding` those between first and last token, without the time that
+    it waits, its prompt being computed, for the simulated step to end. `cached` counts prompt units
+    found in the tree, `overtaken` the later requests that were admitted before. `admitted` are the
+    requests in order of admission, `steps` the number of the engine's steps.
     """
 
     policy: NamedPolicy
@@ -89,7 +89,8 @@ class Replay:
                 policy=policy.policy,
                 max_overtaken=policy.max_overtaken,
                 max_delay=policy.max_delay,
-                # In units as in tokens: a simulated step has `granularity` of the engine's.
+                # As many units here as tokens there: a simulated step stands for `granularity`
+                # of the engine's.
                 max_step_tokens=machine.cost.max_step_tokens,
                 max_running=machine.max_running,
                 max_waiting=_NEVER,
@@ -158,7 +159,7 @@ class Replay:
         self._next_arrival = float(arrivals[until]) if until < len(arrivals) else math.inf
 
     def _take(self, work: StepWork, updates: list[Update]) -> int:
-        """Note the news of a step, and let it take its time; returns how many requests ended."""
+        """Record what a step did and move the clock; returns how many requests ended."""
         for update in updates:
             if update.queued is not None and update.cached_tokens is not None:
                 at = self._workload.arrivals[update.rid] + update.queued

@@ -119,7 +119,8 @@ class Workload:
 
 
 def _private(trace: Trace) -> np.ndarray:
-    """bool per entry of `trace.blocks`: a copy has its own. (No request has a block twice.)"""
+    """bool per entry of `trace.blocks`: whether a copy of the trace has a block of its own there.
+    (No request has a block twice.)"""
     uses = np.bincount(trace.blocks)
     private: np.ndarray = (uses < max(SHARED_BY * len(trace), 2))[trace.blocks]
     return private

@@ -1,4 +1,5 @@
-"""The gateway's end of the engine: starts it, feeds it, hears it, starts it again if it dies."""
+"""The gateway's end of the engine: starts the process, sends it requests, hands on its updates, and
+starts it again if it dies."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class Pipes:
         context: zmq.Context[zmq.Socket[bytes]],
         to_engine: str,
         from_engine: str,
-        hear: Callable[[FromEngine], None],
+        on_message: Callable[[FromEngine], None],
     ) -> None:
-        """Binds the two addresses. What `hear` raises is logged."""
+        """Binds the two addresses. What `on_message` raises is logged."""
         self._push, self._pull = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         for socket in (self._push, self._pull):
             # Nothing is dropped between the two: admission bounds what can be under way.
@@ -38,26 +38,26 @@ class Pipes:
             socket.linger = 0
         self._push.bind(to_engine)
         self._pull.bind(from_engine)
-        self._hear = hear
+        self._on_message = on_message
         self._reader = MessageReader(self._pull, self._take)
         self._outgoing: list[ToEngine] = []
         self._flush_scheduled = False
         self._closed = False
 
     def send(self, message: ToEngine) -> None:
-        """Nothing, once closed."""
+        """Queue a message. Does nothing once closed."""
         self._outgoing.append(message)
         if not self._flush_scheduled and not self._closed:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def send_now(self, message: ToEngine) -> None:
-        """Ahead of what is queued, if the engine's end is there."""
+        """Send a message ahead of those queued; it is lost if the engine's end is not there."""
         with contextlib.suppress(zmq.ZMQError):
             self._push.send(encode([message]), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """What is queued is lost. Once more does no harm."""
+        """Idempotent. What is queued is lost."""
         if self._closed:
             return
         self._closed = True
@@ -70,7 +70,7 @@ class Pipes:
         if self._closed:
             return
         try:
-            # Without a high-water mark this waits for nobody, but for the engine's end to be there.
+            # Without a high-water mark this fails only while the engine's end is not there yet.
             self._push.send(encode(self._outgoing), zmq.NOBLOCK)
         except zmq.Again:
             self._flush_scheduled = True
@@ -81,6 +81,6 @@ class Pipes:
     def _take(self, frames: list[bytes]) -> None:
         for message in decode_from_engine(frames[0]):
             try:
-                self._hear(message)
+                self._on_message(message)
             except Exception:
                 log.exception("handling %s failed", type(message).__name__)

@@ -83,7 +83,7 @@ class Generation:
                     emit_every,
                     emit_seconds,
                 ),
-                partial(self._hear, sample),
+                partial(self._take, sample),
             )
         await requests.finish(branch)
         generated = self._generated(len(state.ids))
@@ -94,7 +94,7 @@ class Generation:
             state.gained.append(Piece(text))
         return generated
 
-    def _hear(self, sample: Sample, update: Update) -> bool:
+    def _take(self, sample: Sample, update: Update) -> bool:
         """Take one update; True when the sample is complete."""
         if self._first_token is None and update.token_ids:
             self._first_token = time.monotonic()

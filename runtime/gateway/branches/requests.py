@@ -25,7 +25,7 @@ class Requests:
         """Submit `make(rid)`. `on_update` may return True to end the request early."""
         rid = self._engine.next_rid()
         self._running.add(rid)
-        self._engine.submit(make(rid), partial(self._hear, on_update))
+        self._engine.submit(make(rid), partial(self._pass_on, on_update))
         return rid
 
     async def finish(self, branch: Branch) -> None:
@@ -41,7 +41,7 @@ class Requests:
             if running:
                 self._engine.abort(running)
 
-    def _hear(self, on_update: Callable[[Update], object], update: Update) -> None:
+    def _pass_on(self, on_update: Callable[[Update], object], update: Update) -> None:
         if update.rid not in self._running:
             return
         try:

@@ -159,7 +159,7 @@ class Selection:
                     namespace=branch.namespace,
                     program=branch.program,
                 ),
-                lambda update, scored=scored: self._hear(scored, update),  # type: ignore[misc]
+                lambda update, scored=scored: self._take(scored, update),  # type: ignore[misc]
             )
         await requests.finish(branch)
         for scored in prompts:
@@ -169,7 +169,7 @@ class Selection:
                     f"{len(scored.logprobs)} scored"
                 )
 
-    def _hear(self, scored: _Scored, update: Update) -> None:
+    def _take(self, scored: _Scored, update: Update) -> None:
         if update.cached_tokens is not None:
             scored.cached = update.cached_tokens
         if update.queued is not None:

@@ -118,7 +118,7 @@ class _Window:
 
 
 def _may_end_inside(table: TokenBytes, token_ids: list[int]) -> bool:
-    """Whether these may end within a character, which they do not behind an ASCII character."""
+    """Whether the tokens may end within a character: their last byte is not ASCII."""
     for token_id in reversed(token_ids):
         if data := table[token_id]:
             return data[-1] >= 0x80

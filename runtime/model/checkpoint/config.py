@@ -65,7 +65,7 @@ class ModelConfig:
 
 
 GENERATION_KEYS = frozenset(GenerationConfig().to_dict())
-"""How to sample, which old checkpoints say in `config.json`."""
+"""Keys that say how to sample: old checkpoints have them in `config.json`."""
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:

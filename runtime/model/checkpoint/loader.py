@@ -16,7 +16,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 Progress = Callable[[str, float], None]
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
-"""What gets the weights: `load_weights`, or what makes them up."""
+"""Gets a model's weights: `load_weights`, or for measurements a function that makes them up."""
 
 KV_SCALES = {
     "k": ("self_attn.k_proj.k_scale", "self_attn.k_scale", "self_attn.attn.k_scale"),
@@ -117,7 +117,7 @@ class _Reader:
         self._device = device
 
     def read(self, names: Iterable[str]) -> torch.Tensor:
-        """The named weights below each other, in memory of their own."""
+        """The named weights, stacked along their rows, in memory of their own."""
         parts = [self._checkpoint.tensor(name) for name in names]
         rows = sum(len(part) for part in parts)
         whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)

@@ -1,4 +1,4 @@
-"""The decoder in C++ (`kernels/native`): a step is one call, told the plan's own numbers."""
+"""The decoder in C++ (`kernels/native`): a step is one call, which gets the plan's own arrays."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class NativeDecoder:
     def run(self, plan: StepPlan) -> torch.Tensor:
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H].
 
-        Raises ValueError for tokens, slots or blocks that there are not. Block tables are the
-        scheduler's and believed: to look through them would take time with the context's length.
+        Raises ValueError for tokens, positions, slots or copied blocks that do not exist. Block
+        tables are trusted: checking them would take time that grows with the context.
         """
         token_ids = _int32(plan.token_ids)
         positions = _int32(plan.positions)
@@ -196,7 +196,7 @@ class NativeDecoder:
     def _check(
         self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray
     ) -> None:
-        """The kernels write wherever they are told to."""
+        """Raise ValueError for what would have the kernels read or write outside their arrays."""
         if len(copies):
             most = (self._model.num_blocks - 1, self._model.num_blocks - 1, self._model.block_size)
             if copies.min() < 0 or (copies.max(axis=0) > most).any():
