@@ -1,32 +1,137 @@
-"""How many threads are worth computing with."""
+"""The cores that this process may use, and how much of their time: affinity, topology and quota."""
 
 from __future__ import annotations
 
-import math
 import os
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+ROOT = Path(os.sep)
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core, and those of its hardware threads that this process may run on."""
+
+    threads: tuple[int, ...]
+    node: int = 0
+    """The NUMA node whose memory is nearest."""
+    small: bool = False
+    """An efficiency core: the processor has faster ones."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """`quota`: seconds of processor time that the control groups grant per second; None: all."""
+
+    all: tuple[Core, ...]
+    quota: float | None = None
+
+    @property
+    def usable(self) -> int:
+        """How many threads are worth computing with.
+
+        The second hardware thread of a core has no arithmetic units of its own. Small cores count:
+        threads take tasks as they finish them. A quota counts as so many cores, rounded, at least
+        one: two threads that stand still for a quarter of the time are ahead of a single one.
+        """
+        if self.quota is None:
+            return max(len(self.all), 1)
+        return max(min(len(self.all), int(self.quota + 0.5)), 1)
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, at least one: the second hardware thread of a core
-    has no arithmetic units of its own. A container has no more cores than its share of processor
-    time comes to (rounded down)."""
-    if not hasattr(os, "sched_getaffinity"):
-        return max(os.cpu_count() or 1, 1)
-    allowed = os.sched_getaffinity(0)
-    cores = {_read(Path(_SIBLINGS.format(cpu))) or str(cpu) for cpu in allowed}
-    return max(min(len(cores), _quota()), 1)
+    """How many threads are worth computing with on this machine, see `Cores.usable`."""
+    return read_cores().usable
 
 
-def _quota() -> int:
-    """Whole cores that the control group (version 2) grants."""
-    words = _read(_QUOTA).split()
-    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-        return max(math.floor(int(words[0]) / int(words[1])), 1)
-    return os.cpu_count() or 1
+def read_cores(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Cores:
+    """Read /sys and /proc below `root`. `allowed`: the hardware threads that this process may run
+    on; None: ask the system. What the system does not tell is taken as the simplest: every hardware
+    thread is a core, all cores are alike, and nothing limits their time."""
+    threads = sorted(_affinity() if allowed is None else allowed)
+    system = root / "sys/devices/system"
+    small = _small(root, threads)
+    nodes = _nodes(system / "node")
+    cores: dict[str, list[int]] = {}
+    for thread in threads:
+        siblings = _read(system / f"cpu/cpu{thread}/topology/thread_siblings_list")
+        cores.setdefault(siblings or str(thread), []).append(thread)
+    found = tuple(Core(tuple(own), nodes.get(own[0], 0), own[0] in small) for own in cores.values())
+    return Cores(found, min(_quotas(root), default=None))
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _small(root: Path, threads: list[int]) -> set[int]:
+    """Hardware threads of efficiency cores: those that Intel's hybrids list, or those of less
+    capacity than others."""
+    listed = set(_numbers(_read(root / "sys/devices/cpu_atom/cpus")))
+    if listed:
+        return listed
+    cpus = root / "sys/devices/system/cpu"
+    capacity = {thread: _read(cpus / f"cpu{thread}/cpu_capacity") for thread in threads}
+    known = {thread: int(text) for thread, text in capacity.items() if text.isdigit()}
+    most = max(known.values(), default=0)
+    return {thread for thread, value in known.items() if value < most}
+
+
+def _nodes(folder: Path) -> dict[int, int]:
+    """Hardware thread -> NUMA node."""
+    found = {}
+    for node in _numbers(_read(folder / "online")):
+        for thread in _numbers(_read(folder / f"node{node}/cpulist")):
+            found[thread] = node
+    return found
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """What each control group grants that this process is in, those around it included."""
+    mounted = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            for group in _groups(mounted, path):
+                words = _read(group / "cpu.max").split()
+                yield from _share(*words) if len(words) == 2 else ()
+        elif "cpu" in controllers.split(","):
+            for hierarchy in {controllers, "cpu"}:
+                for group in _groups(mounted / hierarchy, path):
+                    quota, period = (f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+                    yield from _share(_read(group / quota), _read(group / period))
+
+
+def _groups(top: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those around it. In a container `path` may be the host's, and `top`
+    already the container's own group."""
+    inner = PurePosixPath(path.lstrip("/"))
+    if ".." not in inner.parts:
+        for part in (inner, *inner.parents):
+            if part.parts:
+                yield top / part
+    yield top
+
+
+def _share(quota: str, period: str) -> Iterator[float]:
+    if quota.isdigit() and period.isdigit() and int(period):
+        yield int(quota) / int(period)
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a list such as 0-3,8."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return []
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def _read(path: Path) -> str:

@@ -159,7 +159,3 @@ while not arguments[1].any():
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=240, capture_output=True)
     assert done.returncode == 0, (done.returncode, done.stderr.decode())
-
-
-def test_usable_cores() -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
