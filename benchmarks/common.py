@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import subprocess
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from rootlace.runtime.doctor.foreign_load import ForeignLoad as ForeignLoad
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq", "msgspec")
@@ -116,44 +117,3 @@ def percentile(values: Sequence[float], q: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-class ForeignLoad:
-    """How many cores other programs kept busy meanwhile: a measurement is good only near zero.
-
-    "Own" is the process `pid` (None: this one) and those below it.
-    """
-
-    def __init__(self, pid: int | None = None) -> None:
-        self._pid = pid
-        self._start = (time.monotonic(), self._machine(), self._own())
-
-    def cores(self) -> float:
-        start, machine, own = self._start
-        elapsed = time.monotonic() - start
-        return max(0.0, (self._machine() - machine) - (self._own() - own)) / max(elapsed, 1e-9)
-
-    def own_seconds(self) -> float:
-        """CPU seconds that the own processes took meanwhile."""
-        return self._own() - self._start[2]
-
-    @staticmethod
-    def _machine() -> float:
-        times = psutil.cpu_times()
-        return sum(times) - times.idle - getattr(times, "iowait", 0.0)
-
-    def _own(self) -> float:
-        """CPU seconds of the own processes, of which those that ended are not known any more."""
-        total = 0.0
-        try:
-            head = psutil.Process(self._pid)
-            family = [head, *head.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return total
-        for process in family:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total

@@ -24,7 +24,7 @@ def kernels_for(device: torch.device) -> KernelSet:
     """
     if device.type == "cpu":
         return REFERENCE
-    reason = _why_not_triton(device)
+    reason = why_not_triton(device)
     if reason is None:
         try:
             from rootlace.kernels.triton import TRITON
@@ -36,7 +36,7 @@ def kernels_for(device: torch.device) -> KernelSet:
     return REFERENCE
 
 
-def _why_not_triton(device: torch.device) -> str | None:
+def why_not_triton(device: torch.device) -> str | None:
     """Why the Triton kernels cannot run on `device`; None if they can."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "the Triton kernels are for CUDA"

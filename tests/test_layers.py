@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.processes",
         "rootlace.runtime.assets",
         "rootlace.runtime.gateway.app",
+        "rootlace.runtime.doctor",
         "rootlace.runtime.simulation",
     },
     "rootlace.runtime": set(),
@@ -104,6 +105,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.runtime.config",
     },
+    "rootlace.runtime.doctor": {
+        "rootlace.wire",
+        "rootlace.runtime.config",
+        "rootlace.runtime.model",
+        "rootlace.kernels",
+    },
     "rootlace.runtime.constrained": {
         "rootlace.wire",
         "rootlace.types",
@@ -144,6 +151,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
     "rootlace.runtime.model": {"aiohttp", "zmq"},
+    "rootlace.runtime.doctor": {"aiohttp", "zmq"},
     "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
 }
 

@@ -12,42 +12,25 @@ import argparse
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import ROOT
-
-SIDE = 2048
-"""Of the square product."""
-READ_BYTES = 256 << 20
-
-
-def best_seconds(work: Callable[[], object], seconds: float) -> float:
-    work()
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
     """{"gemm_rate" flop/s, "gemm_by", "gemm_rates", "read_bandwidth" bytes/s}."""
     import torch
 
-    torch.set_num_threads(threads)
-    kind = getattr(torch, dtype)
-    with torch.inference_mode():
-        x, weight = torch.randn(SIDE, SIDE).to(kind), torch.randn(SIDE, SIDE).to(kind)
-        flops = 2.0 * SIDE**3
-        rates = {"torch": flops / best_seconds(lambda: x @ weight.T, seconds)}
-        native = _native_product(x, weight, threads)
-        if native is not None:
-            rates["native"] = flops / best_seconds(native, seconds)
-        memory = torch.ones(READ_BYTES // 4)
-        bandwidth = READ_BYTES / best_seconds(lambda: memory.sum(), seconds)
+    from rootlace.kernels.native.build import NativeUnavailable
+    from rootlace.kernels.native.library import load
+    from rootlace.runtime.doctor.ceilings import READ_BYTES, product_rates, read_bandwidth
+
+    try:
+        library = load()
+    except NativeUnavailable:  # there is no compiler
+        library = None
+    rates = product_rates(getattr(torch, dtype), threads, seconds, library)
     by = max(rates, key=lambda name: rates[name])
     return {
         "threads": threads,
@@ -55,24 +38,8 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
         "gemm_rate": rates[by],
         "gemm_by": by,
         "gemm_rates": rates,
-        "read_bandwidth": bandwidth,
+        "read_bandwidth": read_bandwidth(threads, seconds, READ_BYTES),
     }
-
-
-def _native_product(x: Any, weight: Any, threads: int) -> Callable[[], object] | None:
-    """Our own kernel for the same product; None where there is no compiler."""
-    from rootlace.kernels.native import library as native
-    from rootlace.kernels.native.build import NativeUnavailable
-    from rootlace.kernels.native.handles import Team
-    from rootlace.kernels.native.linear import Epilogue, PackedLinear
-
-    try:
-        library = native.load()
-    except NativeUnavailable:
-        return None
-    packed = PackedLinear(library, Team(library, threads), weight)
-    out = x.new_empty(len(x), len(weight))
-    return lambda: packed.multiply(Epilogue.STORE, x, out)
 
 
 def measure_apart(threads: int, dtype: str, seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rootlace.cli.chat import chat
+from rootlace.cli.doctor import doctor
 from rootlace.cli.run import run
 from rootlace.cli.serve import serve
 from rootlace.cli.simulate import simulate
@@ -25,6 +26,7 @@ app.command()(serve)
 app.command()(run)
 app.command()(chat)
 app.command()(simulate)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -149,13 +149,18 @@ def load(report: Callable[[str], None] | None = None, instructions: str = "best"
     processor's tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for
     tests and comparisons. `report` is told that a compilation begins. Raises `NativeUnavailable`.
     """
+    if instructions == "best":
+        return load_best(report)[0]
+    return _load(report, INSTRUCTIONS[instructions])
+
+
+def load_best(report: Callable[[str], None] | None = None) -> tuple[ctypes.CDLL, str]:
+    """See `load`; and why the library does without the tile unit, "" where nothing was refused."""
     try:
-        return _load(report, INSTRUCTIONS[instructions])
+        return _load(report, INSTRUCTIONS["best"]), ""
     except InstructionsRefused as error:
-        if instructions != "best":
-            raise
         log.warning("computing without the tile unit: %s", error)
-        return _load(report, INSTRUCTIONS["no-tiles"])
+        return _load(report, INSTRUCTIONS["no-tiles"]), str(error)
 
 
 def _load(report: Callable[[str], None] | None, target: tuple[str, ...] | None) -> ctypes.CDLL:

@@ -67,14 +67,14 @@ class ModelRunner:
         `UnsupportedModel` for the folder's faults, `InvalidRequest` for a configuration that does
         not fit the model or the machine.
         """
-        device = _device(executor.device)
+        device = chosen_device(executor.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
         config = ModelConfig.read(executor.model)
         reason = torch_decoder.why_not(config.spec)
         if reason is not None:
             raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
-        dtype = _dtype(executor.dtype, config)
+        dtype = chosen_dtype(executor.dtype, config)
         if executor.context_length is not None and not (
             0 < executor.context_length <= config.spec.max_context
         ):
@@ -163,7 +163,8 @@ class ModelRunner:
         return self.collect(self.launch(plan))
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """What `ExecutorConfig.device` means here. Raises `InvalidRequest`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -182,7 +183,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, config: ModelConfig) -> torch.dtype:
+def chosen_dtype(name: str, config: ModelConfig) -> torch.dtype:
     """`auto` is the checkpoint's type; float16 and float64 ones run in float32."""
     if name == "auto":
         stored = checkpoint_dtype(config)

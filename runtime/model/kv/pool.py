@@ -40,11 +40,12 @@ def choose_num_blocks(
     context_length: int,
     dtype: torch.dtype,
     measured: Callable[[], int] | None = None,
+    available: int | None = None,
 ) -> int:
     """Blocks of the pool: as configured, else what `kv_memory_bytes` or the free memory holds.
 
     `measured` finds out how much of a device's memory the cache may take; None: it is in main
-    memory.
+    memory, of which `available` bytes are free (None: as many as there are now).
     Raises `UnsupportedModel` if there is no memory for even one full block.
     """
     if cache.num_blocks is not None:
@@ -55,9 +56,9 @@ def choose_num_blocks(
     elif measured is not None:
         memory = max(measured(), 0)
     else:
-        share = int(psutil.virtual_memory().available * CPU_SHARE)
+        available = psutil.virtual_memory().available if available is None else available
         contexts = FULL_CONTEXTS * -(-context_length // cache.block_size) * size
-        memory = min(share, CPU_LIMIT, contexts)
+        memory = min(int(available * CPU_SHARE), CPU_LIMIT, contexts)
     blocks = memory // size
     if blocks < 1:
         raise UnsupportedModel(

@@ -1,0 +1,184 @@
+"""`rootlace doctor`: what this machine is, which kernels run on it, what a model would reach."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from rootlace.cli.failure import check_runtime, fail
+from rootlace.cli.model import model_folder
+from rootlace.cli.options import chosen, with_options
+from rootlace.runtime.config import ExecutorConfig
+from rootlace.wire.errors import RootlaceError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rootlace.runtime.doctor.machine import Machine
+    from rootlace.runtime.doctor.report import Measured, ModelReport, Report
+
+GIB = 1 << 30
+FOREIGN_CORES = 0.1
+"""Other programs that take more than this make the measured figures too low."""
+
+
+@with_options(ExecutorConfig, defaults={})
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Also say what the model in this folder needs and reaches here."),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    **options: Any,
+) -> None:
+    """Say what this machine is and which kernels run on it, and why no better ones.
+
+    Measures the rate of matrix products and of reading memory, in seconds. The options are those of
+    `rootlace serve`.
+    """
+    check_runtime()
+    try:
+        settings = msgspec.convert(chosen(ExecutorConfig, options), ExecutorConfig)
+    except msgspec.ValidationError as error:
+        fail(str(error))
+    folder = "" if model is None else model_folder(model)
+    try:
+        report = _examine(replace(settings, model=folder))
+    except RootlaceError as error:
+        fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        _show(report)
+
+
+def _examine(executor: ExecutorConfig) -> Report:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("torch", total=1.0)  # to import it takes seconds
+        from rootlace.runtime.doctor.report import examine
+
+        return examine(
+            executor, lambda what, share: bar.update(task, description=what, completed=share)
+        )
+
+
+def _show(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    table = _facts("This machine")
+    _add_machine(table, report.machine)
+    if report.gpu is not None:
+        gpu = report.gpu
+        table.add_row("GPU", f"{gpu.name}, compute capability {gpu.capability}")
+        table.add_row("GPU memory", _memory(gpu.memory_total, gpu.memory_available))
+    kernels = report.kernels
+    used = f" ({kernels.instructions})" if kernels.instructions else ""
+    table.add_row("kernels", kernels.name + used)
+    for reason in kernels.why_not_better:
+        table.add_row("  not", _short(reason))
+    _add_measured(table, report.measured, on_gpu=report.gpu is not None)
+    console.print(table)
+    if report.model is not None:
+        _show_model(console, report.model, kernels.why_not_better)
+
+
+def _add_machine(table: Table, machine: Machine) -> None:
+    table.add_row("processor", f"{machine.processor} ({machine.architecture})")
+    table.add_row("system", machine.system)
+    table.add_row("instructions", ", ".join(machine.units) or "none that kernels know by name")
+    cores = machine.cores
+    threads = sum(len(core.threads) for core in cores.all)
+    found = f"{len(cores.all)} for this process"
+    if threads > len(cores.all):
+        found += f", with {threads} hardware threads"
+    small = sum(core.small for core in cores.all)
+    if small:
+        found += f", {small} of them small"
+    nodes = Counter(core.node for core in cores.all)
+    if len(nodes) > 1:
+        found += f", on {len(nodes)} NUMA nodes"
+    table.add_row("cores", found)
+    if cores.quota is not None:
+        table.add_row("quota", f"{cores.quota:g} cores' time")
+    table.add_row("memory", _memory(machine.memory_total, machine.memory_available))
+
+
+def _add_measured(table: Table, measured: Measured, on_gpu: bool) -> None:
+    if not on_gpu:
+        table.add_row("threads", str(measured.threads))
+    for dtype, rates in measured.product_rates.items():
+        shown = [f"{_rate(rate)} ({by})" for by, rate in rates.items()]
+        table.add_row(f"{dtype} products", ", ".join(shown))
+    what = "copying" if on_gpu else "reading"
+    table.add_row(what, f"{measured.read_bandwidth / 1e9:,.1f} GB/s")
+    if measured.foreign_cores > FOREIGN_CORES:
+        table.add_row(
+            "", f"other programs kept {measured.foreign_cores:.1f} cores busy: measured too low"
+        )
+
+
+def _show_model(console: Console, model: ModelReport, known: tuple[str, ...]) -> None:
+    memory = model.memory
+    table = _facts(model.path)
+    table.add_row("computes in", model.dtype)
+    table.add_row("kernels", model.kernels)
+    for reason in model.why_not_better:
+        if reason not in known:
+            table.add_row("  not", _short(reason))
+    table.add_row("context", f"{model.context_length:,} tokens")
+    table.add_row("weights", _gib(memory.weights))
+    table.add_row("KV cache", f"{_gib(memory.cache)}: {memory.cache_tokens:,} tokens")
+    table.add_row("free for both", _gib(memory.available))
+    console.print(table)
+    if model.forecast is None:
+        console.print("The model does not fit into memory.", style="red")
+        return
+    table = _facts("At best, at the rates measured")
+    for first in model.forecast.first_tokens:
+        table.add_row(f"first token of {first.prompt:,}", f"{first.seconds * 1e3:,.4g} ms")
+    for one in model.forecast.decoding:
+        what = "request" if one.requests == 1 else "requests"
+        table.add_row(
+            f"{one.requests} {what} of {one.context:,}",
+            f"{one.tokens_per_second:,.0f} tokens/s",
+        )
+    console.print(table)
+
+
+def _facts(title: str) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(title=title, box=SIMPLE, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _short(reason: str) -> str:
+    """The first line: compilers say much."""
+    return reason.splitlines()[0]
+
+
+def _rate(flops: float) -> str:
+    return f"{flops / 1e12:,.2f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:,.0f} GFLOP/s"
+
+
+def _memory(total: int, available: int) -> str:
+    return f"{_gib(total)}, of which {_gib(available)} are free"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.2f} GiB"

@@ -1,0 +1,90 @@
+"""What a model needs and reaches at best on a machine, from the machine's ceilings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rootlace.runtime.doctor.ceilings import Ceilings
+from rootlace.runtime.doctor.work import Elements, Row, step_work
+from rootlace.runtime.model.families.spec import ModelSpec
+
+PROMPTS = (256, 1024, 4096)
+"""Tokens of the prompts whose first token is forecast."""
+REQUESTS = (1, 8, 64)
+"""How many requests decode at once."""
+CONTEXT = 1024
+"""Tokens that each of these stands on."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens: of the longest context, of the KV cache, of one step at most."""
+
+    context: int
+    cache: int
+    step: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    prompt: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """`requests` at once, each of `context` tokens, give `tokens_per_second` all together."""
+
+    requests: int
+    context: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    first_tokens: tuple[FirstToken, ...]
+    decoding: tuple[Decoding, ...]
+
+
+def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room) -> Forecast:
+    """For as many of `PROMPTS` and `REQUESTS` as there is room for, the model's longest prompt in
+    place of longer ones.
+
+    A step takes as long as its arithmetic at the product's rate, or as its reading at the
+    bandwidth, whichever is longer. It takes longer than that: attention does not reach the rate of
+    a large product, and what lies between the products is not counted.
+    """
+    longest = min(room.context, room.cache)
+    prompts = sorted({min(prompt, longest) for prompt in PROMPTS})
+    context = min(CONTEXT, longest)
+    requests = [count for count in REQUESTS if count * context <= room.cache]
+    return Forecast(
+        tuple(
+            FirstToken(prompt, prompt_seconds(spec, element, ceilings, prompt, room.step))
+            for prompt in prompts
+        ),
+        tuple(
+            Decoding(
+                count,
+                context,
+                count / step_seconds(spec, element, ceilings, [Row(1, context)] * count),
+            )
+            for count in requests
+        ),
+    )
+
+
+def prompt_seconds(
+    spec: ModelSpec, element: Elements, ceilings: Ceilings, prompt: int, step_tokens: int
+) -> float:
+    """Of the steps that compute a prompt of which nothing is cached."""
+    return sum(
+        step_seconds(spec, element, ceilings, [Row(min(step_tokens, prompt - start), end)])
+        for start in range(0, prompt, step_tokens)
+        for end in [min(start + step_tokens, prompt)]
+    )
+
+
+def step_seconds(spec: ModelSpec, element: Elements, ceilings: Ceilings, rows: list[Row]) -> float:
+    work = step_work(spec, rows, element)
+    return max(work.flops / ceilings.product_rate, work.read_bytes / ceilings.read_bandwidth)

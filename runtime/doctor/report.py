@@ -1,0 +1,226 @@
+"""All that `rootlace doctor` says, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from rootlace.runtime.doctor.ceilings import (
+    READ_BYTES,
+    Ceilings,
+    gpu_ceilings,
+    product_rates,
+    read_bandwidth,
+)
+from rootlace.runtime.doctor.forecast import Forecast, Room, forecast
+from rootlace.runtime.doctor.foreign_load import ForeignLoad
+from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, choose_on_gpu
+from rootlace.runtime.doctor.machine import Machine, read_machine
+from rootlace.runtime.doctor.work import Elements, weight_bytes
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes
+from rootlace.wire.errors import UnsupportedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SECONDS = 0.3
+"""For each ceiling, at least."""
+
+Progress = Callable[[str, float], None]
+"""What is done now, and which share of all is done."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: str
+    memory_total: int
+    memory_available: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """FLOP/s by dtype and by what computed ("native", "torch"), bytes/s. `foreign_cores`: what
+    other programs kept busy meanwhile; much above 0 the figures are too low."""
+
+    threads: int
+    product_rates: dict[str, dict[str, float]]
+    read_bandwidth: float
+    foreign_cores: float
+
+    def ceilings(self, dtype: torch.dtype, kernels: str) -> Ceilings:
+        """For a model of `dtype` that runs on the kernels of that name."""
+        rates = self.product_rates[_name(dtype)]
+        return Ceilings(rates.get(kernels, rates["torch"]), self.read_bandwidth)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: of the weights, of the KV cache, of what is free for both. `cache_tokens`: what the
+    cache holds. `fits`: there is room for the weights and for one block."""
+
+    weights: int
+    cache: int
+    cache_tokens: int
+    available: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """`kernels`: what this model runs on, with why not on better ones. `forecast` is None where the
+    model does not fit."""
+
+    path: str
+    dtype: str
+    context_length: int
+    kernels: str
+    why_not_better: tuple[str, ...]
+    memory: Memory
+    forecast: Forecast | None
+
+
+@dataclass(frozen=True)
+class Report:
+    machine: Machine
+    gpu: Gpu | None
+    """None where the device asked for is the CPU."""
+    kernels: KernelChoice
+    measured: Measured
+    model: ModelReport | None
+
+    def to_json(self) -> dict[str, Any]:
+        kernels = dataclasses.replace(self.kernels, library=None)
+        found = dataclasses.asdict(dataclasses.replace(self, kernels=kernels))
+        del found["kernels"]["library"]
+        found["machine"]["cores"]["usable"] = self.machine.cores.usable
+        return found
+
+
+def examine(executor: ExecutorConfig, progress: Progress) -> Report:
+    """Look at this machine, and at what the model of `executor` ("": none) would be on it.
+
+    Raises `UnsupportedModel` or `InvalidRequest` for what serving would refuse, too.
+    """
+    progress("machine", 0.0)
+    device = chosen_device(executor.device)
+    config = _read_config(executor.model) if executor.model else None
+    machine = read_machine()
+    threads = executor.threads or machine.cores.usable
+    load = ForeignLoad()
+    if device.type == "cuda":
+        gpu, kernels = _gpu(device), choose_on_gpu(device, executor.kernels)
+        progress("product and copy of the GPU", 0.3)
+        limits = gpu_ceilings(device, torch.bfloat16, SECONDS)
+        rates = {"bfloat16": {"torch": limits.product_rate}}
+        progress("float32 product of the GPU", 0.6)
+        full = gpu_ceilings(device, torch.float32, SECONDS)
+        rates["float32"] = {"torch": full.product_rate}
+        bandwidth = max(limits.read_bandwidth, full.read_bandwidth)
+    else:
+        gpu = None
+        kernels = choose_on_cpu(machine, executor.kernels, lambda what: progress(what, 0.1))
+        rates = {}
+        for step, (name, dtype) in enumerate(DTYPES.items()):
+            progress(f"{name} products", 0.2 + 0.3 * step)
+            rates[name] = product_rates(dtype, threads, SECONDS, kernels.library)
+        progress("reading memory", 0.8)
+        bandwidth = read_bandwidth(threads, SECONDS, READ_BYTES)
+    measured = Measured(threads, rates, bandwidth, load.cores())
+    model = None
+    if config is not None:
+        progress("model", 0.9)
+        model = _on_this_machine(config, executor, machine, gpu, kernels, measured)
+    progress("", 1.0)
+    return Report(machine, gpu, kernels, measured, model)
+
+
+def _read_config(folder: str) -> ModelConfig:
+    config = ModelConfig.read(folder)
+    reason = torch_decoder.why_not(config.spec)
+    if reason is not None:
+        raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
+    return config
+
+
+def _gpu(device: torch.device) -> Gpu:
+    free, total = free_memory(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Gpu(torch.cuda.get_device_name(device), f"{major}.{minor}", total, free)
+
+
+def _on_this_machine(
+    config: ModelConfig,
+    executor: ExecutorConfig,
+    machine: Machine,
+    gpu: Gpu | None,
+    kernels: KernelChoice,
+    measured: Measured,
+) -> ModelReport:
+    spec, dtype = config.spec, chosen_dtype(executor.dtype, config)
+    kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    name, why = kernels.name, kernels.why_not_better
+    if name == "native":
+        reason = native_decoder.why_not(spec, kv_dtype)
+        if reason is not None:
+            name, why = "reference", (f"native: {reason}",)
+    element = Elements(dtype.itemsize, kv_dtype.itemsize)
+    rotary = RotaryEmbedding(config, executor.context_length, torch.device("cpu"), dtype)
+    memory = _memory(
+        config,
+        executor,
+        weight_bytes(spec, dtype.itemsize, head_apart=name == "native"),
+        rotary.context_length,
+        kv_dtype,
+        machine if gpu is None else gpu,
+    )
+    found = None
+    if memory.fits:
+        ceilings = measured.ceilings(dtype, name)
+        if gpu is None and memory.weights < READ_BYTES:
+            bandwidth = read_bandwidth(measured.threads, SECONDS, memory.weights)
+            ceilings = Ceilings(ceilings.product_rate, bandwidth)
+        room = Room(rotary.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
+        found = forecast(spec, element, ceilings, room)
+    return ModelReport(
+        str(config.path), _name(dtype), rotary.context_length, name, why, memory, found
+    )
+
+
+def _memory(
+    config: ModelConfig,
+    executor: ExecutorConfig,
+    weights: int,
+    context_length: int,
+    kv_dtype: torch.dtype,
+    where: Machine | Gpu,
+) -> Memory:
+    """As the executor divides it. What a step takes on a GPU is measured there, not here, so a
+    GPU's cache is smaller than this."""
+    cache, available = CacheConfig(), where.memory_available
+    left = max(available - weights, 0)
+    measured = None
+    if isinstance(where, Gpu):
+        measured = partial(kv_bytes, left, where.memory_total, step_bytes=0, graphs=0)
+    block = kv_pool.block_bytes(config, cache.block_size, kv_dtype)
+    try:
+        blocks = kv_pool.choose_num_blocks(
+            config, cache, executor.kv_memory_bytes, context_length, kv_dtype, measured, left
+        )
+    except UnsupportedModel:  # there is no memory for a block
+        blocks = 0
+    fits = blocks > 0 and weights + blocks * block <= available
+    return Memory(weights, blocks * block, blocks * cache.block_size, available, fits)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,93 @@
+"""What a step of a model computes and reads, and what its weights take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rootlace.runtime.model.checkpoint.weights import Part, layer_parts
+from rootlace.runtime.model.families.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request in a step: its `new` tokens are the last of `context`."""
+
+    new: int
+    context: int
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Bytes of a number: of a weight, of what the KV cache stores."""
+
+    weight: int
+    kv: int
+
+
+@dataclass(frozen=True)
+class StepWork:
+    flops: float
+    read_bytes: float
+
+
+def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
+    """Memory of all weights. `head_apart`: the head has memory of its own even where it is tied to
+    the embedding, as native kernels have it."""
+    count = _layer_numbers(spec) + spec.hidden_size  # and the last norm
+    ends = 1 if spec.tied_embeddings and not head_apart else 2
+    return (count + ends * spec.vocab_size * spec.hidden_size) * element
+
+
+def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
+    """Of a step that samples a token for each row.
+
+    Flops are two per weight of a product and token, and four per number of a query head for each
+    token that a token attends to (its score, and the value that is added). Read are all weights but
+    the embedding (of which a step takes a few rows), and each row's cached keys and values.
+    """
+    tokens = sum(row.new for row in rows)
+    products = sum(_product_weights(part) for part in _parts(spec))
+    head = spec.vocab_size * spec.hidden_size
+    attention = spec.attention
+    query = attention.num_heads * attention.head_dim
+    key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
+    flops = 2.0 * (products * tokens + head * len(rows))
+    read = float((_layer_numbers(spec) + spec.hidden_size + head) * element.weight)
+    for window in attention.windows:
+        flops += 4.0 * query * sum(_pairs(row, window) for row in rows)
+        read += key_and_value * sum(_keys(row, window) for row in rows)
+    return StepWork(flops, read)
+
+
+def _parts(spec: ModelSpec) -> Iterator[Part]:
+    for index in range(spec.num_layers):
+        yield from layer_parts(spec, index).values()
+
+
+def _layer_numbers(spec: ModelSpec) -> int:
+    """Of all layers: products, their biases, norms."""
+    return sum(
+        math.prod(shape)
+        for part in _parts(spec)
+        for shape in (part.weights() | part.biases()).values()
+    )
+
+
+def _product_weights(part: Part) -> int:
+    return 0 if part.columns is None else sum(part.rows) * part.columns
+
+
+def _pairs(row: Row, window: int | None) -> int:
+    """Of a new token and a token that it attends to: itself, and those before it in its window."""
+    first, last = row.context - row.new + 1, row.context
+    if window is None or window >= last:
+        return (first + last) * row.new // 2
+    growing = max(window - first, 0)  # tokens that see less than a whole window
+    return (first + first + growing - 1) * growing // 2 + (row.new - growing) * window
+
+
+def _keys(row: Row, window: int | None) -> int:
+    """Tokens whose keys and values the row reads."""
+    return row.context if window is None else min(row.context, window + row.new - 1)

@@ -1,0 +1,76 @@
+"""`rootlace doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rootlace.cli.app import app
+from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.runtime.doctor import ceilings, kernel_choice, report
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "SIDE", 32)
+    monkeypatch.setattr(report, "SECONDS", 0.0)
+    monkeypatch.setattr(report, "READ_BYTES", 1 << 16)
+
+
+def _doctor(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", "--device", "cpu", *map(str, arguments)])
+
+
+def test_tables(tiny_model: Path) -> None:
+    result = _doctor(tiny_model, "--threads", "1")
+    assert result.exit_code == 0, result.output
+    for text in ("processor", "bfloat16 products", "KV cache", "512 tokens", "8 requests of 512"):
+        assert text in result.output, text
+
+
+def test_json(tiny_model: Path) -> None:
+    result = _doctor(tiny_model, "--json", "--kv-memory", "1M")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["machine"]["cores"]["usable"] == found["measured"]["threads"]
+    assert found["model"]["memory"]["cache"] == 1 << 20
+    assert found["model"]["forecast"]["first_tokens"][-1]["prompt"] == 512
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_best(_: object) -> None:
+        raise NativeUnavailable("no C++ compiler was found (g++)\nand more")
+
+    monkeypatch.setattr(kernel_choice, "load_best", load_best)
+    result = _doctor()
+    assert result.exit_code == 0, result.output
+    assert "no C++ compiler was found" in result.output and "and more" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, "is not a folder"),
+        ("", "it has no config.json"),
+        ("{", "config.json"),
+        ('{"architectures": ["GPT2LMHeadModel"]}', "is not supported"),
+    ],
+)
+def test_a_model_that_is_none(tmp_path: Path, config: str | None, said: str) -> None:
+    folder = tmp_path / "m"
+    if config is not None:
+        folder.mkdir()
+    if config:
+        (folder / "config.json").write_text(config)
+    result = _doctor(folder)
+    assert result.exit_code == 1
+    errors = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(errors) == 1 and errors[0].startswith("error: ") and said in errors[0]
+
+
+def test_an_option_out_of_range() -> None:
+    result = _doctor("--threads", "0")
+    assert result.exit_code != 0 and "Traceback" not in result.output

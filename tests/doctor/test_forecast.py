@@ -1,0 +1,141 @@
+"""Forecasts from given ceilings, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rootlace.runtime.doctor.ceilings import Ceilings
+from rootlace.runtime.doctor.forecast import (
+    Decoding,
+    FirstToken,
+    Room,
+    forecast,
+    prompt_seconds,
+    step_seconds,
+)
+from rootlace.runtime.doctor.work import Elements, Row, StepWork, step_work, weight_bytes
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.families.spec import (
+    Attention,
+    GatedMlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    WeightNames,
+)
+from tests.tiny_model import make_tiny_model
+
+PARTS = ("input_norm", "qkv", "output", "post_norm", "gate_up", "down")
+
+SPEC = ModelSpec(
+    vocab_size=32,
+    hidden_size=8,
+    num_layers=2,
+    max_context=64,
+    norm=Norm(1e-6),
+    attention=Attention(num_heads=2, num_kv_heads=1, head_dim=4, scale=0.5, windows=(None, None)),
+    mlp=GatedMlp(16, "silu"),
+    rope=Rope("default", {"rope_theta": 1e4}),
+    names=WeightNames("e", "l.{}.", {part: (part,) for part in PARTS}, "n", "h"),
+)
+"""A layer's products have 16 x 8 + 8 x 8 + 32 x 8 + 8 x 16 = 576 weights, its norms 2 x 8. The head
+has 32 x 8 = 256."""
+BFLOAT16 = Elements(weight=2, kv=2)
+
+
+def with_windows(*windows: int | None) -> ModelSpec:
+    return replace(SPEC, attention=replace(SPEC.attention, windows=windows))
+
+
+def test_memory_of_weights() -> None:
+    layers_and_norm = 2 * (576 + 16) + 8
+    assert weight_bytes(SPEC, 2, head_apart=False) == 2 * (layers_and_norm + 256 + 256)
+    tied = replace(SPEC, tied_embeddings=True)
+    assert weight_bytes(tied, 4, head_apart=False) == 4 * (layers_and_norm + 256)
+    assert weight_bytes(tied, 4, head_apart=True) == 4 * (layers_and_norm + 256 + 256)
+
+
+def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
+    config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
+    loaded = load_weights(config, torch.float32, torch.device("cpu"))
+    assert weight_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+
+
+def test_work_of_a_step() -> None:
+    # Three tokens, which attend to 3, 4 and 5: 12 pairs, at 4 x 2 heads x 4 numbers.
+    flops = 2 * (3 * 1152 + 256) + 2 * 12 * 32
+    read = 2 * (1184 + 8 + 256) + 2 * 5 * 16  # two layers of 5 keys and values of 4 numbers
+    assert step_work(SPEC, [Row(3, 5)], BFLOAT16) == StepWork(flops, read) == StepWork(8192, 3056)
+
+
+def test_work_of_a_step_of_several_rows_reads_the_weights_once() -> None:
+    flops = 2 * (3 * 1152 + 2 * 256) + 2 * (7 + (1 + 2)) * 32
+    read = 2 * (1184 + 8 + 256) + 2 * (7 + 2) * 16
+    assert step_work(SPEC, [Row(1, 7), Row(2, 2)], BFLOAT16) == StepWork(flops, read)
+
+
+def test_a_cache_of_bytes_is_half_of_the_reading() -> None:
+    whole, half = (step_work(SPEC, [Row(1, 40)], Elements(2, kv)).read_bytes for kv in (2, 1))
+    assert whole - half == 2 * 40 * 8
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 6, 50])
+@pytest.mark.parametrize(("new", "context"), [(1, 1), (1, 6), (4, 4), (3, 6), (6, 6)])
+def test_work_within_a_window(window: int, new: int, context: int) -> None:
+    """By counting: which tokens does each of the new ones see?"""
+    seen = [
+        set(range(max(0, position - window + 1), position + 1))
+        for position in range(context - new, context)
+    ]
+    full = step_work(with_windows(None, None), [Row(new, context)], BFLOAT16)
+    found = step_work(with_windows(None, window), [Row(new, context)], BFLOAT16)
+    pairs = sum(context - new + i + 1 for i in range(new)) - sum(map(len, seen))
+    assert full.flops - found.flops == 32 * pairs
+    assert full.read_bytes - found.read_bytes == 16 * (context - len(set[int]().union(*seen)))
+
+
+def seconds(rows: list[Row], rate: float, bandwidth: float) -> float:
+    return step_seconds(SPEC, BFLOAT16, Ceilings(rate, bandwidth), rows)
+
+
+def test_a_step_takes_as_long_as_what_takes_longer() -> None:
+    assert seconds([Row(3, 5)], 8192, 1e9) == 1
+    assert seconds([Row(3, 5)], 1e9, 3056) == 1
+    assert seconds([Row(3, 5)], 8192, 1528) == 2
+    assert seconds([Row(3, 5)], 4096, 3056) == 2
+
+
+def test_a_prompt_is_computed_in_steps() -> None:
+    fast = Ceilings(1.0, math.inf)
+    # 2 + 2 + 1 tokens, which attend to 1 + 2, 3 + 4 and 5.
+    flops = (2 * (2304 + 256) + 3 * 64) + (2 * (2304 + 256) + 7 * 64) + (2 * 1408 + 5 * 64)
+    assert flops == 14016
+    assert prompt_seconds(SPEC, BFLOAT16, fast, 5, step_tokens=2) == flops
+    whole = 2 * (5 * 1152 + 256) + 15 * 64
+    assert prompt_seconds(SPEC, BFLOAT16, fast, 5, step_tokens=5) == whole
+
+
+def test_a_forecast() -> None:
+    ceilings = Ceilings(math.inf, 1000.0)
+    found = forecast(SPEC, BFLOAT16, ceilings, Room(context=40, cache=400, step=2048))
+    # Prompts of 40 tokens are the longest, and ten of them fit into the cache.
+    read = 2 * (1184 + 8 + 256) + 2 * 40 * 16
+    assert found.first_tokens == (FirstToken(40, read / 1000),)
+    eight = 2 * (1184 + 8 + 256) + 8 * 2 * 40 * 16
+    assert found.decoding == (
+        Decoding(1, 40, 1 / (read / 1000)),
+        Decoding(8, 40, 8 / (eight / 1000)),
+    )
+
+
+def test_requests_that_do_not_fit_are_left_out() -> None:
+    room: dict[str, Any] = {"context": 40, "step": 2048}
+    found = forecast(SPEC, BFLOAT16, Ceilings(1.0, 1.0), Room(cache=40 * 8 - 1, **room))
+    assert [one.requests for one in found.decoding] == [1]
