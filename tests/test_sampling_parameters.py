@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 import pytest
 
 import rootlace as rl
 from rootlace.kernels.interface import LogitEdits
 from rootlace.language import sampling
 from rootlace.language.expressions import gen
+from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.gateway.http.sampling import sampling_fields, sglang_names, with_sampling
 from rootlace.runtime.model.sampling import row_arrays
+from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS
 from rootlace.wire.sampling import (
@@ -68,6 +71,15 @@ def test_it_travels(parameter: Parameter) -> None:
     params = msgspec.convert({parameter.name: example(parameter)}, SamplingParams)
     there = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
     assert getattr(there, parameter.name) == example(parameter)
+
+
+@each
+def test_rows_wait_for_the_tokens_that_it_depends_on(parameter: Parameter) -> None:
+    """A row that is sampled by all tokens before cannot be sampled ahead (see `SampleRow.late`)."""
+    params = SamplingParams(**{"seed": 0, parameter.name: example(parameter)})
+    request = Request(1, np.zeros(3, np.int32), params)
+    sequence = Sequence(request, None, 1, jumps=False, arrived=0.0, max_length=9)
+    assert sequence.penalised == parameter.history
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -218,6 +230,7 @@ def test_every_kernel_knows_what_acts_on_logits(parameter: Parameter) -> None:
         assert not missing, "\n".join(missing)
         if parameter.name != "logit_bias":
             assert parameter in (*row_arrays.DRAWS, *row_arrays.PENALTIES)
+            assert parameter.history == (parameter in row_arrays.PENALTIES)
 
 
 def test_what_is_missing_is_told() -> None:

@@ -60,10 +60,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     `range` holds for the number, or for each value of a mapping. `aliases` are other names that
     programs may use. `openai` and `generate` are its names in the bodies of these APIs: none where
     an endpoint reads the parameter in a form of its own, its own name by default. `single`: the
-    type of one item, where programs and bodies may give one instead of a list.
+    type of one item, where programs and bodies may give one instead of a list. `history`: what it
+    does to logits depends on all tokens before.
     """
 
     acts: Acts
+    history: bool = False
     range: Range | None = None
     aliases: tuple[str, ...] = ()
     openai: tuple[str, ...] | None = None
@@ -118,10 +120,16 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     top_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0, open=True))] = 1.0
     top_k: Annotated[int, Parameter(acts="logits", range=Range(1, off=-1))] = -1
     min_p: Annotated[float, Parameter(acts="logits", range=Range(0.0, 1.0))] = 0.0
-    frequency_penalty: Annotated[float, Parameter(acts="logits", range=Range(-2.0, 2.0))] = 0.0
-    presence_penalty: Annotated[float, Parameter(acts="logits", range=Range(-2.0, 2.0))] = 0.0
+    frequency_penalty: Annotated[
+        float, Parameter(acts="logits", history=True, range=Range(-2.0, 2.0))
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Parameter(acts="logits", history=True, range=Range(-2.0, 2.0))
+    ] = 0.0
     # Beyond these a logit could leave the range of float32.
-    repetition_penalty: Annotated[float, Parameter(acts="logits", range=Range(0.01, 100.0))] = 1.0
+    repetition_penalty: Annotated[
+        float, Parameter(acts="logits", history=True, range=Range(0.01, 100.0))
+    ] = 1.0
     stop: Annotated[tuple[str, ...], Parameter(acts="text", single=str)] = ()
     stop_token_ids: Annotated[tuple[int, ...], Parameter(acts="request")] = ()
     seed: Annotated[

@@ -10,6 +10,9 @@ from rootlace.runtime.cache import Node
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
+from rootlace.wire.sampling import PARAMETERS
+
+_PENALTIES = [each for each in PARAMETERS.values() if each.history]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +158,7 @@ class Sequence:
         self.epoch = 0
         self.stepped = False
         """Whether the row planned last carries an automaton's state, which the device steps."""
-        self.penalised = bool(
-            params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
-        )
+        self.penalised = any(getattr(params, each.name) != each.default for each in _PENALTIES)
         """Whether sampling depends on all tokens before."""
         self.simple = not (
             params.temperature > 0 or params.logit_bias or params.min_tokens or self.penalised
