@@ -11,20 +11,21 @@ import torch
 from rootlace.kernels.interface import Choice, KernelSet, PickRows
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.uniform import random_bits
 
 DRAW = np.dtype(
     [
         ("temperature", np.float64),
         ("top_p", np.float64),
         ("min_p", np.float64),
-        ("u", np.float64),
+        ("seed", np.int64),
+        ("position", np.int64),
         ("mask", np.int64),
         ("top_k", np.int32),
         ("unused", np.int32),
     ]
 )
 """`RlDraw` of api.h."""
+_COPIED = ("temperature", "top_p", "min_p", "seed", "position", "top_k")
 
 
 def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
@@ -48,46 +49,22 @@ class NativePickTokens:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         logits = logits.to(torch.float32).contiguous()
-        masks, _kept = _addresses(rows, logits.shape[1])
-        drawn = np.zeros(len(logits), bool)
-        if choice != "greedy":
-            drawn = rows.temperature.numpy() > 0
-        found = np.empty(len(logits), np.int32)
-        if not drawn.all():
-            self._best(logits, masks, found)
-        if drawn.all():
-            self._draw(logits, _draws(rows, masks), found)
-        elif drawn.any():
-            chosen = np.flatnonzero(drawn)
-            tokens = np.empty(len(chosen), np.int32)
-            self._draw(logits[torch.from_numpy(chosen)], _draws(rows, masks)[chosen], tokens)
-            found[chosen] = tokens
-        tokens_found = torch.from_numpy(found)
-        return tokens_found if out is None else out.copy_(tokens_found)
-
-    def _best(self, logits: torch.Tensor, masks: np.ndarray | None, out: np.ndarray) -> None:
-        self._library.rl_best(
-            self._team.handle,
-            logits.data_ptr(),
-            *logits.shape,
-            None if masks is None else masks.ctypes.data,
-            out.ctypes.data,
-        )
-
-    def _draw(self, logits: torch.Tensor, draws: np.ndarray, out: np.ndarray) -> None:
-        self._library.rl_draw(
-            self._team.handle, logits.data_ptr(), *logits.shape, draws.ctypes.data, out.ctypes.data
-        )
-
-
-def _draws(rows: PickRows, masks: np.ndarray | None) -> np.ndarray:
-    draws = np.zeros(len(rows.temperature), DRAW)
-    for name in ("temperature", "top_p", "min_p", "top_k"):
-        draws[name] = getattr(rows, name).numpy()
-    draws["u"] = random_bits(rows.seed.numpy(), rows.position.numpy()) * 2.0**-53
-    if masks is not None:
-        draws["mask"] = masks
-    return draws
+        count, vocab = logits.shape
+        masks, _kept = _addresses(rows, vocab)
+        tokens = out
+        if tokens is None or tokens.dtype != torch.int32 or not tokens.is_contiguous():
+            tokens = torch.empty(count, dtype=torch.int32)
+        given = self._team.handle, logits.data_ptr(), count, vocab
+        if choice == "greedy":
+            where = None if masks is None else masks.ctypes.data
+            self._library.rl_best(*given, where, tokens.data_ptr())
+        else:
+            draws = np.empty(count, DRAW)
+            for name in _COPIED:
+                draws[name] = getattr(rows, name).numpy()
+            draws["mask"] = 0 if masks is None else masks
+            self._library.rl_draw(*given, draws.ctypes.data, tokens.data_ptr())
+        return tokens if out is None or out is tokens else out.copy_(tokens)
 
 
 def _addresses(rows: PickRows, vocab: int) -> tuple[np.ndarray | None, torch.Tensor | None]:

@@ -10,6 +10,19 @@ import numpy as np
 import torch
 
 
+def allows(mask: np.ndarray, token: int) -> bool:
+    """Whether a mask int32 [W] allows `token`, which is not negative."""
+    word = token >> 5
+    return word < len(mask) and bool(mask.item(word) >> (token & 31) & 1)
+
+
+def allowed_ids(mask: np.ndarray, vocab: int) -> np.ndarray:
+    """int64: the tokens that a mask int32 [W] allows, ascending."""
+    octets = mask.view(np.uint8)
+    count = min(vocab, 8 * len(octets))
+    return np.flatnonzero(np.unpackbits(octets, count=count, bitorder="little").view(bool))
+
+
 def apply_masks(logits: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> None:
     """Mask logits [R, V] in place by table int32 [N, W] and rows int [R]."""
     if logits.device.type == "cpu":

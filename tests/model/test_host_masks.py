@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rootlace.runtime.contracts.plan import MaskRow, SampleRow
-from rootlace.runtime.model.sampling.host_masks import HostMasks, addresses_of, mask_of
+from rootlace.runtime.model.sampling.host_masks import HostMasks, addresses_of
 from rootlace.wire.protocol import SamplingParams
 
 VOCAB = 70
@@ -63,10 +63,11 @@ def test_any_masks_and_bans(
 ) -> None:
     rows = [row_of(mask, tuple(banned)) for mask, banned in asked]
     before = [None if mask is None else as_words(mask).copy() for mask, _ in asked]
-    arrays = HostMasks(VOCAB).arrays(rows, len(rows) + empty)
+    host = HostMasks(VOCAB)
+    arrays = host.arrays(rows, len(rows) + empty)
     table, row = arrays["mask_table"], arrays["mask_row"]
     assert table.shape[1] == WORDS and (row[len(rows) :] == -1).all()
-    alone = [mask_of(one, VOCAB) for one in rows]
+    alone = [host.of(one) for one in rows]
     addresses, _kept = addresses_of(alone, VOCAB)
     for at, ((mask, banned), words) in enumerate(zip(asked, before, strict=True)):
         allowed = np.ones(VOCAB, bool)

@@ -24,7 +24,6 @@ from rootlace.wire.protocol import SamplingParams
 from tests.native import native_kernel_set
 
 pick_tokens = importlib.import_module("rootlace.kernels.reference.pick_tokens")
-native_pick_tokens = importlib.import_module("rootlace.kernels.native.pick_tokens")
 
 VOCAB = 403
 
@@ -384,16 +383,38 @@ def test_seed_and_position_decide() -> None:
     assert len(set(sample(logits, positions))) > 10
 
 
-def test_every_token_gets_its_share_of_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def seed_for(bits: int, position: int) -> int:
+    """The seed whose number at `position` is bits * 2^-53: SplitMix64 backwards."""
+    gamma, modulus = 0x9E3779B97F4A7C15, 1 << 64
+
+    def unshifted(x: int, by: int) -> int:
+        y = x
+        for _ in range(64 // by):
+            y = x ^ y >> by
+        return y
+
+    def unmixed(x: int) -> int:
+        for by, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+            x = unshifted(x, by) if factor == 1 else unshifted(x, by) * pow(factor, -1, modulus)
+            x %= modulus
+        return x
+
+    stream = (unmixed(bits << 11) - (position + 1) * gamma) % modulus
+    seed = (unmixed(stream) - gamma) % modulus
+    return seed - modulus if seed >> 63 else seed
+
+
+def test_every_token_gets_its_share_of_the_interval() -> None:
     """Exact, not statistical: u on a grid hits each token its probability's share of times."""
     n = 10_000
-    grid = torch.cat([(torch.arange(n).double() + 0.5) / n, torch.tensor([0.0, 1 - 2.0**-53])])
-    monkeypatch.setattr(pick_tokens, "uniforms", lambda seed, position: grid)
-    bits = (grid * 2.0**53).long().numpy()
-    monkeypatch.setattr(native_pick_tokens, "random_bits", lambda seed, position: bits)
+    grid = [*((i + 0.5) / n for i in range(n)), 0.0, 1 - 2.0**-53]
+    rows = []
+    for u in grid:
+        seed = seed_for(int(u * 2**53), position=3)
+        rows.append(make_row(SamplingParams(temperature=1.0, seed=seed)))
+    assert [uniform(row) for row in rows[::500]] == pytest.approx(grid[::500], abs=2.0**-53)
     logits = torch.tensor([[0.0, 1.0, 2.0, float("-inf"), 1.5]])
-    row = make_row(SamplingParams(temperature=1.0, seed=1))
-    found = sample(logits.expand(n + 2, 5), [row] * (n + 2), 5)
+    found = sample(logits.expand(n + 2, 5), rows, 5)
     share = np.bincount(found[:n], minlength=5) / n
     np.testing.assert_allclose(share, torch.softmax(logits[0].double(), 0), atol=1 / n)
     assert share[3] == 0

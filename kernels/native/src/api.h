@@ -102,10 +102,10 @@ void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const
 
 // How a row is sampled; neutral: top_k the vocabulary's size or more, top_p 1, min_p 0.
 struct RlDraw {
-  double temperature;  // above 0
+  double temperature;  // 0: the row's best token, as rl_best finds it
   double top_p, min_p;
-  double u;      // in [0, 1): where the cumulative distribution is inverted
-  int64_t mask;  // as in rl_best
+  int64_t seed, position;  // what the token is decided by
+  int64_t mask;            // as in rl_best
   int32_t top_k, unused;
 };
 

@@ -1,4 +1,4 @@
-// Tokens drawn at random, a row at a time: the rule is that of kernels/reference/pick_tokens.py.
+// Tokens picked, a row at a time: the rule is that of kernels/reference/pick_tokens.py.
 //
 // Where top-k and top-p cut is found without ranking the vocabulary: tokens are counted and weighed
 // in narrow buckets by their distance from the best one, and only the bucket that a cut falls into
@@ -11,6 +11,7 @@
 
 #include "api.h"
 #include "elementwise.h"
+#include "pick.h"
 #include "team.h"
 #include "vec.h"
 
@@ -45,6 +46,20 @@ inline Wide exp(Wide x) {
   Longs bits = (reinterpret_cast<Longs>(shifted) + 1023) << 52;
   Wide y = p * reinterpret_cast<Wide>(bits);
   return x < -708.0 ? Wide{} : y;
+}
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+// In [0, 1), as kernels/reference/uniform.py says.
+double uniform(int64_t seed, int64_t position) {
+  const uint64_t gamma = 0x9e3779b97f4a7c15;
+  uint64_t stream = mix(static_cast<uint64_t>(seed) + gamma);
+  uint64_t bits = mix(stream + (static_cast<uint64_t>(position) + 1) * gamma);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
 inline double sum(Wide v) {
@@ -96,7 +111,8 @@ class Row {
     Cut cut = find_cut();
     double total = weigh(cut);
     if (!(total > 0)) return -1;
-    double target = std::min(draw_.u * total, std::nextafter(total, 0.0));
+    double u = uniform(draw_.seed, draw_.position);
+    double target = std::min(u * total, std::nextafter(total, 0.0));
     double below = 0;
     int last = -1, blocks = (size_ + BLOCK - 1) / BLOCK;
     for (int block = 0; block < blocks; below += space_.sums[block++]) {
@@ -325,9 +341,13 @@ extern "C" void rl_draw(void* team, const float* logits, int32_t rows, int32_t v
   using namespace rootlace;
   static_cast<Team*>(team)->run([&](Crew& crew) {
     crew.each(rows, [&](int row) {
+      const float* x = logits + static_cast<int64_t>(row) * vocab;
+      if (draws[row].temperature <= 0) {
+        tokens[row] = best(x, vocab, draws[row].mask);
+        return;
+      }
       Space space(crew.scratch(Space::bytes(vocab)), vocab);
-      Row one(logits + static_cast<int64_t>(row) * vocab, vocab, draws[row], space);
-      tokens[row] = one.pick();
+      tokens[row] = Row(x, vocab, draws[row], space).pick();
     });
   });
 }

@@ -77,13 +77,17 @@ int32_t argmax_among(const float* x, int size, const int32_t* mask) {
 
 }  // namespace
 
+int32_t best(const float* logits, int vocab, int64_t mask) {
+  if (!mask) return argmax(logits, vocab);
+  const auto* words = reinterpret_cast<const int32_t*>(static_cast<intptr_t>(mask));
+  return argmax_among(logits, vocab, words);
+}
+
 void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* masks,
           int32_t* tokens) {
   crew.each(rows, [&](int row) {
     const float* x = logits + static_cast<int64_t>(row) * vocab;
-    const auto* mask =
-        masks ? reinterpret_cast<const int32_t*>(static_cast<intptr_t>(masks[row])) : nullptr;
-    tokens[row] = mask ? argmax_among(x, vocab, mask) : argmax(x, vocab);
+    tokens[row] = best(x, vocab, masks ? masks[row] : 0);
   });
 }
 

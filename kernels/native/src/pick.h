@@ -7,6 +7,9 @@
 
 namespace rootlace {
 
+// The best token of a row; `mask` is where its mask lies, as in `rl_best`.
+int32_t best(const float* logits, int vocab, int64_t mask);
+
 // `rl_best` in a region; called by all threads with the same arguments.
 void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* masks,
           int32_t* tokens);

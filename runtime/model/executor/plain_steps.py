@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import (
     PromptScoreRow,
     SampleRow,
@@ -18,7 +19,7 @@ from rootlace.runtime.contracts.plan import (
 from rootlace.runtime.model.decoder.forward import Forward
 from rootlace.runtime.model.executor.sources import fed, resolved
 from rootlace.runtime.model.sampling import scores
-from rootlace.runtime.model.sampling.host_masks import mask_of
+from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -38,9 +39,11 @@ class PlainStep:
 class PlainSteps:
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
-    def __init__(self, forward: Forward, sampler: Sampler) -> None:
+    def __init__(self, forward: Forward, kernels: KernelSet) -> None:
+        """`kernels` sample."""
         self._forward = forward
-        self._sampler = sampler
+        self._masks = HostMasks(forward.vocab_size)
+        self._sampler = Sampler(forward.vocab_size, kernels, self._masks)
         self._last: PlainStep | None = None
 
     overlaps = False
@@ -109,13 +112,15 @@ class PlainSteps:
     ) -> tuple[np.ndarray, list[TokenScores | None]]:
         if not rows:
             return _NO_TOKENS, []
-        if all(row.simple and not row.params.logprobs for row in rows):
-            best = self._forward.best(hidden, [row.mask for row in rows])
+        masks = [self._masks.of(row) for row in rows]
+        if self._sampler.takes_best(rows):
+            best = self._forward.best(hidden, masks)
             if best is not None:
                 return best, [None] * len(rows)
-        vocab_size = self._forward.vocab_size
         # Where a row's logits are not scored, those that its mask excludes are never looked at.
-        chosen_from = [None if row.params.logprobs else mask_of(row, vocab_size) for row in rows]
+        chosen_from = [
+            None if row.params.logprobs else mask for row, mask in zip(rows, masks, strict=True)
+        ]
         logits = self._forward.logits(hidden, chosen_from)
         token_ids = self._sampler.sample(logits, rows)
         return token_ids, score_samples(logits, token_ids, rows)

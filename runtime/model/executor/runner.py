@@ -20,8 +20,6 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.steps import Steps
-from rootlace.runtime.model.sampling.host_masks import HostMasks
-from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
@@ -97,9 +95,7 @@ class ModelRunner:
                 kernels = model.kernels.name
             else:
                 found = on_cpu(config, dtype, rotary, cache, executor, weights_of, progress)
-                vocab_size = config.spec.vocab_size
-                sampler = Sampler(vocab_size, found.kernels, HostMasks(vocab_size))
-                steps = PlainSteps(found.forward, sampler)
+                steps = PlainSteps(found.forward, found.kernels)
                 pool, kernels = found.pool, found.kernels.name
         return cls(config, dtype, steps, pool, rotary.context_length, kernels)
 

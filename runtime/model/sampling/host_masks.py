@@ -15,6 +15,8 @@ from rootlace.runtime.contracts.plan import MaskRow, SampleRow
 
 Mask = np.ndarray | MaskRow | None
 """None: everything is allowed."""
+MAX_BANS = 64
+"""Masks of bans that are kept from step to step."""
 
 
 class HostMasks:
@@ -26,14 +28,36 @@ class HostMasks:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
+        self._bans: dict[tuple[int, ...], Mask] = {}
+
+    def of(self, row: SampleRow) -> Mask:
+        """What the row's token is chosen from. The array must not be changed. Raises RuntimeError
+        if a mask that has to be read is not filled."""
+        banned = row.banned
+        if not banned:
+            return row.mask
+        if row.mask is not None:
+            return self._without(row.mask, banned)
+        # The same few tokens (stop tokens) in all steps of a request.
+        found = self._bans.get(banned)
+        if found is None:
+            if len(self._bans) >= MAX_BANS:
+                self._bans.clear()
+            found = self._bans[banned] = self._without(None, banned)
+        return found
 
     def arrays(self, rows: Sequence[SampleRow], count: int) -> dict[str, np.ndarray]:
-        words = -(-self._vocab_size // 32)
+        words = self._words
+        masks = [self.of(row) if row.banned else row.mask for row in rows]
         table = np.empty((max(len(rows), 1), words), np.int32)
         places = np.full(count, -1, np.int32)
-        for at, row in enumerate(rows):
-            mask = mask_of(row, self._vocab_size) if row.banned else row.mask
+        first: dict[int, int] = {}  # what several rows share stands in the table once
+        for at, mask in enumerate(masks):
             if mask is None:
+                continue
+            places[at] = place = first.setdefault(id(mask), at)
+            if place < at:
                 continue
             found = words_of(mask)
             if len(found) == words:
@@ -41,27 +65,22 @@ class HostMasks:
             else:
                 table[at, : len(found)] = found[:words]
                 table[at, len(found) :] = 0  # nothing is allowed beyond its end
-            places[at] = at
         return {"mask_table": table, "mask_row": places}
 
-
-def mask_of(row: SampleRow, vocab_size: int) -> Mask:
-    """What the row's token is chosen from, by its mask and its bans. Raises RuntimeError if a mask
-    that has to be read is not filled."""
-    banned = [token for token in row.banned if 0 <= token < vocab_size]
-    if not banned:
-        return row.mask
-    words = -(-vocab_size // 32)
-    if row.mask is None:
-        found = np.full(words, -1, np.int32)
-    else:
-        found = np.zeros(words, np.int32)
-        mask = words_of(row.mask)[:words]
-        found[: len(mask)] = mask
-    octets = found.view(np.uint8)
-    for token in banned:
-        octets[token >> 3] &= 0xFF ^ (1 << (token & 7))
-    return found
+    def _without(self, mask: Mask, banned: Sequence[int]) -> Mask:
+        banned = [token for token in banned if 0 <= token < self._vocab_size]
+        if not banned:
+            return mask
+        if mask is None:
+            found = np.full(self._words, -1, np.int32)
+        else:
+            found = np.zeros(self._words, np.int32)
+            words = words_of(mask)[: self._words]
+            found[: len(words)] = words
+        octets = found.view(np.uint8)
+        for token in banned:
+            octets[token >> 3] &= 0xFF ^ (1 << (token & 7))
+        return found
 
 
 def words_of(mask: np.ndarray | MaskRow) -> np.ndarray:

@@ -65,8 +65,8 @@ class RowArrays:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._lists = EditLists(vocab_size)
-        self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))
-        self._known: dict[int, tuple[SamplingParams, bytes]] = {}
+        self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
+        self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
     def of(
         self,
@@ -82,8 +82,8 @@ class RowArrays:
             records = self.records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
-        arrays["position"] = np.zeros(count, np.int64)
-        arrays["position"][: len(rows)] = [row.position for row in rows]
+        positions = [len(row.token_ids) + (row.source >= 0) for row in rows]
+        arrays["position"] = np.array(positions + [0] * (count - len(rows)), np.int64)
         flags = int(np.bitwise_or.reduce(records["flags"])) if count else 0
         biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
         if biased:
@@ -98,20 +98,25 @@ class RowArrays:
     def records(self, rows: Sequence[SampleRow], count: int) -> np.ndarray:
         """[count]: each row's parameters, by name, and its `flags`. They are worked out once per
         request, not per step."""
-        known = self._known
-        parts = []
-        for row in rows:
-            params = row.params
-            found = known.get(id(params))
-            if found is None or found[0] is not params:
-                if len(known) >= MAX_REQUESTS:
-                    known.clear()
-                found = known[id(params)] = params, self._record(params)
-            parts.append(found[1])
+        parts = [self._of(row.params)[1] for row in rows]
         parts += [self._neutral] * (count - len(parts))
         return np.frombuffer(bytearray().join(parts), _RECORD)
 
-    def _record(self, params: SamplingParams) -> bytes:
+    def flags(self, params: SamplingParams) -> int:
+        """What a request asks for."""
+        return self._of(params)[2]
+
+    def _of(self, params: SamplingParams) -> tuple[SamplingParams, bytes, int]:
+        known = self._known
+        found = known.get(id(params))
+        if found is None or found[0] is not params:
+            if len(known) >= MAX_REQUESTS:
+                known.clear()
+            found = known[id(params)] = params, *self._record(params)
+        return found
+
+    def _record(self, params: SamplingParams) -> tuple[bytes, int]:
+        """(the request's record, its flags)"""
         draws = [self._value(p, getattr(params, p.name)) for p in DRAWS]
         penalties = [self._value(p, getattr(params, p.name)) for p in PENALTIES]
         flags = 0
@@ -128,7 +133,7 @@ class RowArrays:
             flags |= LOGPROBS
         seed = (params.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF
         seed -= (seed >> 63) << 64
-        return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes()
+        return np.array([(*draws, *penalties, seed, flags)], _RECORD).tobytes(), flags
 
     def _value(self, parameter: Parameter, value: float) -> float:
         """What kernels are told: of a number of tokens, at most how many there are."""

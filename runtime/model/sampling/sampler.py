@@ -20,7 +20,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import AutomatonTables, Choice, LogitEdits, PickRows
 from rootlace.runtime.contracts.plan import SampleRow
-from rootlace.runtime.model.sampling.row_arrays import DRAWN, LISTED, RowArrays
+from rootlace.runtime.model.sampling.row_arrays import LISTED, RowArrays
 
 _EDITS = tuple(field.name for field in fields(LogitEdits) if not field.name.startswith("mask"))
 _PICK = tuple(field.name for field in fields(PickRows) if not field.name.startswith("mask"))
@@ -159,19 +159,25 @@ class Sampler:
 
     # ------------------------------------------------------------ on the host
 
+    def takes_best(self, rows: Sequence[SampleRow]) -> bool:
+        """Whether each row asks for nothing but the best token that its mask and its bans leave,
+        and for no score of it."""
+        flags = self._rows.flags
+        return all(not row.params.logprobs if row.simple else not flags(row.params) for row in rows)
+
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
         """`plan` and `run` at once: logits float32 [len(rows), V], not changed -> int32.
 
         Logits that a row's mask excludes may be anything, unless the row has biases or penalties.
         """
         records = self._rows.records(rows, len(rows))
-        kinds = records["flags"] & (DRAWN | LISTED)
-        if (kinds == kinds[0]).all():
+        listed = (records["flags"] & LISTED) != 0
+        if listed.all() or not listed.any():
             return self._sample(logits, rows, records)
-        # Apart, since edits copy logits, and what is drawn is weighed.
+        # Apart, since edits copy logits.
         tokens = np.empty(len(rows), np.int32)
-        for kind in np.unique(kinds):
-            chosen = np.flatnonzero(kinds == kind)
+        for kind in (False, True):
+            chosen = np.flatnonzero(listed == kind)
             part = logits[torch.from_numpy(chosen)]
             given = [rows[i] for i in chosen.tolist()]
             tokens[chosen] = self._sample(part, given, records[chosen])
