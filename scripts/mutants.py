@@ -4,13 +4,14 @@
 
 A mutant is one place of the product with one fault: a comparison or a sum the other way round, a
 number off by one, `and` for `or`, a condition negated. Places are drawn with a fixed seed, as many
-of each package as its share of all places. Each mutant is a copy of the checkout; the tests of its
-package run first, then all that `make check` runs (`-m "not slow"`, or the arguments behind `--`),
-until the first failure. One that no test finds is printed with its difference: either a test is
-missing, or the fault changes nothing (an equivalent mutant).
+of each package as its share of all places. The tests nearest to the place run first (those named
+after its file, those of its folder, those of its package), then all others of `make check`
+(`-m "not slow"`, or the arguments behind `--`), until the first failure. That test must pass
+without the fault, or the run ends with exit status 1. A mutant that no test finds is printed with
+its difference: either a test is missing, or the fault changes nothing (an equivalent mutant).
 
-The tests run with this interpreter, whose environment has what they need. No network, no writing
-outside of a temporary folder. Exit status 1 if the tests fail without any fault.
+The work is done in a copy of the checkout, with this interpreter. With `--json` the outcomes are
+written after each mutant, and a run that was interrupted continues where it was.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import copy
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -52,8 +54,10 @@ TESTS_OF = {
 }
 # Kernels in Triton's language and the command line's texts: faults there are found elsewhere.
 LEFT_OUT = ("kernels/triton/", "runtime/assets/")
-SECONDS = 900
-"""That the tests of one mutant may take; one that hangs them is found."""
+CPU_SECONDS = 1800
+"""Processor time that a process of the tests may take. A mutant that makes it compute forever is
+found, at the latest, by this limit, which is no shorter on a busy machine. One that makes a test
+wait forever is found by the time limit of that test."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -190,15 +194,10 @@ def copy_of_the_checkout(target: Path) -> None:
 
 
 def run_tests(target: Path, arguments: list[str]) -> str:
-    """The first failure, or "" where all pass."""
+    """The first failure, as pytest's summary has it, or "" where all pass."""
     environment = {**os.environ, "PYTHONPATH": str(target / "build" / "tree")}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
-    try:
-        done = subprocess.run(
-            command, cwd=target, env=environment, text=True, capture_output=True, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done within {SECONDS} s"
+    done = subprocess.run(command, cwd=target, env=environment, text=True, capture_output=True)
     if done.returncode in (0, 5):  # 5: no tests
         return ""
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -206,21 +205,70 @@ def run_tests(target: Path, arguments: list[str]) -> str:
 
 
 def tests_of(file: str) -> list[str]:
+    """The tests of the file's package."""
     folder = max((name for name in TESTS_OF if file.startswith(f"{name}/")), key=len)
     return TESTS_OF[folder]
 
 
+def stages(file: str, target: Path) -> list[list[str]]:
+    """Arguments for pytest that, one after another, run all tests once, the nearest ones first."""
+    package = [path for path in tests_of(file) if (target / path).exists()]
+    folder = target / "tests" / Path(file.removeprefix("runtime/")).parent
+    while not folder.exists():
+        folder = folder.parent
+    around = [folder.relative_to(target).as_posix()]
+    if around == ["tests"]:
+        around = package
+    named = [
+        path.relative_to(target).as_posix()
+        for name in around
+        for path in sorted((target / name).rglob(f"test_{Path(file).stem}*.py"))
+    ]
+    found: list[list[str]] = []
+    done: list[str] = []
+    for paths in (named, around, package):
+        if new := [path for path in paths if path not in done]:
+            found.append([*new, *_without(done)])
+            done += new
+    return [*found, _without(done)]
+
+
+def _without(paths: list[str]) -> list[str]:
+    return [f"--ignore={path}" for path in paths]
+
+
 def judge(place: Place, target: Path, arguments: list[str]) -> Outcome:
+    """Raises `RuntimeError` if the file of the test that fails does so without the fault too."""
     path = target / place.file
     source = path.read_text()
     changed, said = mutant(source, place.index)
     path.write_text(changed)
     try:
-        nearest = [path for path in tests_of(place.file) if (target / path).exists()]
-        found = run_tests(target, [*arguments, *nearest])
-        return Outcome(place, said, found or run_tests(target, arguments))
+        runs = (run_tests(target, [*arguments, *stage]) for stage in stages(place.file, target))
+        found = next(filter(None, runs), "")
     finally:
         path.write_text(source)
+    if found.startswith(("FAILED ", "ERROR ")):
+        file = found.split()[1].split("::")[0]
+        if again := run_tests(target, [*arguments, file]):
+            raise RuntimeError(f"fails without any fault: {again}")
+    return Outcome(place, said, found)
+
+
+def earlier(file: Path | None, run: dict[str, object]) -> list[Outcome]:
+    """The outcomes that the same run has written to `file` before it was interrupted."""
+    if file is None or not file.exists():
+        return []
+    written = json.loads(file.read_text())
+    if {key: written[key] for key in run} != run:
+        raise SystemExit(f"{file} is of another run: {written['seed']=}, {written['pytest']=}")
+    return [Outcome(**{**one, "place": Place(**one["place"])}) for one in written["mutants"]]
+
+
+def write(file: Path, run: dict[str, object], outcomes: list[Outcome]) -> None:
+    found = sum(bool(outcome.found_by) for outcome in outcomes)
+    result = {**run, "found": found, "mutants": [asdict(outcome) for outcome in outcomes]}
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> int:
@@ -230,34 +278,36 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("pytest", nargs="*", default=["-m", "not slow"], metavar="ARGUMENT")
     options = parser.parse_args()
-    outcomes = []
+    # Processes inherit the limit; each counts its own time.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, resource.RLIM_INFINITY))
+    run: dict[str, object] = {
+        "seed": options.seed,
+        "count": options.count,
+        "pytest": options.pytest,
+    }
+    outcomes = earlier(options.json, run)
     with tempfile.TemporaryDirectory(prefix="rootlace-mutants-") as folder, Progress() as bar:
         target = Path(folder) / "checkout"
         copy_of_the_checkout(target)
-        task = bar.add_task("without a fault", total=options.count + 1)
-        if failed := run_tests(target, options.pytest):
-            print(f"the tests fail without any fault: {failed}", file=sys.stderr)
-            return 1
-        for place in draw(options.count, options.seed):
-            bar.update(task, advance=1, description=f"{place.file}:{place.line}")
-            outcome = judge(place, target, options.pytest)
+        task = bar.add_task("", total=options.count, completed=len(outcomes))
+        for place in draw(options.count, options.seed)[len(outcomes) :]:
+            bar.update(task, description=f"{place.file}:{place.line}")
+            try:
+                outcome = judge(place, target, options.pytest)
+            except RuntimeError as error:
+                print(error, file=sys.stderr)
+                return 1
             outcomes.append(outcome)
-            verdict = outcome.found_by or "NOT FOUND"
+            if options.json:
+                write(options.json, run, outcomes)
+            bar.update(task, advance=1)
             bar.console.print(
-                f"{place.file}:{place.line}: {outcome.change}\n    {verdict[:150]}",
+                f"{place.file}:{place.line}: {outcome.change}\n"
+                f"    {(outcome.found_by or 'NOT FOUND')[:150]}",
                 markup=False,
                 highlight=False,
             )
-    found = sum(bool(outcome.found_by) for outcome in outcomes)
-    print(f"{found} of {len(outcomes)} faults found")
-    if options.json:
-        result = {
-            "seed": options.seed,
-            "pytest": options.pytest,
-            "found": found,
-            "mutants": [asdict(outcome) for outcome in outcomes],
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{sum(bool(outcome.found_by) for outcome in outcomes)} of {len(outcomes)} faults found")
     return 0
 
 

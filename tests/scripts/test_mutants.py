@@ -75,3 +75,26 @@ def test_a_fault_is_found_or_not(mutants: Any, tmp_path: Path) -> None:
         outcome = mutants.judge(place, tmp_path, ["tests/test_code.py"])
         assert bool(outcome.found_by) == found
     assert (tmp_path / file).read_text() == code
+    with pytest.raises(RuntimeError, match="fails without any fault"):
+        (tmp_path / "tests" / "test_code.py").write_text("def test_f():\n    assert False\n")
+        mutants.judge(mutants.Place(file, 0, 0), tmp_path, [])
+    assert (tmp_path / file).read_text() == code
+
+
+def test_the_nearest_tests_run_first_and_each_once(mutants: Any) -> None:
+    named, around, others, rest = mutants.stages("runtime/cache/tree.py", ROOT)
+    assert named == ["tests/cache/test_tree.py"]
+    assert around == ["tests/cache", "--ignore=tests/cache/test_tree.py"]
+    assert others[0] == "tests/scheduler" and "--ignore=tests/cache" in others
+    assert {f"--ignore={path}" for path in ("tests/cache", "tests/scheduler")} <= set(rest)
+
+
+def test_an_interrupted_run_continues(mutants: Any, tmp_path: Path) -> None:
+    run = {"seed": 0, "count": 2, "pytest": ["-m", "not slow"]}
+    outcome = mutants.Outcome(mutants.Place("a.py", 3, 14), "a < b  ->  a <= b", "")
+    file = tmp_path / "out.json"
+    assert mutants.earlier(None, run) == mutants.earlier(file, run) == []
+    mutants.write(file, run, [outcome])
+    assert mutants.earlier(file, run) == [outcome]
+    with pytest.raises(SystemExit, match="of another run"):
+        mutants.earlier(file, {**run, "seed": 1})
