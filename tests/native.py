@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
-import os
 import platform
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library
-from rootlace.kernels.native.build import FLAGS, SOURCES, NativeUnavailable, find_compiler
+from rootlace.kernels.native.build import NativeUnavailable, default_cache, library_file
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.pick_tokens import native_kernels
 
@@ -43,7 +41,7 @@ def native_kernel_set(threads: int = 2) -> KernelSet:
     return native_kernels(found, Team(found, threads))
 
 
-TWIN = "-DROOTLACE_TWIN"
+TWIN = "-march=native -DROOTLACE_TWIN"
 """Has the tile unit emulated, on any processor."""
 TARGETS = (
     "-march=native",
@@ -58,41 +56,34 @@ def skip_without(kernels: str) -> None:
         native_library()
 
 
-def compiled(
-    folder: Path, target: str, sources: Sequence[str], functions: Sequence[str]
-) -> ctypes.CDLL:
-    """A library for a target (flags, as those in `TARGETS`) of those files and those functions
-    alone; skips the test if it cannot be made, or does not run on this processor."""
+@functools.cache
+def library_for(target: str) -> ctypes.CDLL:
+    """The library for a target (flags, as those in `TARGETS`), from the cache if it is there;
+    skips the test if it cannot be made, or does not run on this processor."""
     _skip_where_it_cannot_run(target)
-    flags = tuple(target.split())
-    compiler = find_compiler("g++", flags) or find_compiler("c++", flags)
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
-    path = folder / "kernels.so"
-    files = [str(SOURCES / f"{name}.cpp") for name in (*sources, "prepare")]
-    command = [compiler.path, *FLAGS, *flags, "-shared", *files, "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[:2000]
-    found = ctypes.CDLL(str(path))
-    if refused := found.rl_prepare():
-        pytest.skip(os.strerror(refused))
-    for name in (*functions, "rl_instructions"):
-        function = getattr(found, name)
-        function.restype, function.argtypes = library.FUNCTIONS[name]
-    return found
+    folder = default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    # Of several workers that need it, one compiles.
+    with (folder / "tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with library_file(target=target.split()) as path:
+                return library.open_library(str(path))
+        except library.InstructionsRefused as refused:
+            pytest.skip(str(refused))
+        except NativeUnavailable as error:
+            if "no C++ compiler" in str(error):
+                pytest.skip(str(error))
+            raise
 
 
-def with_tile_unit(
-    folder: Path, sources: Sequence[str], functions: Sequence[str]
-) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+def with_tile_unit() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     """A library that uses this processor's tile unit, and one that emulates it and is the same
     otherwise; skips the test where there is none."""
-    for name in ("unit", "twin"):
-        (folder / name).mkdir()
-    unit = compiled(folder / "unit", "-march=native", sources, functions)
+    unit = library_for("-march=native")
     if unit.rl_instructions() != b"amx":
         pytest.skip("this processor has no tile unit")
-    return unit, compiled(folder / "twin", f"-march=native {TWIN}", sources, functions)
+    return unit, library_for(TWIN)
 
 
 def _skip_where_it_cannot_run(target: str) -> None:

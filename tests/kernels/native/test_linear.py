@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import silu
 
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
-from tests.native import TARGETS, compiled, with_tile_unit
+from tests.native import TARGETS, library_for, with_tile_unit
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -35,14 +34,9 @@ class Machine:
         return PackedLinear(self.library, self.teams[threads], weight, bias, gated=gated)
 
 
-SOURCES = ("linear", "team")
-FUNCTIONS = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear")
-
-
 @pytest.fixture(scope="module", params=TARGETS)
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    folder = tmp_path_factory.mktemp("linear")
-    return Machine(compiled(folder, request.param, SOURCES, FUNCTIONS))
+def machine(request: pytest.FixtureRequest) -> Machine:
+    return Machine(library_for(request.param))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -243,9 +237,9 @@ def test_bad_arguments_are_refused(machine: Machine) -> None:
         packed.multiply(Epilogue.STORE, random(2, 4), random(2, 4).bfloat16())
 
 
-def test_the_tile_unit_computes_what_its_twin_does(tmp_path: Path) -> None:
+def test_the_tile_unit_computes_what_its_twin_does() -> None:
     """Bit by bit, with numbers whose products and sums are below float32's normal range, too."""
-    unit, twin = (Machine(one) for one in with_tile_unit(tmp_path, SOURCES, FUNCTIONS))
+    unit, twin = (Machine(one) for one in with_tile_unit())
     generator = torch.Generator().manual_seed(0)
 
     def wide(*shape: int, least: int) -> Tensor:

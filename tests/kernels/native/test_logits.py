@@ -13,18 +13,14 @@ from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import Model
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
 from tests.kernels.native.greedy import greedy_tokens
-from tests.native import TARGETS, compiled
+from tests.native import TARGETS, library_for
 
 PANEL = 48
-NAMES = ("rl_team_new", "rl_team_free", "rl_packed_bytes", "rl_pack", "rl_linear", "rl_logits")
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def library(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> ctypes.CDLL:
-    sources = ("linear", "logits", "pick", "team")
-    return compiled(tmp_path_factory.mktemp("logits"), request.param, sources, NAMES)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return library_for(request.param)
 
 
 class Head:

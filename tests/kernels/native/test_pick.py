@@ -10,15 +10,12 @@ import torch
 
 from rootlace.kernels.native.handles import Team
 from tests.kernels.native.greedy import greedy_tokens
-from tests.native import TARGETS, compiled
+from tests.native import TARGETS, library_for
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def library(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> ctypes.CDLL:
-    functions = ("rl_team_new", "rl_team_free", "rl_best")
-    return compiled(tmp_path_factory.mktemp("pick"), request.param, ("pick", "team"), functions)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return library_for(request.param)
 
 
 def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None]) -> list[int]:
