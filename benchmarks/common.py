@@ -8,11 +8,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -89,6 +91,52 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Report:
+    """What a benchmark found, beside where and when: begun when it begins to measure."""
+
+    def __init__(self, benchmark: str) -> None:
+        self.found: dict[str, Any] = {"benchmark": benchmark, **environment()}
+        self._foreign = ForeignLoad()
+
+    def add(self, name: str, value: Any) -> None:
+        """Dataclasses, alone or in lists, become objects."""
+        self.found[name] = msgspec.to_builtins(value)
+
+    def foreign_line(self) -> str:
+        """How many cores other programs kept busy until now, which is recorded, too."""
+        self.found["foreign_cores"] = cores = self._foreign.cores()
+        return f"other programs kept {cores:.2f} cores busy meanwhile"
+
+    def write(self, path: Path | None) -> None:
+        if path is not None:
+            write_json(path, self.found)
+
+
+def console_of(width: int) -> Console:
+    """A console whose lines are `width` long where they go to a file."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
+def rows_table(title: str, rows: Sequence[Any]) -> Table:
+    """Dataclasses, a row each, under the names of their fields."""
+    names = [field.name for field in fields(rows[0])]
+    table = new_table(title, *(name.replace("_", " ") for name in names))
+    for row in rows:
+        table.add_row(*(_cell(getattr(row, name)) for name in names))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def new_table(title: str, *columns: str) -> Table:

@@ -55,7 +55,6 @@ USEFUL = {
     "aiohttp": "aiohttp",
     "jinja2": "Jinja2",
     "tqdm": "tqdm",
-    "matplotlib": "matplotlib",
     "xdist": "pytest-xdist",
 }
 """Without these some tests are skipped, or the benchmark draws nothing."""
@@ -256,10 +255,8 @@ def run_tests(extra: Sequence[str]) -> list[Outcome]:
 
 def run_benchmark(results: Path, extra: Sequence[str]) -> list[Outcome]:
     command = [sys.executable, "-m", "benchmarks.gpu", "--json", str(results / "gpu.json")]
-    if importlib.util.find_spec("matplotlib") is not None:
-        command += ["--plot", str(results)]
     command += ["--budget", str(BENCH_SECONDS), *extra]
-    # The benchmark keeps to its budget by itself; the margin is for start and pictures.
+    # The benchmark keeps to its budget by itself; the margin is for its start.
     return [run("benchmark", command, BENCH_SECONDS + 45)]
 
 

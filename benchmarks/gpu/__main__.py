@@ -1,6 +1,6 @@
 """The GPU path in figures: kernels, steps and serving beside what the device can do at most.
 
-    python -m benchmarks.gpu --json FILE [--plot FOLDER] [--quick] [--only PART ...]
+    python -m benchmarks.gpu --json FILE [--quick] [--only PART ...]
     python -m benchmarks.gpu --tune [KERNEL ...]
 
 Every part runs in a process of its own, with a time limit: one that fails or hangs is recorded with
@@ -53,7 +53,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw SVG pictures")
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", default=None)
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything")
@@ -235,10 +234,6 @@ def main(argv: list[str] | None = None) -> int:
         return tune.main(device, arguments.smoke, arguments.tune, arguments.budget)
     result = measure_all(arguments)
     print("\n".join(summary(result)))
-    if arguments.plot:
-        from benchmarks.gpu.plots import draw
-
-        draw(result, arguments.plot)
     return 1 if any("error" in part for part in result["parts"].values()) else 0
 
 

@@ -1,27 +1,25 @@
 """The engine's loop without a model: what a step costs beside it, part by part.
 
-Loop, scheduler, tree and messages are the real ones, the executor is the simulated one, whose own
-time is left out; messages come and go over real pipes. All times are CPU time, so that other
+Loop, scheduler, tree and messages are the real ones, and messages come and go over real pipes; the
+executor makes tokens up, and its own time is left out. All times are CPU time, so that other
 programs on the machine disturb them little.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from statistics import fmean
+from typing import Any, cast
 
 import numpy as np
 import zmq
 
-from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
-from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Stop,
@@ -29,24 +27,26 @@ from rootlace.runtime.contracts.messages import (
     decode_to_engine,
     encode,
 )
-from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
+from rootlace.runtime.contracts.plan import Executor, StepPlan, StepResult
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.engine.compiling import Compiler
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
-from rootlace.wire.protocol import Constraint, SamplingParams
+from rootlace.wire.protocol import SamplingParams
 
 BLOCK_SIZE = 16
 QUIET_TOKENS = 32
 """As the gateway asks for them where nobody streams."""
 VOCAB = 32_000
-WARM_STEPS = 20
-"""Of each run: left out."""
+STEPS, WARM_STEPS = 64, 20
+"""Steps of each run that are measured, and steps before them that are not."""
 
 
 @dataclass(frozen=True)
 class StepCost:
     """CPU microseconds beside the model per decode step (mean; best of the rounds), and of the step
-    that admits and prefills all rows. `total` counts all threads of the process, ZeroMQ's too."""
+    that admits and prefills all rows. `total` counts all threads of the process, ZeroMQ's too;
+    `loop` is what is left of the loop's own thread: updates as messages, and the loop itself."""
 
     rows: int
     context: int
@@ -56,108 +56,103 @@ class StepCost:
     commit: float
     send: float
     loop: float
-    """The rest: updates as messages, and the loop itself."""
     total: float
     per_row: float
     prefill: float
 
 
-class Stopwatch:
-    """CPU nanoseconds of this thread inside wrapped functions, by name."""
+class NoModel:
+    """An executor, one step at a time: a row's next token follows from its last one and its
+    position. A step takes `seconds`, asleep, as on a device of its own."""
+
+    overlaps = False
+
+    def __init__(self, vocab_size: int, seconds: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self._seconds = seconds
+        self.cpu = 0.0
+        """CPU seconds that the steps took this thread."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        began, cpu = time.perf_counter(), time.thread_time()
+        last = plan.row_start[1:][[sample.row for sample in plan.samples]] - 1
+        mixed = plan.token_ids[last] * np.int64(7919) + plan.positions[last] * np.int64(104_729)
+        tokens = (mixed % self.vocab_size).astype(np.int32)
+        if self._seconds:
+            time.sleep(max(self._seconds - (time.perf_counter() - began), 0))
+        self.cpu += time.thread_time() - cpu
+        return StepResult(tokens, [None] * len(tokens), [])
+
+
+class Watched(NoModel):
+    """Notes the CPU time that passes between its steps, and what parts of the loop took of it."""
 
     def __init__(self) -> None:
-        self.spent: dict[str, int] = {}
+        super().__init__(VOCAB)
+        self._parts: Counter[str] = Counter()
+        self._left = (time.thread_time_ns(), time.process_time_ns())
+        self.between: list[tuple[int, int, Counter[str]]] = []
+        """Nanoseconds before each step: of this thread, of the process, and of the parts."""
 
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        self.spent[name] = 0
+    def part(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, its time noted as that of the part `name`."""
 
         def timed(*args: Any) -> Any:
             started = time.thread_time_ns()
             try:
                 return function(*args)
             finally:
-                self.spent[name] += time.thread_time_ns() - started
+                self._parts[name] += time.thread_time_ns() - started
 
         return timed
 
-
-class NoOverlap:
-    """The simulated executor, one step at a time."""
-
-    overlaps = False
-
-    def __init__(self, executor: SimulatedExecutor) -> None:
-        self._executor = executor
-        self.num_blocks = executor.num_blocks
-        self.context_length = executor.context_length
-        self.vocab_size = executor.vocab_size
-
     def run(self, plan: StepPlan) -> StepResult:
-        return self._executor.run(plan)
-
-    def launch(self, plan: StepPlan) -> NoReturn:
-        raise NotImplementedError("steps do not overlap here")
-
-    def sample(self, launched: Launched, samples: list[SampleRow]) -> NoReturn:
-        raise NotImplementedError
-
-    def collect(self, launched: Launched) -> NoReturn:
-        raise NotImplementedError
-
-
-class LeftOut(NoOverlap):
-    """Notes how much CPU time passes between its steps."""
-
-    def __init__(self, executor: SimulatedExecutor, ended: Callable[[], None]) -> None:
-        super().__init__(executor)
-        self._ended = ended
-        self._left = (time.thread_time_ns(), time.process_time_ns())
-        self.between: list[tuple[int, int]] = []
-        """Nanoseconds before each step: of this thread, of the process."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        thread, process = self._left
-        self.between.append((time.thread_time_ns() - thread, time.process_time_ns() - process))
+        now = (time.thread_time_ns(), time.process_time_ns())
+        self.between.append((now[0] - self._left[0], now[1] - self._left[1], self._parts))
+        self._parts = Counter()
         result = super().run(plan)
-        self._ended()
         self._left = (time.thread_time_ns(), time.process_time_ns())
         return result
 
 
-class NoCompiler:
-    """Nothing here is constrained."""
-
-    def cached(self, constraint: Constraint) -> Grammar | None:
-        raise NotImplementedError
-
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        raise NotImplementedError
+def new_loop(
+    scheduler: Scheduler,
+    executor: NoModel,
+    receive: Callable[[int], list[ToEngine]],
+    send: Callable[[list[FromEngine]], None],
+) -> EngineLoop:
+    """The real loop on an executor that never overlaps, for requests without constraints."""
+    return EngineLoop(
+        scheduler,
+        cast("Executor", executor),
+        cast("Compiler", None),
+        receive,
+        send,
+        executor_stats=lambda: {"model_cpu_seconds": executor.cpu},
+    )
 
 
 def measure_steps(
-    rows: int, context: int, steps: int = 64, rounds: int = 3, streaming: bool = True
+    rows: int, context: int, steps: int = STEPS, rounds: int = 3, streaming: bool = True
 ) -> StepCost:
     """Decode steps of `rows` requests of `context` tokens, half of which all share."""
-    found = [_round(rows, context, steps, streaming) for _ in range(rounds)]
-    best = min(found, key=lambda one: one.total)
-    return StepCost(**{**asdict(best), "prefill": min(one.prefill for one in found)})
+    found = [_round(rows, context, steps + WARM_STEPS, streaming) for _ in range(rounds)]
+    best = min(found, key=lambda one: one["total"])
+    best["prefill"] = min(one["prefill"] for one in found)
+    return StepCost(rows, context, streaming, per_row=best["total"] / rows, **best)
 
 
-def _round(rows: int, context: int, steps: int, streaming: bool) -> StepCost:
-    steps += WARM_STEPS
+def _round(rows: int, context: int, steps: int, streaming: bool) -> dict[str, float]:
     blocks = (rows + 2) * ((context + steps) // BLOCK_SIZE + 2)
-    simulated = SimulatedExecutor(blocks, BLOCK_SIZE, context + steps + 64, VOCAB)
     scheduler = Scheduler(
         SchedulerConfig(max_step_tokens=max(rows * context, rows), max_running=rows),
         CacheConfig(BLOCK_SIZE, blocks),
-        simulated.context_length,
+        context + steps + 64,
         vocab_size=VOCAB,
     )
-    watch = Stopwatch()
-    parts: list[dict[str, int]] = []
-    executor = LeftOut(simulated, lambda: parts.append(dict(watch.spent)))
-    scheduler.plan = watch.wrap("plan", scheduler.plan)  # type: ignore[method-assign]
-    scheduler.commit = watch.wrap("commit", scheduler.commit)  # type: ignore[method-assign]
+    executor = Watched()
+    for name in ("plan", "commit"):
+        setattr(scheduler, name, executor.part(name, getattr(scheduler, name)))
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as sockets:
         ends = [_pipe(sockets, Path(folder) / name) for name in ("inbox", "outbox")]
         (feed, inbox), (outbox, drain) = ends
@@ -170,41 +165,23 @@ def _round(rows: int, context: int, steps: int, streaming: bool) -> StepCost:
         def send(said: list[FromEngine]) -> None:
             outbox.send(encode(said))
 
-        EngineLoop(
-            scheduler,
-            executor,
-            NoCompiler(),
-            watch.wrap("receive", receive),
-            watch.wrap("send", send),
+        new_loop(
+            scheduler, executor, executor.part("receive", receive), executor.part("send", send)
         ).run()
         for socket in (feed, inbox, outbox, drain):
             socket.close(linger=0)
-    return _summary(rows, context, streaming, executor.between, parts)
-
-
-def _summary(
-    rows: int,
-    context: int,
-    streaming: bool,
-    between: list[tuple[int, int]],
-    parts: list[dict[str, int]],
-) -> StepCost:
-    # `parts` was noted behind each step, `between` before it.
-    first, last = WARM_STEPS, len(between) - 1
-    count = last - first
-    names = {name: (parts[last][name] - parts[first][name]) / count / 1000 for name in parts[last]}
-    thread = statistics.fmean(one for one, _ in between[first + 1 :]) / 1000
-    total = statistics.fmean(one for _, one in between[first + 1 :]) / 1000
-    return StepCost(
-        rows=rows,
-        context=context,
-        streaming=streaming,
-        **names,
-        loop=thread - sum(names.values()),
-        total=total,
-        per_row=total / rows,
-        prefill=between[0][1] / 1000,
-    )
+    # The first step prefills; nothing but decoding lies between the later ones.
+    measured = executor.between[WARM_STEPS + 1 :]
+    parts = {
+        name: fmean(parts[name] for _, _, parts in measured) / 1000
+        for name in ("receive", "plan", "commit", "send")
+    }
+    return {
+        **parts,
+        "loop": fmean(thread for thread, _, _ in measured) / 1000 - sum(parts.values()),
+        "total": fmean(process for _, process, _ in measured) / 1000,
+        "prefill": executor.between[0][1] / 1000,
+    }
 
 
 def _requests(rows: int, context: int, steps: int, streaming: bool) -> list[ToEngine]:

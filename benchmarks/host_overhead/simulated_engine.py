@@ -1,57 +1,29 @@
 """A gateway process whose engine has no model.
 
 The gateway is the real one. The process that it starts as its engine is this module again: the real
-loop, scheduler and tree on the simulated executor, each step taking a given time without using the
-processor, as on a device of its own. `model_cpu_seconds` among its counters is what the simulation
-itself took: it is no part of the host's cost.
+loop, scheduler and tree, each step taking a given time without using the processor.
+`model_cpu_seconds` among its counters is what making tokens up took: it is no part of the host's
+cost.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
+from dataclasses import replace
 from functools import partial
 
 import zmq
 
-from benchmarks.host_overhead.engine_loop import (
-    BLOCK_SIZE,
-    NoCompiler,
-    NoOverlap,
-    receive_from,
-)
-from benchmarks.simulated_executor import SimulatedExecutor
+from benchmarks.host_overhead.engine_loop import BLOCK_SIZE, NoModel, new_loop, receive_from
 from rootlace.runtime import processes
-from rootlace.runtime.contracts.messages import (
-    FromEngine,
-    Ready,
-    encode,
-)
-from rootlace.runtime.contracts.plan import StepPlan, StepResult
+from rootlace.runtime.contracts.messages import FromEngine, Ready, encode
 from rootlace.runtime.engine.client import EngineProcessConfig
-from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.scheduler.scheduler import Scheduler
 
 NUM_BLOCKS = 16384
 CONTEXT_LENGTH = 16384
 ENGINE_MODULE = "rootlace.runtime.engine"
-
-
-class Paced(NoOverlap):
-    """In real time: `seconds` a step, asleep."""
-
-    def __init__(self, executor: SimulatedExecutor, seconds: float) -> None:
-        super().__init__(executor)
-        self._seconds = seconds
-        self.cpu = 0.0
-
-    def run(self, plan: StepPlan) -> StepResult:
-        began, cpu = time.perf_counter(), time.thread_time()
-        result = super().run(plan)
-        time.sleep(max(self._seconds - (time.perf_counter() - began), 0))
-        self.cpu += time.thread_time() - cpu
-        return result
 
 
 def gateway(vocab_size: str, step_seconds: str) -> int:
@@ -72,13 +44,9 @@ def gateway(vocab_size: str, step_seconds: str) -> int:
 def engine(vocab_size: str, step_seconds: str) -> int:
     config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
     processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
-    simulated = SimulatedExecutor(NUM_BLOCKS, BLOCK_SIZE, CONTEXT_LENGTH, int(vocab_size))
-    executor = Paced(simulated, float(step_seconds))
-    cache = config.engine.cache
-    cache = type(cache)(BLOCK_SIZE, NUM_BLOCKS, cache.enabled)
-    scheduler = Scheduler(
-        config.engine.scheduler, cache, CONTEXT_LENGTH, vocab_size=simulated.vocab_size
-    )
+    vocab = int(vocab_size)
+    cache = replace(config.engine.cache, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+    scheduler = Scheduler(config.engine.scheduler, cache, CONTEXT_LENGTH, vocab_size=vocab)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((inbox, config.inbox), (outbox, config.outbox)):
@@ -89,24 +57,10 @@ def engine(vocab_size: str, step_seconds: str) -> int:
         outbox.send(encode(said))
 
     capacity = min(CONTEXT_LENGTH, NUM_BLOCKS * BLOCK_SIZE)
-    ready = Ready(
-        os.getpid(),
-        NUM_BLOCKS,
-        BLOCK_SIZE,
-        CONTEXT_LENGTH,
-        capacity,
-        simulated.vocab_size,
-        "none",
-        "none",
-    )
-    send([ready])
-    loop = EngineLoop(
-        scheduler,
-        executor,
-        NoCompiler(),
-        partial(receive_from, inbox),
-        send,
-        executor_stats=lambda: {"model_cpu_seconds": executor.cpu},
+    sizes = (NUM_BLOCKS, BLOCK_SIZE, CONTEXT_LENGTH, capacity, vocab)
+    send([Ready(os.getpid(), *sizes, "none", "none")])
+    loop = new_loop(
+        scheduler, NoModel(vocab, float(step_seconds)), partial(receive_from, inbox), send
     )
     try:
         loop.run()

@@ -1,7 +1,7 @@
 """The whole stack without a model: CPU time of engine, gateway and client, per step and request.
 
-Gateway and engine are processes of their own, joined as they are in use; the executor is simulated
-and asleep most of each step. All requests start together, so they decode together. Runs with short
+Gateway and engine are processes of their own, joined as they are in use; the engine has no model
+and sleeps most of each step. All requests start together, so they decode together. Runs with short
 and with long outputs tell what a step costs from what a request costs.
 """
 
@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import psutil
 from tokenizers import Tokenizer
 
 import rootlace as rl
 from benchmarks.common import ROOT
-from rootlace.runtime.config import (
-    EngineConfig,
-    ExecutorConfig,
-    GatewayConfig,
-    RuntimeConfig,
-)
+from rootlace.runtime.config import EngineConfig, ExecutorConfig, GatewayConfig, RuntimeConfig
+from rootlace.runtime.processes import write_config
 
 SHORT, LONG = 16, 144
 """Tokens per request of the two kinds of run."""
@@ -94,22 +89,16 @@ def started(model: Path, step_seconds: float) -> Iterator[Stack]:
             ),
             EngineConfig(ExecutorConfig(str(model))),
         )
+        module = "benchmarks.host_overhead.simulated_engine"
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.host_overhead.simulated_engine",
-                "gateway",
-                str(vocab_size),
-                str(step_seconds),
-            ],
+            [sys.executable, "-m", module, "gateway", str(vocab_size), str(step_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
         )
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            process.stdin.write(write_config(config))
             process.stdin.flush()
             ready = json.loads(process.stdout.readline())
             stack = Stack(process, ready)
@@ -123,35 +112,27 @@ def started(model: Path, step_seconds: float) -> Iterator[Stack]:
 def measure_stack(stack: Stack, mode: str, rows: int, rounds: int) -> StackCost:
     run = _runs(stack, mode)
     run(rows, SHORT)
-    short, long = (
-        _least([_spent(stack, run, rows, tokens) for _ in range(rounds)])
-        for tokens in (SHORT, LONG)
-    )
+    short, long = (_least(stack, run, rows, tokens, rounds) for tokens in (SHORT, LONG))
     step = {part: 1e6 * (long[part] - short[part]) / (LONG - SHORT) for part in long}
-    request = {part: (1e6 * short[part] - SHORT * step[part]) / rows for part in short}
+    per_request = {
+        f"{part}_request": (1e6 * short[part] - SHORT * step[part]) / rows for part in short
+    }
     total = sum(step.values())
-    return StackCost(
-        mode=mode,
-        rows=rows,
-        **step,
-        total=total,
-        per_token=total / rows,
-        **{f"{part}_request": value for part, value in request.items()},
-    )
+    return StackCost(mode, rows, **step, total=total, per_token=total / rows, **per_request)
 
 
-def _spent(
-    stack: Stack, run: Callable[[int, int], None], rows: int, tokens: int
+def _least(
+    stack: Stack, run: Callable[[int, int], None], rows: int, tokens: int, rounds: int
 ) -> dict[str, float]:
-    before = stack.cpu()
-    run(rows, tokens)
-    time.sleep(0.01)  # what is said last is still to be heard
-    after = stack.cpu()
-    return {part: after[part] - before[part] for part in after}
-
-
-def _least(found: list[dict[str, float]]) -> dict[str, float]:
-    return {part: min(one[part] for one in found) for part in found[0]}
+    """CPU seconds of each part in the round that took it the least."""
+    spent = []
+    for _ in range(rounds):
+        before = stack.cpu()
+        run(rows, tokens)
+        time.sleep(0.01)  # what is said last is still to be heard
+        after = stack.cpu()
+        spent.append({part: after[part] - before[part] for part in after})
+    return {part: min(one[part] for one in spent) for part in spent[0]}
 
 
 def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:

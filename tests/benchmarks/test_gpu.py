@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import attention, decode_step, plots, targets, tune
+from benchmarks.gpu import attention, decode_step, targets, tune
 from benchmarks.gpu.decode_plans import DecodePlans
 from benchmarks.gpu.engine import (
     EOS,
@@ -62,13 +62,6 @@ def test_a_smoke_run_meets_no_target(smoke: dict[str, Any]) -> None:
     assert list(smoke["targets"]) == list(targets.TARGETS)
     assert all(t["value"] is None and t["met"] is None for t in smoke["targets"].values())
     assert all("not measured" in line for line in gpu.summary(smoke)[: len(smoke["targets"])])
-
-
-def test_pictures(smoke: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    written = plots.draw(smoke, tmp_path)
-    assert len(written) == 5
-    assert all(path.read_text().lstrip().startswith("<?xml") for path in written)
 
 
 # ---------------------------------------------------------------- targets

@@ -23,14 +23,11 @@ def test_a_step_of_the_loop(streaming: bool) -> None:
     assert cost.per_row == pytest.approx(cost.total / 3)
 
 
-def test_the_tree_has_the_size_asked_for_and_its_loads_are_all_there() -> None:
+def test_the_tree_has_the_size_asked_for() -> None:
     cost = tree_operations.measure_tree(2000, repeats=20)
     assert 2000 <= cost.nodes < 2200
     assert min(cost.match_full, cost.match_half, cost.lock, cost.split, cost.insert) > 0
     assert cost.evict_leaf > 0
-    loads = {load.load: load for load in tree_operations.measure_loads(rounds=1)}
-    assert loads["few-shot"].requests == 64 and loads["few-shot"].tokens == 64 * 1076
-    assert all(load.match > 0 and load.insert > 0 for load in loads.values())
 
 
 @pytest.mark.parametrize("mode", ["programs, 1,000 ids", "http, streamed"])
@@ -52,4 +49,3 @@ def test_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     report = json.loads(file.read_text())
     assert report["benchmark"] == "host_overhead" and report["machine"]["cores"]
     assert [size["nodes"] >= 2000 for size in report["tree"]] == [True]
-    assert {load["load"] for load in report["loads"]} >= {"chat", "long documents"}

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.constrained import Grammar
 from rootlace.runtime.contracts.messages import (
@@ -27,6 +26,7 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint, SamplingParams
 from tests.scheduler.matchers import Plain
+from tests.simulated_executor import SimulatedExecutor
 
 VOCAB = 32
 

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.simulated_executor import SimulatedExecutor, SimulatedStep
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.plan import ExecutorLost, SampleRow, StepPlan, StepResult
 from rootlace.runtime.contracts.request import Request
@@ -19,6 +18,7 @@ from rootlace.wire.errors import Overloaded
 from rootlace.wire.protocol import SamplingParams
 from tests.engine.harness import Harness, Outcome
 from tests.scheduler.matchers import Script, Stepped
+from tests.simulated_executor import SimulatedExecutor, SimulatedStep
 
 VOCAB = 50
 

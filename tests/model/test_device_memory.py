@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.device_memory import GRAPH_BYTES, SPARE_SHARE, kv_bytes, trial_steps
 from tests.model.checkpoints import SHAPE, configs, save
+from tests.simulated_executor import SimulatedExecutor
 
 GIB = 1 << 30
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from benchmarks.simulated_executor import SimulatedExecutor
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.protocol import SamplingParams
+from tests.simulated_executor import SimulatedExecutor
 
 
 def test_minus_one_ends_the_request_alone() -> None:

@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.simulated_executor import BadPlan, CostModel, SimulatedExecutor
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.masks import MaskJob
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
 from tests.scheduler.test_forced import ANY, Fixed, Refusing
 from tests.scheduler.world import Job, World
+from tests.simulated_executor import BadPlan, CostModel, SimulatedExecutor
 
 
 def ids(count: int, seed: int = 0, vocab: int = 100) -> list[int]:

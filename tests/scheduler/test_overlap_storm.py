@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.simulated_executor import history_hash, made_up_logprobs
 from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError, Overloaded
 from tests.scheduler.matchers import Plain, Script, Stepped
 from tests.scheduler.world import Job, World
+from tests.simulated_executor import history_hash, made_up_logprobs
 
 SIZES: list[dict[str, Any]] = [
     {"block_size": 4, "num_blocks": 400},

@@ -9,7 +9,6 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.simulated_executor import BadPlan, history_hash, made_up_logprobs
 from rootlace.wire.errors import (
     ContextLengthExceeded,
     InternalError,
@@ -18,6 +17,7 @@ from rootlace.wire.errors import (
 )
 from tests.scheduler.matchers import Digits
 from tests.scheduler.world import World
+from tests.simulated_executor import BadPlan, history_hash, made_up_logprobs
 
 BLOCK_SIZES = pytest.mark.parametrize("block_size", [1, 4, 16])
 

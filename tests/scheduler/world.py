@@ -9,12 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulated_executor import (
-    SimulatedExecutor,
-    SimulatedStep,
-    history_hash,
-    made_up_logprobs,
-)
 from rootlace.runtime.config import CacheConfig, Eviction, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
@@ -26,6 +20,12 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import SamplingParams
+from tests.simulated_executor import (
+    SimulatedExecutor,
+    SimulatedStep,
+    history_hash,
+    made_up_logprobs,
+)
 
 
 @dataclass
