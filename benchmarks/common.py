@@ -34,9 +34,7 @@ def environment() -> dict[str, Any]:
         "commit": commit(),
         "machine": {
             "cpu": cpu_name(),
-            "cores": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count(),
+            "cores": usable_cores(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": platform.system(),
             "architecture": platform.machine(),
@@ -58,6 +56,11 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_name() -> str:

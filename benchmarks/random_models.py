@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+MODELS = Path.home() / ".cache" / "rootlace-bench"
+"""Where models are kept unless told otherwise."""
 VOCAB_SIZE = 32_000
 SEED = 20_240_607
 CORPUS_CHARACTERS = 40_000_000

@@ -12,8 +12,7 @@ Printed per model and workload: wall time and mean time to the first token of ea
 times longer the best peer takes, programs over raw requests, and the floor, the least time that
 the machine could take (benchmarks/peers/floors.py has the formula; `all flops` is the bound
 that counts attention and the products of decode steps, too). Medians over repetitions, each with a
-seed of its own. Engines that are slow do a part of a workload (`--peer-scale`), which
-the table marks.
+seed of its own. Engines that are slow do a part of a workload, which the table marks.
 """
 
 from __future__ import annotations
@@ -22,150 +21,171 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks.common import environment, progress_bar, write_json
+from benchmarks.common import Report, console_of, progress_bar, usable_cores
 from benchmarks.peers.ceilings import best_of, measure_apart
-from benchmarks.peers.floors import Ceilings, Shape, floor_of, work_of
+from benchmarks.peers.floors import Shape, floor_of, work_of
+from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
-from benchmarks.peers.options import checkpoint, parse_arguments
-from benchmarks.peers.report import PROGRAMS, RAW, SPEED_TARGETS, Results, met_line
+from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
 from benchmarks.peers.turns import measure_model
-from benchmarks.peers.workloads import DESCRIPTIONS, WORKLOADS
+from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.plot import plot_peers
 
+QUICK_SCALE = 0.125
 TABLE_WIDTH = 110
 """Columns of text: all engines, ratios and floors."""
+RECORDED = ("sizes", "workloads", "seed", "repetitions", "scale", "dtype", "threads")
+"""Options that say what was measured."""
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not (name and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _peer(text: str) -> tuple[str, Path]:
+    name, python = _named(text)
+    if name not in KNOWN_PEERS:
+        known = ", ".join(KNOWN_PEERS)
+        raise argparse.ArgumentTypeError(f"unknown peer {name!r}; there are: {known}")
+    if not Path(python).is_file():
+        raise argparse.ArgumentTypeError(f"there is no {python}")
+    return name, Path(python).absolute()
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    option = parser.add_argument
+    option("--json", type=Path, metavar="FILE", help="write everything here")
+    option("--plot", type=Path, metavar="FILE.svg", help="draw the ratios here")
+    known = f"the interpreter of a peer, of: {', '.join(KNOWN_PEERS)}"
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    option("--peer-python", type=_peer, metavar="PEER=PATH", help=known, **repeated)
+    option("--llama-server", type=Path, metavar="PATH", help="for llamacpp")
+    option("--url", type=_named, metavar="NAME=URL", help="a server that runs", **repeated)
+    option("--models", type=Path, metavar="DIR", help="holds a, b or a-bf16, b-bf16; or made there")
+    option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
+    option("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    option("--seed", type=int, default=0, help="of the first repetition")
+    option("--repetitions", type=int, help="each with the next seed (default 3, quick 1)")
+    option("--scale", type=float, help="factor on the number of units, for everyone")
+    option("--quick", action="store_true", help="an eighth of everything, once, size a")
+    option("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    option("--threads", type=int, default=usable_cores(), help="of each engine")
+    found = parser.parse_args(arguments)
+    found.peer_python, found.url = dict(found.peer_python), dict(found.url)
+    found.sizes = found.sizes or (["a"] if found.quick else ["a", "b"])
+    found.repetitions = found.repetitions or (1 if found.quick else 3)
+    found.scale = found.scale or (QUICK_SCALE if found.quick else 1.0)
+    return found
+
+
+def checkpoint(size: str, models: Path | None, dtype: str) -> Path:
+    """The checkpoint of a size under `models` (by default a cache folder); made if not there."""
+    if models is not None:
+        kinds = {"bfloat16": "bf16", "float32": "fp32"}
+        for name in (f"{size}-{kinds[dtype]}", size):
+            if (models / name / "config.json").exists():
+                return models / name
+    from benchmarks.random_models import MODELS, make_model
+
+    return make_model(size, (models or MODELS) / size)
 
 
 def floors_of(
-    rows: Sequence[Row], model: Path, arguments: argparse.Namespace, ceilings: dict[str, Any]
+    rows: Sequence[Row], model: Path, dtype: str, ceilings: dict[str, Any]
 ) -> dict[str, Any]:
     """workload -> floor, of the first repetition (lengths are the same in all)."""
-    shape = Shape.read(model, arguments.dtype)
-    limits = Ceilings(ceilings["gemm_rate"], ceilings["read_bandwidth"])
+    shape = Shape.read(model, dtype)
+    limits = (ceilings["gemm_rate"], ceilings["read_bandwidth"])
     found = {}
     for row in rows:
         if row.engine == RAW and row.repetition == 0:
             workload = WORKLOADS[row.workload](row.seed, row.scale, shape.vocab)
-            found[row.workload] = floor_of(work_of(workload, row.outputs), shape, limits).as_json()
+            work = work_of(workload, row.outputs)
+            found[row.workload] = asdict(floor_of(work, shape, *limits))
     return found
 
 
-def same_tokens(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """model -> workload -> share of the requests to which programs gave the tokens raw requests
-    got. In bfloat16 a kernel whose sums depend on the batch may choose otherwise at a near tie."""
-    raw = {(r.model, r.workload, r.repetition): r.outputs for r in rows if r.engine == RAW}
-    shares: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        other = raw.get((row.model, row.workload, row.repetition))
-        if row.engine != PROGRAMS or other is None:
-            continue
-        same = sum(row.outputs.get(name) == tokens for name, tokens in other.items())
-        by_workload = shares.setdefault(row.model, {})
-        by_workload.setdefault(row.workload, []).append(same / len(other))
-    return {
-        model: {workload: sum(found) / len(found) for workload, found in by_workload.items()}
-        for model, by_workload in shares.items()
-    }
-
-
-def same_line(shares: Mapping[str, Mapping[str, float]]) -> str:
-    least = min((share for found in shares.values() for share in found.values()), default=0.0)
-    return (
-        f"programs got the tokens of raw requests in at least {least:.1%} of a workload's requests"
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse_arguments(__doc__ or "", argv)
+    arguments = parse_arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended, too
-    console = Console()
+    # A narrow terminal breaks the lines; a table without its last columns would be worse.
+    console = console_of(TABLE_WIDTH)
+    console.width = max(console.width, TABLE_WIDTH)
+    report = Report("peers")
     rows: list[Row] = []
     models: dict[str, Path] = {}
-    floors: dict[str, Any] = {}
     about: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="rootlace-peers-") as work,
         progress_bar(console) as bar,
     ):
-        task = bar.add_task("ceilings of the machine", total=None)
+        task = bar.add_task("", total=None)
 
         def progress(what: str) -> None:
             bar.update(task, description=what, advance=1)
             if not console.is_terminal:  # a log
                 print(what, flush=True)
 
-        seconds = 0.3 if arguments.quick else 1.0
+        def ceilings_now() -> dict[str, Any]:
+            progress("ceilings of the machine")
+            seconds = 0.3 if arguments.quick else 1.0
+            return measure_apart(arguments.threads, arguments.dtype, seconds)
+
         # Before and after: one of them may have met another program.
-        limits = [measure_apart(arguments.threads, arguments.dtype, seconds)]
+        limits = [ceilings_now()]
         for size in arguments.sizes:
             models[size] = checkpoint(size, arguments.models, arguments.dtype)
             progress(f"{size}: loading")
             found, about[size] = measure_model(size, models[size], arguments, Path(work), progress)
             rows += found
-            progress("ceilings of the machine")
-            limits.append(measure_apart(arguments.threads, arguments.dtype, seconds))
+            limits.append(ceilings_now())
     ceilings = best_of(limits)
-    for size, model in models.items():
-        of_size = [row for row in rows if row.model == size]
-        floors[size] = floors_of(of_size, model, arguments, ceilings)
+    floors = {
+        size: floors_of([r for r in rows if r.model == size], model, arguments.dtype, ceilings)
+        for size, model in models.items()
+    }
     results = Results(rows, floors)
-    # A narrow terminal breaks the lines; a table without its last columns would be worse.
-    console.width = max(console.width, TABLE_WIDTH)
     for size in arguments.sizes:
         console.print(results.wall_table(size))
         console.print(results.ttft_table(size))
-    console.print(results.cache_table(arguments.sizes[0]))
-    targets = results.targets()
-    shares = same_tokens(rows)
-    for line in [*results.remarks(), same_line(shares), met_line(targets)]:
+    for line in results.summary():
         console.print(line, markup=False, highlight=False)
     for size, engines_of in about.items():
         for name, known in engines_of.items():
             if "error" in known:
                 console.print(f"{name} ({size}): {known['error']}", markup=False, style="yellow")
-    result = {
-        "benchmark": "peers",
-        **environment(),
-        "options": {
-            name: getattr(arguments, name)
-            for name in (
-                "sizes",
-                "workloads",
-                "seed",
-                "repetitions",
-                "scale",
-                "dtype",
-                "threads",
-                "runtime",
-                "peer_arguments",
-            )
-        },
-        "workloads": DESCRIPTIONS,
+    report.found |= {
+        "options": {name: getattr(arguments, name) for name in RECORDED},
+        "workloads": {name: kind.describe for name, kind in WORKLOADS.items()},
         "peers": about,
         "ceilings": ceilings,
         "ratios": results.ratios(),
         "ttft_ratios": results.ttft_ratios(),
         "dsl_over_raw": results.programs_over_raw(),
-        "dsl_same_tokens": shares,
+        "dsl_same_tokens": results.same_tokens(),
         "floors": floors,
         "over_floor": results.over_floor(),
         "over_arithmetic_floor": results.over_floor("arithmetic_s"),
-        "targets": targets,
+        "targets": results.targets(),
         "remarks": results.remarks(),
         "rows": [row.as_json() for row in rows],
     }
-    if arguments.json:
-        write_json(arguments.json, result)
-        console.print(f"written to {arguments.json}")
+    report.write(arguments.json)
     if arguments.plot:
-        plot_peers(result, SPEED_TARGETS, arguments.plot)
-        console.print(f"drawn in {arguments.plot}")
+        plot_peers(report.found, SPEED_TARGETS, arguments.plot)
     return 0
 
 

@@ -1,21 +1,11 @@
-"""What the machine can do at most: the rate of a big matrix product, and of reading memory.
-
-    python -m benchmarks.peers.ceilings [--threads N] [--dtype bfloat16] [--seconds S]
-
-prints one JSON object. It runs in a process of its own, so that no library's threads stay behind in
-the one that measures. Best of many: noise only slows.
-"""
+"""What the machine can do at most: the rate of a big matrix product, and of reading memory."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
-
-from benchmarks.common import ROOT
 
 
 def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
@@ -31,24 +21,20 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
     except NativeUnavailable:  # there is no compiler
         library = None
     rates = product_rates(getattr(torch, dtype), threads, seconds, library)
+    bandwidth = read_bandwidth(threads, seconds, READ_BYTES)
+    return {"threads": threads, "dtype": dtype, **_highest(rates), "read_bandwidth": bandwidth}
+
+
+def _highest(rates: dict[str, float]) -> dict[str, Any]:
     by = max(rates, key=lambda name: rates[name])
-    return {
-        "threads": threads,
-        "dtype": dtype,
-        "gemm_rate": rates[by],
-        "gemm_by": by,
-        "gemm_rates": rates,
-        "read_bandwidth": read_bandwidth(threads, seconds, READ_BYTES),
-    }
+    return {"gemm_rate": rates[by], "gemm_by": by, "gemm_rates": rates}
 
 
 def measure_apart(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
-    """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.peers.ceilings", "--threads", str(threads)]
-    command += ["--dtype", dtype, "--seconds", str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    """`measure` in a process of its own: no library's threads stay behind in this one."""
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        return pool.submit(measure, threads, dtype, seconds).result()
 
 
 def best_of(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -57,24 +43,5 @@ def best_of(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for one in measured:
         for name, rate in one["gemm_rates"].items():
             rates[name] = max(rate, rates.get(name, 0.0))
-    by = max(rates, key=lambda name: rates[name])
-    return {
-        **measured[0],
-        "gemm_rate": rates[by],
-        "gemm_by": by,
-        "gemm_rates": rates,
-        "read_bandwidth": max(one["read_bandwidth"] for one in measured),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.threads, arguments.dtype, arguments.seconds)))
-
-
-if __name__ == "__main__":
-    main()
+    bandwidth = max(one["read_bandwidth"] for one in measured)
+    return {**measured[0], **_highest(rates), "read_bandwidth": bandwidth}

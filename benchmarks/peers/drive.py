@@ -10,6 +10,10 @@ from typing import Protocol
 from benchmarks.peers.workloads import Request, Tokens, Workload
 
 
+class PeerError(RuntimeError):
+    """A peer could not be started, failed, or took too long."""
+
+
 @dataclass(frozen=True)
 class News:
     """New tokens of a request, and the time (`time.perf_counter`) at which its client had them."""
@@ -40,17 +44,26 @@ class OnlineEngine(Protocol):
 
 @dataclass(frozen=True)
 class Driven:
-    """What was seen while a workload ran: seconds, and the tokens of each request."""
+    """What was seen while a workload ran: seconds, and the tokens of each request.
+
+    `cached`: prompt tokens that came from the cache; None where the engine does not say. Cores are
+    filled in by who watches the machine meanwhile: those that it took itself, and those that other
+    programs kept busy.
+    """
 
     wall: float
     ttft: list[float]
     latency: list[float]
     prompt_tokens: int
     outputs: dict[str, Tokens]
+    cached: int | None
+    own_cores: float = 0.0
+    foreign_cores: float = 0.0
 
 
 def drive(engine: OnlineEngine, workload: Workload) -> Driven:
-    """Hand over all first requests at once, each follow-up as soon as its answer is there.
+    """Empty the cache; hand over all first requests at once, each follow-up as soon as its answer
+    is there.
 
     Raises RuntimeError if a reply has not exactly the wanted length.
     """
@@ -65,6 +78,7 @@ def drive(engine: OnlineEngine, workload: Workload) -> Driven:
             live[request.name] = (request, time.perf_counter(), [])
             engine.add(request)
 
+    engine.reset()
     first = workload.start()
     start = time.perf_counter()
     hand_over(first)
@@ -87,4 +101,5 @@ def drive(engine: OnlineEngine, workload: Workload) -> Driven:
             outputs[request.name] = reply
             shown = reply if engine.replies_are_ids else workload.fixed_reply(request)
             hand_over(workload.answered(request, shown))
-    return Driven(time.perf_counter() - start, ttft, latency, prompt_tokens, outputs)
+    wall = time.perf_counter() - start
+    return Driven(wall, ttft, latency, prompt_tokens, outputs, engine.cached())

@@ -25,7 +25,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ideal_cache import IdealCache
 from benchmarks.peers.workloads import Tokens, Workload
@@ -77,14 +76,6 @@ class Shape:
     def attention_flops(self, context: float) -> float:
         """Of one token that stands on `context` tokens: scores and their weighted values."""
         return 4.0 * self.layers * self.heads * self.head_size * context
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """flop/s of a big product, bytes/s of reading what no cache holds."""
-
-    gemm_rate: float
-    read_bandwidth: float
 
 
 @dataclass(frozen=True)
@@ -152,33 +143,19 @@ def _distinct(prompts: Sequence[Sequence[int]]) -> int:
 
 @dataclass(frozen=True)
 class Floor:
-    """Seconds. `total` is the floor as defined above; `arithmetic` the bound with all flops."""
+    """Seconds. `floor_s` is as defined above; `arithmetic_s` the bound with all flops."""
 
-    prefill: float
-    decode: float
-    arithmetic: float
+    floor_s: float
+    prefill_s: float
+    decode_s: float
+    arithmetic_s: float
     distinct_prompt_tokens: int
     decode_steps: int
     bytes_per_step: float
 
-    @property
-    def total(self) -> float:
-        return self.prefill + self.decode
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "floor_s": self.total,
-            "prefill_s": self.prefill,
-            "decode_s": self.decode,
-            "arithmetic_s": self.arithmetic,
-            "distinct_prompt_tokens": self.distinct_prompt_tokens,
-            "decode_steps": self.decode_steps,
-            "bytes_per_step": self.bytes_per_step,
-        }
-
-
-def floor_of(work: Work, shape: Shape, ceilings: Ceilings) -> Floor:
-    rate, bandwidth = ceilings.gemm_rate, ceilings.read_bandwidth
+def floor_of(work: Work, shape: Shape, rate: float, bandwidth: float) -> Floor:
+    """`rate`: flop/s of a big product; `bandwidth`: bytes/s of reading what no cache holds."""
     weights = shape.layer_weights + shape.head_weights
     prompt_flops = (
         2.0 * shape.layer_weights * work.computed_tokens + 2.0 * shape.head_weights * work.requests
@@ -193,10 +170,12 @@ def floor_of(work: Work, shape: Shape, ceilings: Ceilings) -> Floor:
         for size, flops in zip(step_bytes, step_flops, strict=True)
     )
     prompt_attention = shape.attention_flops(1) * work.prompt_context
+    prefill, decode = prompt_flops / rate, sum(step_bytes) / bandwidth
     return Floor(
-        prefill=prompt_flops / rate,
-        decode=sum(step_bytes) / bandwidth,
-        arithmetic=(prompt_flops + prompt_attention) / rate + steps,
+        floor_s=prefill + decode,
+        prefill_s=prefill,
+        decode_s=decode,
+        arithmetic_s=(prompt_flops + prompt_attention) / rate + steps,
         distinct_prompt_tokens=work.computed_tokens,
         decode_steps=len(step_bytes),
         bytes_per_step=sum(step_bytes) / max(1, len(step_bytes)),

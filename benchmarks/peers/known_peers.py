@@ -9,14 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.peer_process import PeerError, PeerProcess
+from benchmarks.peers.drive import PeerError
+from benchmarks.peers.peer_process import PeerProcess
 
 DRIVERS = Path(__file__).with_name("drivers")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all peers of a run are given. `kv_gib`: size of the KV cache where it can be set."""
+    """What all peers of a run are given. `kv_gib`: size of the KV cache where it can be set;
+    `limit`: seconds that a peer may take to load, and for a workload."""
 
     work: Path
     threads: int
@@ -24,24 +26,31 @@ class Setting:
     kv_gib: int
     limit: float
     llama_server: Path | None = None
-    arguments: dict[str, list[str]] = field(default_factory=dict)
-    drivers: Path = DRIVERS
 
 
-Prepare = Callable[[Path, Path, Setting], tuple[list[str], dict[str, str]]]
-"""(interpreter, model's folder, setting) -> (arguments for the driver, environment)."""
+@dataclass(frozen=True)
+class Launch:
+    """What a driver is started with."""
+
+    model: Path
+    arguments: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+Prepare = Callable[[Path, Path, Setting], Launch]
+"""Of the peer's interpreter, the checkpoint's folder and the setting."""
 
 
 @dataclass(frozen=True)
 class KnownPeer:
-    """`scale`: the share of a workload that it does unless told otherwise; 0: it does none."""
+    """`scale`: the share of a workload that it does, where not all of it; 0: it does none."""
 
     driver: str
     prepare: Prepare
     scale: dict[str, float] = field(default_factory=dict)
 
 
-def _vllm(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[str, str]]:
+def _vllm(python: Path, model: Path, setting: Setting) -> Launch:
     """Left alone, vLLM on a CPU binds one core of two; its OpenMP runtime wants preloading."""
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{setting.threads - 1}",
@@ -52,51 +61,35 @@ def _vllm(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[
     library = python.absolute().parent.parent / "lib" / "libiomp5.so"
     if library.exists():
         environment["LD_PRELOAD"] = str(library)
-    return ["--model", str(model), "--dtype", setting.dtype], environment
+    return Launch(model, environment=environment)
 
 
-def _transformers(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[str, str]]:
-    return ["--model", str(model), "--dtype", setting.dtype, "--mode", "generate"], {}
+def _transformers(python: Path, model: Path, setting: Setting) -> Launch:
+    return Launch(model)
 
 
-def _continuous(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[str, str]]:
-    arguments = ["--mode", "cb", "--num-blocks", "4096", "--max-requests", "8"]
-    return ["--model", str(model), "--dtype", setting.dtype, *arguments], {}
-
-
-def _llama_server(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[str, str]]:
+def _llama_server(python: Path, model: Path, setting: Setting) -> Launch:
     found = setting.llama_server or shutil.which("llama-server")
     if not found:
         raise PeerError("llamacpp: name the server with --llama-server PATH")
-    return ["--model", str(_gguf(python, model, setting)), "--server", str(found)], {}
+    convert = [str(python), str(DRIVERS / "to_gguf.py"), str(model)]
+    return Launch(_converted(model, ".gguf", convert, setting), ["--server", str(found)])
 
 
-def _openvino(python: Path, model: Path, setting: Setting) -> tuple[list[str], dict[str, str]]:
-    arguments = ["--model", str(_ir(python, model, setting)), "--dtype", setting.dtype]
-    return [*arguments, "--kv-gib", str(setting.kv_gib)], {}
-
-
-def _gguf(python: Path, model: Path, setting: Setting) -> Path:
-    """The checkpoint in llama.cpp's format."""
-    convert = [str(python), str(setting.drivers / "to_gguf.py"), str(model)]
-    return _converted("llamacpp", model, ".gguf", convert, setting)
-
-
-def _ir(python: Path, model: Path, setting: Setting) -> Path:
-    """The checkpoint in OpenVINO's format, by the exporter of the peer's environment."""
+def _openvino(python: Path, model: Path, setting: Setting) -> Launch:
+    """Converted by the exporter of the peer's environment."""
     exporter = str(python.absolute().with_name("optimum-cli"))
     convert = [exporter, "export", "openvino", "--model", str(model)]
     # bfloat16 weights are stored as float16: OpenVINO's files know no bfloat16.
     convert += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
-    return _converted("openvino", model, ".openvino", convert, setting)
+    kv_size = ["--kv-gib", str(setting.kv_gib)]
+    return Launch(_converted(model, ".openvino", convert, setting), kv_size)
 
 
-def _converted(name: str, model: Path, suffix: str, convert: list[str], setting: Setting) -> Path:
+def _converted(model: Path, suffix: str, convert: list[str], setting: Setting) -> Path:
     """The checkpoint in a peer's format: beside it, or made by `convert`, which is told where."""
     beside = model.with_name(f"{model.name}{suffix}")
-    if beside.exists():
-        return beside
-    made = setting.work / beside.name
+    made = beside if beside.exists() else setting.work / beside.name
     if not made.exists():
         partial = made.with_suffix(".partial")
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -104,19 +97,16 @@ def _converted(name: str, model: Path, suffix: str, convert: list[str], setting:
             [*convert, str(partial)], capture_output=True, text=True, env=environment
         )
         if done.returncode:
-            raise PeerError(f"{name}: {model.name} was not converted: {done.stderr[-500:]}")
+            raise PeerError(f"{model.name} was not converted: {done.stderr[-500:]}")
         partial.rename(made)
     return made
 
 
-_WITHOUT_SHARING = {"W1": 0.25, "W3": 0.25, "W5": 0.0}
-"""Of engines that compute every prompt from its beginning: documents would take minutes."""
-
 KNOWN_PEERS = {
     "vllm": KnownPeer("run_vllm.py", _vllm),
-    "transformers": KnownPeer("run_transformers.py", _transformers, _WITHOUT_SHARING),
-    "transformers-cb": KnownPeer(
-        "run_transformers.py", _continuous, {"W2": 0.25, "W4": 0.25, **_WITHOUT_SHARING}
+    # It computes every prompt from its beginning: documents would take minutes.
+    "transformers": KnownPeer(
+        "run_transformers.py", _transformers, {"W1": 0.25, "W3": 0.25, "W5": 0.0}
     ),
     "llamacpp": KnownPeer(
         "run_llama_server.py", _llama_server, {"W1": 0.25, "W3": 0.25, "W5": 0.25}
@@ -128,8 +118,9 @@ KNOWN_PEERS = {
 def start(name: str, python: Path, model: Path, setting: Setting) -> PeerProcess:
     """Load `model` in a peer. Raises PeerError."""
     peer = KNOWN_PEERS[name]
-    driver = setting.drivers / peer.driver
-    arguments, environment = peer.prepare(python, model, setting)
-    arguments += ["--threads", str(setting.threads), *setting.arguments.get(name, [])]
+    launch = peer.prepare(python, model, setting)
+    arguments = ["--model", str(launch.model), "--dtype", setting.dtype]
+    arguments += ["--threads", str(setting.threads), *launch.arguments]
     log = setting.work / f"{name}-{model.name}.log"
-    return PeerProcess(name, python, driver, arguments, environment, log, setting.limit)
+    driver = DRIVERS / peer.driver
+    return PeerProcess(name, python, driver, arguments, launch.environment, log, setting.limit)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from benchmarks.common import ForeignLoad
-from benchmarks.peers.drive import Driven, OnlineEngine, drive
+from benchmarks.peers.drive import Driven
 from benchmarks.peers.workloads import WORKLOADS, Tokens, Workload
 
 
@@ -53,56 +53,36 @@ class Row:
     fixed_replies: bool = False
     outputs: dict[str, Tokens] = field(default_factory=dict, repr=False)
 
+    @classmethod
+    def of(
+        cls, driven: Driven, engine: str, task: Task, scale: float, fixed_replies: bool = False
+    ) -> Row:
+        return cls(
+            engine=engine,
+            model=task.model,
+            workload=task.workload,
+            seed=task.seed,
+            repetition=task.repetition,
+            scale=scale,
+            wall_s=driven.wall,
+            ttft_mean_s=statistics.mean(driven.ttft) if driven.ttft else None,
+            latency_mean_s=statistics.mean(driven.latency) if driven.latency else None,
+            requests=len(driven.outputs),
+            prompt_tokens=driven.prompt_tokens,
+            output_tokens=sum(map(len, driven.outputs.values())),
+            cached_tokens=driven.cached,
+            own_cores=round(driven.own_cores, 3),
+            foreign_cores=round(driven.foreign_cores, 3),
+            fixed_replies=fixed_replies,
+            outputs=driven.outputs,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Without the tokens, which would be most of the file."""
         return {name: value for name, value in asdict(self).items() if name != "outputs"}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A run, and the cores that it and other programs kept busy meanwhile."""
-
-    driven: Driven
-    own_cores: float
-    foreign_cores: float
-
-
-def measure(engine: OnlineEngine, workload: Workload) -> Measured:
-    """`drive` with a look at the cores."""
-    load = ForeignLoad()
-    return measured(drive(engine, workload), load)
-
-
-def measured(driven: Driven, load: ForeignLoad) -> Measured:
+def with_cores(driven: Driven, load: ForeignLoad) -> Driven:
     """`load` was begun when the run began."""
-    return Measured(driven, load.own_seconds() / driven.wall, load.cores())
-
-
-def row_of(
-    run: Measured,
-    engine: str,
-    task: Task,
-    scale: float,
-    cached: int | None,
-    fixed_replies: bool = False,
-) -> Row:
-    driven = run.driven
-    return Row(
-        engine=engine,
-        model=task.model,
-        workload=task.workload,
-        seed=task.seed,
-        repetition=task.repetition,
-        scale=scale,
-        wall_s=driven.wall,
-        ttft_mean_s=statistics.mean(driven.ttft) if driven.ttft else None,
-        latency_mean_s=statistics.mean(driven.latency) if driven.latency else None,
-        requests=len(driven.outputs),
-        prompt_tokens=driven.prompt_tokens,
-        output_tokens=sum(map(len, driven.outputs.values())),
-        cached_tokens=cached,
-        own_cores=round(run.own_cores, 3),
-        foreign_cores=round(run.foreign_cores, 3),
-        fixed_replies=fixed_replies,
-        outputs=driven.outputs,
-    )
+    own = load.own_seconds() / driven.wall
+    return replace(driven, own_cores=own, foreign_cores=load.cores())

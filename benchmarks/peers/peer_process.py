@@ -16,15 +16,11 @@ from typing import IO, Any
 import psutil
 
 from benchmarks.common import ForeignLoad
-from benchmarks.peers.drive import Driven
-from benchmarks.peers.measure import Measured, measured
+from benchmarks.peers.drive import Driven, PeerError
+from benchmarks.peers.measure import with_cores
 from benchmarks.peers.workloads import Workload
 
 _TAIL_LINES = 15
-
-
-class PeerError(RuntimeError):
-    """A peer could not be started, failed, or took too long."""
 
 
 class PeerProcess:
@@ -68,16 +64,10 @@ class PeerProcess:
         except BaseException:
             self.stop()
             raise
-        self.engine: str = ready["ready"]
-        self.about: dict[str, Any] = {
-            "engine": ready["ready"],
-            "python": ready["python"],
-            "packages": ready["packages"],
-        }
+        self.about = {"engine": ready.pop("ready"), **ready}
         self.pause()
 
-    def run(self, workload: Workload, vocab_size: int) -> tuple[Measured, int | None]:
-        """What was measured, and how many prompt tokens it found in its cache, if it says so."""
+    def run(self, workload: Workload, vocab_size: int) -> Driven:
         self.resume()
         load = ForeignLoad(self._process.pid)
         try:
@@ -92,8 +82,7 @@ class PeerProcess:
                 self._orders.flush()
             except BrokenPipeError:
                 raise PeerError(f"{self.name} has ended{self._tail()}") from None
-            answer = self._answer(self.limit)
-            return measured(Driven(**answer["driven"]), load), answer["cached"]
+            return with_cores(Driven(**self._answer(self.limit)["driven"]), load)
         finally:
             self.pause()
 

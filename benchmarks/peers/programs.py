@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import rootlace as rl
-from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven
-from benchmarks.peers.measure import Measured, measured
 from benchmarks.peers.workloads import (
     Chat,
     FewShot,
@@ -23,7 +21,6 @@ from benchmarks.peers.workloads import (
     Thought,
     Tokens,
     TreeSearch,
-    Workload,
 )
 
 Found = tuple[str, rl.ProgramState, str]
@@ -108,30 +105,29 @@ _PROGRAMS: dict[str, Callable[..., Iterator[Found]]] = {
 }
 
 
-def drive_programs(backend: Any, workload: Any) -> tuple[Measured, int]:
-    """Run the workload as programs; what was measured, and the prompt tokens found in the cache.
+def drive_programs(backend: Any, workload: Any) -> Driven:
+    """Run the workload as programs.
 
     The time ends when every result has been read. Times to the first token are those that the
     runtime tells (`time_to_first_token`): programs that do not stream have no other.
     """
-    work: Workload = workload
     options = {"temperature": 0, "max_tokens": workload.WANTED, "ignore_eos": True}
 
     def run(program: rl.Function, batch: list[Any]) -> list[Any]:
         states: list[Any] = program.run_batch(batch, backend=backend, **options)
         return states
 
-    load, start = ForeignLoad(), time.perf_counter()
+    start = time.perf_counter()
     metas = {
         name: state.get_meta_info(variable)
-        for name, state, variable in _PROGRAMS[work.name](workload, run)
+        for name, state, variable in _PROGRAMS[workload.name](workload, run)
     }
     wall = time.perf_counter() - start
-    driven = Driven(
+    return Driven(
         wall=wall,
         ttft=[meta["time_to_first_token"] for meta in metas.values()],
         latency=[],
         prompt_tokens=sum(meta["prompt_tokens"] for meta in metas.values()),
         outputs={name: list(meta["output_ids"]) for name, meta in metas.items()},
+        cached=sum(meta["cached_tokens"] for meta in metas.values()),
     )
-    return measured(driven, load), sum(meta["cached_tokens"] for meta in metas.values())

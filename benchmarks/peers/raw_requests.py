@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.peers.drive import News
-from benchmarks.peers.workloads import Request, Tokens
+from benchmarks.peers.workloads import Request
 from rootlace.client.endpoint import RuntimeEndpoint
 from rootlace.wire import protocol
 from rootlace.wire.errors import from_code
@@ -42,53 +42,40 @@ class RawRequests:
         params = protocol.SamplingParams(
             temperature=0.0, max_tokens=request.wanted, ignore_eos=True
         )
-        receiver = _Receiver(request.name, self)
+        told = 0
+
+        def hear(event: protocol.Event) -> None:
+            """Called in the connection's thread."""
+            nonlocal told
+            finished = isinstance(event, protocol.Generated)
+            if isinstance(event, protocol.Failed):
+                self._news.put(from_code(event.code, event.message))
+                return
+            if isinstance(event, protocol.Generated):
+                self._cached += event.usage.cached_tokens
+                tokens = list(event.outputs[0].token_ids)[told:]
+            elif isinstance(event, protocol.Chunk):
+                tokens = list(event.token_ids)
+            else:
+                return
+            told += len(tokens)
+            self._news.put(News(request.name, tokens, finished, time.perf_counter()))
+
+        prompt = (protocol.Tokens(tuple(request.prompt)),)
         for op in (
             protocol.Open(connection.next_op(), branch, program=connection.next_program()),
-            protocol.Append(
-                connection.next_op(), branch, (protocol.Tokens(tuple(request.prompt)),)
-            ),
+            protocol.Append(connection.next_op(), branch, prompt),
             protocol.Generate(connection.next_op(), branch, params=params, stream=True),
             protocol.Close(connection.next_op(), branch),
         ):
-            connection.send(op, receiver)
+            connection.send(op, hear)
 
     def step(self) -> Sequence[News]:
         self._connection.flush()
         found = [self._news.get()]
         while not self._news.empty():
             found.append(self._news.get())
-        news = []
         for one in found:
             if isinstance(one, Exception):
                 raise one
-            news.append(one)
-        return news
-
-    def tell(self, news: News | Exception) -> None:
-        self._news.put(news)
-
-    def count_cached(self, tokens: int) -> None:
-        self._cached += tokens
-
-
-class _Receiver:
-    """The sink of one request's operations; called in the connection's thread."""
-
-    def __init__(self, name: str, engine: RawRequests) -> None:
-        self._name = name
-        self._engine = engine
-        self._told = 0
-
-    def __call__(self, event: protocol.Event) -> None:
-        if isinstance(event, protocol.Chunk):
-            self._tell(list(event.token_ids), False)
-        elif isinstance(event, protocol.Generated):
-            self._engine.count_cached(event.usage.cached_tokens)
-            self._tell(list(event.outputs[0].token_ids)[self._told :], True)
-        elif isinstance(event, protocol.Failed):
-            self._engine.tell(from_code(event.code, event.message))
-
-    def _tell(self, tokens: Tokens, finished: bool) -> None:
-        self._told += len(tokens)
-        self._engine.tell(News(self._name, tokens, finished, time.perf_counter()))
+        return [one for one in found if isinstance(one, News)]

@@ -12,7 +12,6 @@ the same, but what it generated cannot be found in its cache.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 FIRST_PLAIN_TOKEN, VOCAB_SIZE = 300, 32_000
@@ -43,6 +42,10 @@ class Workload:
         self.scale = scale
         self._vocab_size = vocab_size
         self._random = random.Random(f"{self.name}/{seed}")
+        self._draw()
+
+    def _draw(self) -> None:
+        """Draw all texts, in an order that stays."""
 
     def start(self) -> list[Request]:
         raise NotImplementedError
@@ -72,10 +75,7 @@ class FewShot(Workload):
     describe = "few-shot: 64 questions of 60 tokens behind the same 1,000, 16 out"
     WANTED = 16
 
-    def __init__(
-        self, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
-    ) -> None:
-        super().__init__(seed, scale, vocab_size)
+    def _draw(self) -> None:
         self.examples = self._tokens(1000)
         self.questions = [self._tokens(60) for _ in self._units(64)]
 
@@ -92,10 +92,7 @@ class Chat(Workload):
     WANTED = 32
     TURNS = 4
 
-    def __init__(
-        self, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
-    ) -> None:
-        super().__init__(seed, scale, vocab_size)
+    def _draw(self) -> None:
         self.system = self._tokens(200)
         self.talks = [[self._tokens(100) for _ in range(self.TURNS)] for _ in self._units(8)]
         self._turn_of: dict[str, tuple[int, int]] = {}
@@ -129,10 +126,7 @@ class TreeSearch(Workload):
     WANTED = 32
     WIDTH = 4
 
-    def __init__(
-        self, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
-    ) -> None:
-        super().__init__(seed, scale, vocab_size)
+    def _draw(self) -> None:
         self.problems = [self._tokens(400) for _ in self._units(4)]
         # A list is built from left to right: the hint is drawn before those below it.
         self.thoughts = [
@@ -165,10 +159,7 @@ class NothingShared(Workload):
     describe = "nothing shared: 32 prompts of 256 tokens, 64 out"
     WANTED = 64
 
-    def __init__(
-        self, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
-    ) -> None:
-        super().__init__(seed, scale, vocab_size)
+    def _draw(self) -> None:
         self.prompts = [self._tokens(256) for _ in self._units(32)]
 
     def start(self) -> list[Request]:
@@ -181,10 +172,7 @@ class LongDocuments(Workload):
     WANTED = 16
     QUESTIONS = 6
 
-    def __init__(
-        self, seed: int | str = 0, scale: float = 1.0, vocab_size: int = VOCAB_SIZE
-    ) -> None:
-        super().__init__(seed, scale, vocab_size)
+    def _draw(self) -> None:
         self.documents = [self._tokens(4000) for _ in self._units(4)]
         # By question, then by document: this is also the order in which they are asked.
         self.questions = [[self._tokens(30) for _ in self.documents] for _ in range(self.QUESTIONS)]
@@ -197,9 +185,6 @@ class LongDocuments(Workload):
         ]
 
 
-WORKLOADS: dict[str, Callable[..., Workload]] = {
+WORKLOADS: dict[str, type[Workload]] = {
     kind.name: kind for kind in (FewShot, Chat, TreeSearch, NothingShared, LongDocuments)
-}
-DESCRIPTIONS = {
-    kind.name: kind.describe for kind in (FewShot, Chat, TreeSearch, NothingShared, LongDocuments)
 }

@@ -1,14 +1,13 @@
-"""transformers: batches of `generate`, padded and without reuse, or its continuous batching."""
+"""transformers: batches of `generate`, padded and without reuse."""
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
 import torch
 from serve import News, Request, arguments_of, serve
-from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 
@@ -28,7 +27,7 @@ class FirstToken(BaseStreamer):
         pass
 
 
-class Generate:
+class Engine:
     """Requests that wait are taken `batch` at a time, the shortest first, padded on the left."""
 
     replies_are_ids = True
@@ -80,78 +79,10 @@ class Generate:
         return told
 
 
-class Continuous:
-    """The manager behind `generate_batch`, which requests may join at any time."""
-
-    replies_are_ids = True
-
-    def __init__(self, arguments: Any, model: Any) -> None:
-        self.name = f"transformers-cb-p{arguments.page_size}"
-        self._model = model
-        self._config = ContinuousBatchingConfig(
-            page_size=arguments.page_size,
-            max_batch_tokens=arguments.max_batch_tokens,
-            num_blocks=arguments.num_blocks,
-            max_requests_per_batch=arguments.max_requests,
-        )
-        self._manager: Any = None
-        self._seen: dict[str, int] = {}
-
-    def reset(self) -> None:
-        """A new manager: there is no call that empties its cache."""
-        if self._manager is not None:
-            self._manager.stop(block=True)
-        self._manager = self._model.init_continuous_batching(
-            generation_config=GenerationConfig(
-                do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=64
-            ),
-            continuous_batching_config=self._config,
-        )
-        self._manager.start()
-        # Its thread makes the batches' memory at the first request.
-        self.add(Request("warm-up", list(range(300, 320)), 2))
-        while not any(news.finished for news in self.step()):
-            pass
-
-    def cached(self) -> None:
-        return None
-
-    def add(self, request: Request) -> None:
-        self._seen[request.name] = 0
-        self._manager.add_request(
-            list(request.prompt),
-            request_id=request.name,
-            max_new_tokens=request.wanted,
-            streaming=True,
-            eos_token_id=-1,
-        )
-
-    def step(self) -> list[News]:
-        output = self._manager.get_result(timeout=1.0)
-        if output is None:
-            if not self._manager.is_running():
-                raise RuntimeError("the thread of continuous batching has ended")
-            return []
-        if output.error:
-            raise RuntimeError(output.error)
-        seen = self._seen[output.request_id]
-        self._seen[output.request_id] = len(output.generated_tokens)
-        tokens = list(output.generated_tokens[seen:])
-        return [News(output.request_id, tokens, output.is_finished(), time.perf_counter())]
-
-
 if __name__ == "__main__":
-    options = arguments_of(
-        mode="generate",
-        batch=16,
-        page_size=32,
-        num_blocks=4096,
-        max_batch_tokens=1024,
-        max_requests=8,
-    )
+    options = arguments_of(batch=16)
     torch.set_num_threads(options.threads)
     loaded = AutoModelForCausalLM.from_pretrained(
         options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
     ).eval()
-    serve({"generate": Generate, "cb": Continuous}[options.mode](options, loaded))
-    os._exit(0)  # threads of continuous batching would hold the process
+    serve(Engine(options, loaded))

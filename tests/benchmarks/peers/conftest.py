@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rootlace as rl
-from benchmarks.peers.known_peers import DRIVERS
+from benchmarks.peers import known_peers
 from tests.tiny_model import make_tiny_model
 
 
@@ -76,9 +76,10 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def drivers(tmp_path: Path) -> Path:
-    """A folder of drivers whose `vllm` repeats what it is told."""
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of drivers whose `vllm` repeats what it is told, in place of the real ones."""
     folder = tmp_path / "drivers"
     folder.mkdir()
-    (folder / "run_vllm.py").write_text(RUN_VLLM.format(real=str(DRIVERS)))
+    (folder / "run_vllm.py").write_text(RUN_VLLM.format(real=str(known_peers.DRIVERS)))
+    monkeypatch.setattr(known_peers, "DRIVERS", folder)
     return folder

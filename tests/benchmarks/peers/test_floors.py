@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.floors import Ceilings, Shape, floor_of, work_of
+from benchmarks.peers.floors import Shape, floor_of, work_of
 from benchmarks.peers.workloads import WORKLOADS, Request
 from tests.benchmarks.peers.test_workloads import SIZES, answer
 
@@ -98,19 +98,19 @@ def test_a_shape_is_read(tmp_path: Path) -> None:
 def test_seconds_by_hand() -> None:
     """Nothing shared, one request of 256 tokens and 64 out."""
     work = work_of(WORKLOADS["W4"](0, 0.01), {"r0": answer("r0", 64)})
-    floor = floor_of(work, SHAPE_B, Ceilings(gemm_rate=1e12, read_bandwidth=1e11))
+    floor = floor_of(work, SHAPE_B, rate=1e12, bandwidth=1e11)
     layers, head = 12 * (2 * 768 * 768 + 2 * 256 * 768 + 3 * 768 * 3072), 32_000 * 768
-    assert floor.prefill == pytest.approx((2 * layers * 256 + 2 * head) / 1e12)
+    assert floor.prefill_s == pytest.approx((2 * layers * 256 + 2 * head) / 1e12)
     size = [2 * (layers + head) + 12_288 * (256 + step) for step in range(1, 64)]
-    assert floor.decode == pytest.approx(sum(size) / 1e11)
-    assert floor.total == floor.prefill + floor.decode
+    assert floor.decode_s == pytest.approx(sum(size) / 1e11)
+    assert floor.floor_s == floor.prefill_s + floor.decode_s
     # One row: bytes, not flops, bound a step. A prompt's token attends to all up to itself.
     attention = 4 * 12 * 12 * 64 * (256 * 257 // 2) / 1e12
-    assert floor.arithmetic == pytest.approx(floor.total + attention)
+    assert floor.arithmetic_s == pytest.approx(floor.floor_s + attention)
 
 
 def test_many_rows_are_bound_by_arithmetic() -> None:
     work = work_of(WORKLOADS["W4"](), replies("W4", 1.0))
-    floor = floor_of(work, SHAPE_B, Ceilings(gemm_rate=1e12, read_bandwidth=1e14))
+    floor = floor_of(work, SHAPE_B, rate=1e12, bandwidth=1e14)
     flops = 2 * (SHAPE_B.layer_weights + SHAPE_B.head_weights) * 32 * 63
-    assert floor.arithmetic - floor.prefill > flops / 1e12 > floor.decode
+    assert floor.arithmetic_s - floor.prefill_s > flops / 1e12 > floor.decode_s

@@ -6,11 +6,10 @@ import pytest
 
 import rootlace as rl
 from benchmarks.ideal_cache import IdealCache
-from benchmarks.peers.drive import drive
+from benchmarks.peers.completion_server import OpenAIServer
+from benchmarks.peers.drive import PeerError, drive
 from benchmarks.peers.measure import Task
-from benchmarks.peers.peer_process import PeerError
 from benchmarks.peers.turns import Ours, run_online
-from benchmarks.peers.url_peer import UrlPeer
 from benchmarks.peers.workloads import WORKLOADS, Request, Workload
 
 
@@ -48,7 +47,7 @@ def test_programs_find_the_tokens_of_raw_requests(name: str, runtime: rl.Runtime
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_a_server_behind_a_url(name: str, runtime: rl.Runtime) -> None:
     assert runtime.url is not None
-    server = UrlPeer("itself", runtime.url)
+    server = OpenAIServer("itself", runtime.url)
     assert server.can_flush
     row, raw = run_online(server, "itself", task(name)), Ours(runtime).raw(task(name))
     assert (row.requests, row.prompt_tokens, row.output_tokens) == (
@@ -66,7 +65,7 @@ def test_a_server_behind_a_url(name: str, runtime: rl.Runtime) -> None:
 
 def test_no_server_behind_a_url() -> None:
     with pytest.raises(PeerError, match="no model"):
-        UrlPeer("nobody", "http://127.0.0.1:9")
+        OpenAIServer("nobody", "http://127.0.0.1:9")
 
 
 def test_a_refused_request_is_an_error(runtime: rl.Runtime) -> None:
@@ -82,4 +81,4 @@ def test_a_refused_request_is_an_error(runtime: rl.Runtime) -> None:
         drive(RawRequests(runtime.endpoint), TooLong())
     assert runtime.url is not None
     with pytest.raises(PeerError, match="9000"):
-        drive(UrlPeer("itself", runtime.url), TooLong())
+        drive(OpenAIServer("itself", runtime.url), TooLong())

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import ceilings, report
+from benchmarks.peers import ceilings, known_peers, report, turns
 from benchmarks.peers.measure import Row
-from benchmarks.peers.options import checkpoint, parse_arguments
-from benchmarks.peers.report import PROGRAMS, RAW, Results, met_line
+from benchmarks.peers.report import PROGRAMS, RAW, Results
 
 BASE = Row(
     engine=RAW,
@@ -57,9 +56,9 @@ FLOORS = {"b": {"W1": {"floor_s": 2.0, "arithmetic_s": 2.5, "distinct_prompt_tok
 
 def test_ratios() -> None:
     results = Results(ROWS, FLOORS)
-    assert results.wall("b", "W1", RAW) == 3.0
-    assert results.wall("b", "W1", "vllm") == 9.0  # the loud one does not count
-    assert results.wall("b", "W1", "slow") == 20.0  # a quarter of the requests
+    assert results.cell("b", "W1", RAW).wall == 3.0
+    assert results.cell("b", "W1", "vllm").wall == 9.0  # the loud one does not count
+    assert results.cell("b", "W1", "slow").wall == 20.0  # a quarter of the requests
     assert results.ratios() == {"b": {"W1": 3.0}}
     assert results.ttft_ratios() == {"b": {"W1": pytest.approx(0.8)}}
     assert results.programs_over_raw() == {"b": {"W1": 1.0}}
@@ -67,14 +66,14 @@ def test_ratios() -> None:
     assert results.over_floor("arithmetic_s") == {"b": {"W1": 1.2}}
     met = {target["what"]: target["met"] for target in results.targets()}
     assert met == {"speed": True, "ttft": False, "programs": True, "floor": True}
-    assert "ttft b W1: 0.80, not >= 1" in met_line(results.targets())
+    assert "  ttft b W1: 0.80, not >= 1" in results.summary()
     assert [remark[0] for remark in results.remarks()] == ["~", "!"]
 
 
 def test_a_loud_row_counts_where_there_is_no_other() -> None:
     results = Results([row(foreign_cores=0.5), row(engine="vllm", wall_s=4.0)], {})
     assert results.ratios() == {"b": {"W1": 2.0}}
-    assert results.loud("b", "W1", RAW) and not results.loud("b", "W1", "vllm")
+    assert results.cell("b", "W1", RAW).loud and not results.cell("b", "W1", "vllm").loud
 
 
 def test_without_a_peer_nothing_is_claimed() -> None:
@@ -89,19 +88,19 @@ def test_tables() -> None:
     printed = io.StringIO()
     console = Console(width=100, file=printed)
     results = Results(ROWS, FLOORS)
-    for table in (results.wall_table("b"), results.ttft_table("b"), results.cache_table("b")):
+    for table in (results.wall_table("b"), results.ttft_table("b")):
         console.print(table)
     text = printed.getvalue()
-    for cell in ("3.00", "~20.00", "9.00", "3.00x", "1.50x", "500", "63,000", "56,448"):
+    for cell in ("3.00", "~20.00", "9.00", "3.00x", "1.50x", "1.20x", "500", "400", "0.80x"):
         assert cell in text
 
 
 # ---------------------------------------------------------------- the command
 
 
-def command(drivers: Path, models: Path, *more: str) -> list[str]:
+def command(models: Path, *more: str) -> list[str]:
     return [
-        "--models", str(models), "--drivers", str(drivers), "--sizes", "a", "--scale", "0.05",
+        "--models", str(models), "--sizes", "a", "--scale", "0.05",
         "--threads", "1", "--repetitions", "2", "--seed", "11", "--dtype", "float32",
         "--peer-python", f"vllm={sys.executable}", *more,
     ]  # fmt: skip
@@ -113,15 +112,13 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "measure_apart", lambda *_: found)
 
 
-@pytest.mark.usefixtures("quick_ceilings")
-def test_the_whole_command(
-    drivers: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("quick_ceilings", "drivers")
+def test_the_whole_command(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "LOUD", math.inf)  # all rows count, whatever else runs here
     file, picture = tmp_path / "peers.json", tmp_path / "peers.svg"
     more = ["--workloads", "W2", "W4", "--json", str(file), "--plot", str(picture)]
     pytest.importorskip("matplotlib")
-    assert peers.main(command(drivers, models, *more)) == 0
+    assert peers.main(command(models, *more)) == 0
     found = json.loads(file.read_text())
     assert len(found["rows"]) == 2 * 2 * 3
     assert {(r["engine"], r["seed"]) for r in found["rows"]} == {
@@ -139,13 +136,16 @@ def test_the_whole_command(
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.usefixtures("quick_ceilings")
+@pytest.mark.usefixtures("quick_ceilings", "drivers")
 def test_slow_ones_do_a_part_and_repeat_nothing(
-    drivers: Path, models: Path, tmp_path: Path
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    slow = replace(known_peers.KNOWN_PEERS["vllm"], scale={"W2": 0.0, "W4": 0.5})
+    monkeypatch.setitem(known_peers.KNOWN_PEERS, "vllm", slow)
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
     file = tmp_path / "peers.json"
-    more = "--workloads W2 W4 --peer-scale vllm=W2:0,W4:0.5 --patience 0 --scale 0.125 --json"
-    assert peers.main([*command(drivers, models), *more.split(), str(file)]) == 0
+    more = "--workloads W2 W4 --scale 0.125 --json"
+    assert peers.main([*command(models), *more.split(), str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
     done = [(r["engine"], r["workload"], r["repetition"], r["requests"]) for r in rows]
     assert sorted(done) == [
@@ -157,9 +157,8 @@ def test_slow_ones_do_a_part_and_repeat_nothing(
     ]
 
 
-@pytest.mark.usefixtures("quick_ceilings")
+@pytest.mark.usefixtures("quick_ceilings", "drivers")
 def test_a_peer_that_fails_is_left_out(
-    drivers: Path,
     models: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -167,7 +166,7 @@ def test_a_peer_that_fails_is_left_out(
 ) -> None:
     monkeypatch.setenv("TROUBLE", "raise")
     file = tmp_path / "peers.json"
-    arguments = command(drivers, models, "--workloads", "W4", "--json", str(file))
+    arguments = command(models, "--workloads", "W4", "--json", str(file))
     assert peers.main([*arguments, "--url", "nobody=http://127.0.0.1:9"]) == 0
     found = json.loads(file.read_text())
     assert "out of luck" in found["peers"]["a"]["vllm"]["error"]
@@ -198,23 +197,13 @@ def test_the_highest_ceilings_count() -> None:
 # ---------------------------------------------------------------- options
 
 
-def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "--peer-scale vllm=W1:0.25,W3:0.5 --runtime overlap=false --runtime block_size=32"
-    more = ["--peer-arguments", "vllm=--eager --block-size 16", "--quick"]
-    found = parse_arguments("", [*line.split(), *more])
-    assert found.peer_scale == {"vllm": {"W1": 0.25, "W3": 0.5}}
-    assert found.peer_arguments == {"vllm": ["--eager", "--block-size", "16"]}
-    assert found.runtime == {"overlap": False, "block_size": 32}
+def test_options() -> None:
+    found = peers.parse_arguments(["--quick", "--url", "x=http://host:1/v1?a=b"])
     assert (found.sizes, found.repetitions, found.scale) == (["a"], 1, 0.125)
-    for wrong in (
-        ["--peer-python", "who=/bin/sh"],
-        ["--peer-python", "vllm=/no/such/python"],
-        ["--peer-python", "vllm"],
-        ["--peer-scale", "vllm=much"],
-        ["--peer-python", f"vllm={sys.executable}", "--drivers", str(tmp_path / "none")],
-    ):
+    assert found.url == {"x": "http://host:1/v1?a=b"}
+    for wrong in ("who=/bin/sh", "vllm=/no/such/python", "vllm"):
         with pytest.raises(SystemExit):
-            parse_arguments("", wrong)
+            peers.parse_arguments(["--peer-python", wrong])
 
 
 def test_the_folder_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +217,9 @@ def test_the_folder_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("a", "a-bf16", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
-    assert checkpoint("a", tmp_path, "bfloat16") == tmp_path / "a-bf16"
-    assert checkpoint("b", tmp_path, "bfloat16") == tmp_path / "b"
-    assert checkpoint("a", tmp_path, "float32") == tmp_path / "a"
+    assert peers.checkpoint("a", tmp_path, "bfloat16") == tmp_path / "a-bf16"
+    assert peers.checkpoint("b", tmp_path, "bfloat16") == tmp_path / "b"
+    assert peers.checkpoint("a", tmp_path, "float32") == tmp_path / "a"
     assert not made
-    assert checkpoint("a", tmp_path / "new", "bfloat16") == tmp_path / "new" / "a"
+    assert peers.checkpoint("a", tmp_path / "new", "bfloat16") == tmp_path / "new" / "a"
     assert made == [tmp_path / "new" / "a"]

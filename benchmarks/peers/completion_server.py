@@ -1,0 +1,196 @@
+"""A server that completes prompts of token ids over HTTP and streams what it generates.
+
+Standard library only: drivers of peers use this file, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.peers.drive import News, PeerError
+from benchmarks.peers.workloads import FIRST_PLAIN_TOKEN, Request
+
+FLUSH_PATHS = ("/flush_cache", "/reset_prefix_cache")
+"""Ours and sglang's; vLLM's (in its development mode)."""
+
+Body = dict[str, Any]
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy between us and what is measured."""
+
+
+@dataclass
+class Answer:
+    """What a server has told of one request. `count`: tokens it says it generated."""
+
+    ids: list[int] = field(default_factory=list)
+    count: int = 0
+    cached: int | None = None
+
+
+class CompletionServer:
+    """An `OnlineEngine` behind `url`: one thread and one connection per request.
+
+    How a server is asked and what its events say is for subclasses (`path`, `body`, `read`).
+    """
+
+    path = ""
+    replies_are_ids = True
+
+    def __init__(self, name: str, url: str, timeout: float = 600.0) -> None:
+        self.name = name
+        self._base = (url if "//" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self._timeout = timeout
+        self._news: queue.SimpleQueue[News | Exception] = queue.SimpleQueue()
+        self._cached: int | None = 0
+
+    def body(self, prompt: Sequence[int], wanted: int) -> Body:
+        """What asks for exactly `wanted` tokens, greedily, as a stream."""
+        raise NotImplementedError
+
+    def read(self, event: Body, answer: Answer) -> None:
+        """Take what an event of the stream says into `answer`."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self._cached = 0
+
+    def cached(self) -> int | None:
+        """None if the server does not tell."""
+        return self._cached
+
+    def add(self, request: Request) -> None:
+        threading.Thread(target=self._ask, args=(request,), daemon=True).start()
+
+    def step(self) -> Sequence[News]:
+        news = self._news.get()
+        if isinstance(news, Exception):
+            raise PeerError(f"{self.name}: {news}") from news
+        return [news]
+
+    def _ask(self, request: Request) -> None:
+        try:
+            self._stream(request)
+        except Exception as error:
+            self._news.put(error)
+
+    def _stream(self, request: Request) -> None:
+        """Tell the first token when it comes, and the rest at the end."""
+        answer = Answer(count=request.wanted)
+        told = 0
+        for event in self.events(self.body(request.prompt, request.wanted)):
+            self.read(event, answer)
+            # A token that is half a character has no text yet, but an event.
+            if not told and (answer.ids or not self.replies_are_ids):
+                first = answer.ids[:1] or [FIRST_PLAIN_TOKEN]
+                self._news.put(News(request.name, first, False, time.perf_counter()))
+                told = 1
+        if answer.cached is None or self._cached is None:
+            self._cached = None
+        else:
+            self._cached += answer.cached
+        # Ids that were generated and not streamed (the end of half a character) have stand-ins.
+        reply = answer.ids + [FIRST_PLAIN_TOKEN] * (answer.count - len(answer.ids))
+        self._news.put(News(request.name, reply[told:], True, time.perf_counter()))
+
+    def open(self, path: str, body: Body | None = None, method: str = "POST") -> Any:
+        """The response, to be read or closed. Raises OSError, HTTPError for what is not 200."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._base + path, data, headers, method=method)
+        return DIRECT.open(request, timeout=self._timeout)
+
+    def events(self, body: Body) -> Iterator[Body]:
+        """What the server streams of a completion. Raises PeerError."""
+        try:
+            with self.open(self.path, body) as response:
+                for line in response:
+                    if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                        event = json.loads(line[5:])
+                        if "error" in event:
+                            raise PeerError(str(event["error"])[:300])
+                        yield event
+        except urllib.error.HTTPError as error:
+            raise PeerError(f"{error.code}: {error.read(300).decode(errors='replace')}") from None
+
+
+class OpenAIServer(CompletionServer):
+    """Any server with OpenAI's completions interface, for instance http://127.0.0.1:8000.
+
+    Servers that tell the ids of what they generate (`return_token_ids`) get these back in
+    follow-ups; for others see `replies_are_ids`. `can_flush`: whether its cache can be emptied;
+    where not, only a new seed makes a cold run. Raises PeerError when nobody answers.
+    """
+
+    path = "/v1/completions"
+
+    def __init__(self, name: str, url: str) -> None:
+        super().__init__(name, url)
+        self.model = self._first_model()
+        self._extra: Body = {}
+        self._find_out()
+        self.can_flush = self._flush()
+
+    def body(self, prompt: Sequence[int], wanted: int) -> Body:
+        return {
+            "model": self.model,
+            "prompt": list(prompt),
+            "max_tokens": wanted,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._extra,
+        }
+
+    def read(self, event: Body, answer: Answer) -> None:
+        usage = event.get("usage") or {}
+        answer.count = usage.get("completion_tokens", answer.count)
+        details = usage.get("prompt_tokens_details") or {}
+        answer.cached = details.get("cached_tokens", answer.cached)
+        for choice in event.get("choices", ()):
+            answer.ids += choice.get("token_ids") or ()
+
+    def reset(self) -> None:
+        if self.can_flush:
+            self._flush()
+        super().reset()
+
+    def _first_model(self) -> str:
+        try:
+            with self.open("/v1/models", method="GET") as response:
+                return str(json.load(response)["data"][0]["id"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise PeerError(f"{self.name}: no model at {self._base}: {error}") from None
+
+    def _find_out(self) -> None:
+        """Which fields to ask with, and whether answers hold ids: not every server takes every
+        field."""
+        refused = ""
+        for extra in ({"return_token_ids": True}, {}):
+            self._extra, answer = dict(extra), Answer()
+            try:
+                for event in self.events(self.body([100, 101, 102], 2)):
+                    self.read(event, answer)
+            except PeerError as error:
+                refused = str(error)
+                continue
+            self.replies_are_ids = len(answer.ids) == 2
+            return
+        raise PeerError(f"{self.name}: {refused}")
+
+    def _flush(self) -> bool:
+        for path in FLUSH_PATHS:
+            with contextlib.suppress(OSError, http.client.HTTPException), self.open(path):
+                return True
+        return False
