@@ -15,7 +15,7 @@ from rootlace.kernels.native.library import Rows
 from rootlace.kernels.native.linear import DTYPES
 
 LANES = 16
-"""Numbers in a vector of `src/vec.h`, whatever the processor."""
+"""Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
 
 
 def laid_out(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

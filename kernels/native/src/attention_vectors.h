@@ -14,40 +14,7 @@ namespace detail {
 
 constexpr int MOST_ROWS = 6;
 
-// The most vectors of a product with so many rows: its sums stay in registers.
-#if defined(__AVX512F__)
-constexpr int most_vecs(int) { return 4; }
-#else
-constexpr int most_vecs(int rows) { return tile_vecs(rows); }
-#endif
 constexpr int MOST_VECS = 4;
-
-#if defined(__AVX512BF16__)
-// As `detail::step_at`. GCC would load the panel again for each row.
-template <int ROWS, int VECS, class Panel>
-[[gnu::always_inline]] inline void add_step(const bf16* a, size_t lda, Panel at,
-                                            detail::Sums<ROWS, VECS>& sums) {
-  __m512bh panel[VECS];
-#pragma GCC unroll 16
-  for (int j = 0; j < VECS; j++) {
-    panel[j] = detail::load_as<__m512bh>(at(j));
-    asm("" : "+v"(panel[j]));
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) {
-    __m512bh pair = (__m512bh)_mm512_set1_epi32(detail::load_as<int32_t>(a + i * lda));
-#pragma GCC unroll 16
-    for (int j = 0; j < VECS; j++)
-      sums.at[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums.at[i][j], pair, panel[j]);
-  }
-}
-#endif
-
-template <int ROWS, int COLUMNS, class T, class Panel>
-[[gnu::always_inline]] inline void add_step(const T* a, size_t lda, Panel at,
-                                            detail::Sums<ROWS, COLUMNS>& sums) {
-  detail::step_at(a, lda, at, sums);
-}
 
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void put(const detail::Sums<ROWS, COLUMNS>& sums, float* c,
@@ -90,7 +57,7 @@ void score(const T* queries, int dim, const T* const* panels, float* scores, siz
   for (int64_t k = 0; k < end; k += LANES * STEP<T>, a += STEP<T>) {
     if (next)
       for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k);
-    add_step(a, dim, KeyStep<T, VECS>{keys, k}, sums);
+    step_at(a, dim, KeyStep<T, VECS>{keys, k}, sums);
   }
   put(sums, scores, ldc);
 }
@@ -108,7 +75,7 @@ void weigh(const T* weights, int count, const T* const* panels, int column, int 
 #pragma GCC unroll 16
     for (int j = 0; j < COLUMNS; j++)
       sums.at[i][j] =
-          detail::load_as<Native>(values + (size_t)i * columns + j * NATIVE) * keep[i];
+          load_as<Native>(values + (size_t)i * columns + j * NATIVE) * keep[i];
   const int64_t row = (int64_t)columns * STEP<T>;
   const int lines = columns / LANES;
   int left = count / STEP<T>;
@@ -122,10 +89,10 @@ void weigh(const T* weights, int count, const T* const* panels, int column, int 
         for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
         fetched += row;
       }
-      add_step(weights, KEY_BLOCK, detail::Row<T>{b}, sums);
+      step_at(weights, KEY_BLOCK, detail::Row<T>{b}, sums);
     }
   }
-  if (tail) add_step(weights, KEY_BLOCK, detail::Row<T>{tail + column * STEP<T>}, sums);
+  if (tail) step_at(weights, KEY_BLOCK, detail::Row<T>{tail + column * STEP<T>}, sums);
   put(sums, values, columns);
 }
 
@@ -137,12 +104,12 @@ using Weigh = void (*)(const T*, int, const T* const*, int, int, const T*, float
 
 template <class T, int ROWS, int VECS>
 constexpr Score<T> score_of() {
-  if constexpr (VECS <= most_vecs(ROWS)) return score<ROWS, VECS, T>;
+  if constexpr (VECS <= Isa::attention_vecs(ROWS)) return score<ROWS, VECS, T>;
   return nullptr;
 }
 template <class T, int ROWS, int VECS>
 constexpr Weigh<T> weigh_of() {
-  if constexpr (VECS <= most_vecs(ROWS)) return weigh<ROWS, VECS, T>;
+  if constexpr (VECS <= Isa::attention_vecs(ROWS)) return weigh<ROWS, VECS, T>;
   return nullptr;
 }
 
@@ -165,7 +132,7 @@ constexpr Products<T> PRODUCTS = products<T>(std::make_integer_sequence<int, MOS
 // `visit(from, to)` for vectors 0 .. vecs - 1 in groups that a product of so many rows takes.
 template <class Visit>
 inline void each_group(int rows, int vecs, Visit&& visit) {
-  const int groups = ceil_div(vecs, most_vecs(rows));
+  const int groups = ceil_div(vecs, Isa::attention_vecs(rows));
   for (int g = 0; g < groups; g++) visit(cut(vecs, g, groups), cut(vecs, g + 1, groups));
 }
 

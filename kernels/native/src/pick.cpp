@@ -14,18 +14,6 @@ namespace {
 
 constexpr int WORD = 32;  // tokens per word of a mask
 
-// v where the bits (of 16) are set, minus infinity elsewhere.
-inline Vec only(Vec v, uint32_t bits) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_mask_mov_ps((__m512)splat(-INFINITY), static_cast<__mmask16>(bits), (__m512)v);
-#else
-  Ints lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-               1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-  Ints allowed = (lane & (static_cast<int32_t>(bits) - Ints{})) != 0;
-  return allowed ? v : splat(-INFINITY);
-#endif
-}
-
 // The largest number seen in each lane, the first of equals, and in which word it was.
 struct Most {
   Vec value = splat(-INFINITY);
@@ -47,8 +35,8 @@ int32_t argmax_among(const float* x, int size, const int32_t* mask) {
   for (int w = 0; w < whole; w++) {
     uint32_t bits = static_cast<uint32_t>(mask[w]);
     if (!bits) continue;
-    halves[0].see(only(load(x + w * WORD), bits & 0xffff), w);
-    halves[1].see(only(load(x + w * WORD + LANES), bits >> 16), w);
+    halves[0].see(Isa::only(load(x + w * WORD), bits & 0xffff), w);
+    halves[1].see(Isa::only(load(x + w * WORD + LANES), bits >> 16), w);
   }
   float most = -INFINITY;
   int at = -1;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "exp2.h"
+#include "vec.h"
 
 namespace rootlace {
 
@@ -14,8 +15,8 @@ inline Vec silu(Vec x) {
     Native part;
     std::memcpy(&part, reinterpret_cast<const float*>(&x) + i, sizeof part);
     Native power = part * -1.44269504f;
-    power = power < 126.0f ? power : native_of(126.0f);  // its reciprocal is a normal number
-    part = part * reciprocal(1.0f + exp2<false>(power));
+    power = power < 126.0f ? power : Isa::splat(126.0f);  // its reciprocal is a normal number
+    part = part * Isa::reciprocal(1.0f + exp2<false>(power));
     std::memcpy(reinterpret_cast<float*>(&y) + i, &part, sizeof part);
   }
   return y;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "api.h"
+#include "isa/pause.h"
 
 namespace rootlace {
 namespace {
@@ -35,14 +36,6 @@ constexpr std::chrono::milliseconds WINDOW{200};
 constexpr std::chrono::milliseconds SHORT_BREAK{50}, LONG_BREAK{1600};
 
 using Clock = std::chrono::steady_clock;
-
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");
-#endif
-}
 
 // Where threads wait for a condition on atomics that other threads change.
 class Place {

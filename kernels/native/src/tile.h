@@ -4,31 +4,9 @@
 // bits in any company. A sum may be interrupted and taken up again (`add`): that changes no bits.
 #pragma once
 
-#include "vec.h"
+#include "isa/isa.h"
 
 namespace rootlace {
-
-// What one register holds. `Vec` is 16 lanes everywhere; without AVX-512 compilers would keep it in
-// memory, and sums here must stay in registers.
-#if defined(__AVX512F__)
-constexpr int NATIVE = 16;
-#elif defined(__AVX__)
-constexpr int NATIVE = 8;
-#else
-constexpr int NATIVE = 4;
-#endif
-typedef float Native __attribute__((vector_size(NATIVE * 4)));
-typedef int32_t NativeInts __attribute__((vector_size(NATIVE * 4)));
-
-// The most rows of a tile, and the most vectors of one with so many rows, whose sums fit in
-// registers: 24 of 32 of AVX-512, 12 of 16 of AVX, 24 of 32 of NEON (SSE spills).
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 8;
-constexpr int tile_vecs(int) { return 3; }
-#else
-constexpr int TILE_ROWS = 6;
-constexpr int tile_vecs(int rows) { return rows <= 2 ? 3 : rows <= 3 ? 2 : 1; }
-#endif
 
 // Inputs in a 32-bit word of a panel: bfloat16 come in pairs.
 template <class T>
@@ -48,13 +26,6 @@ template <int ROWS, int COLUMNS>
 struct Sums {
   Native at[ROWS][COLUMNS];
 };
-
-template <class V>
-inline V load_as(const void* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
 
 // Where the registers of a panel's row lie that are right behind one another.
 template <class T>
@@ -78,48 +49,10 @@ template <int ROWS, int COLUMNS, class Panel>
     for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += a[i * lda] * panel[j];
 }
 
-// The same with pairs of bfloat16, of which `word(row)` gives those of A.
-template <int ROWS, int COLUMNS, class Panel, class Word>
-[[gnu::always_inline]] inline void step_pairs(Panel at, Sums<ROWS, COLUMNS>& sums, Word&& word) {
-#if defined(__AVX512BF16__)
-  __m512bh panel[COLUMNS];
-#pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<__m512bh>(at(j));
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) {
-    __m512bh pair = (__m512bh)_mm512_set1_epi32(word(i));
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++)
-      sums.at[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums.at[i][j], pair, panel[j]);
-  }
-#else
-  // A bfloat16 is the upper half of a float32. Odd inputs first, as in `dot_pairs`; one after the
-  // other, which takes fewer registers.
-  const int32_t upper = static_cast<int32_t>(0xffff0000u);
-  Native panel[COLUMNS];
-#pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) & upper);
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) {
-    float high = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16)});
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += high * panel[j];
-  }
-#pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) << 16);
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++) {
-    float low = to_float(bf16{static_cast<uint16_t>(word(i))});
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += low * panel[j];
-  }
-#endif
-}
-
 template <int ROWS, int COLUMNS, class Panel>
 [[gnu::always_inline]] inline void step_at(const bf16* a, size_t lda, Panel at,
                                            Sums<ROWS, COLUMNS>& sums) {
-  step_pairs(at, sums, [&](int i) { return load_as<int32_t>(a + i * lda); });
+  Isa::add_pairs(sums.at, at, [&](int i) { return load_as<int32_t>(a + i * lda); });
 }
 
 template <int ROWS, int COLUMNS, class T>
@@ -132,7 +65,7 @@ template <int ROWS, int COLUMNS, class T>
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
                                         Sums<ROWS, COLUMNS>& sums) {
-  step_pairs(Row<bf16>{b}, sums, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
+  Isa::add_pairs(sums.at, Row<bf16>{b}, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
 }
 
 template <int ROWS, int COLUMNS>
@@ -152,7 +85,7 @@ inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, floa
   for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 16
     for (int j = 0; j < COLUMNS; j++)
-      sums.at[i][j] = add ? detail::load_as<Native>(c + i * ldc + j * NATIVE) : Native{};
+      sums.at[i][j] = add ? load_as<Native>(c + i * ldc + j * NATIVE) : Native{};
   int steps = depth / STEP<T>, k = 0;
   for (; k + AHEAD_STEPS <= steps; k += AHEAD_STEPS) {
     if (ahead.near)

@@ -28,7 +28,7 @@ class VectorPanels {
  public:
   static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
   static constexpr int COLUMNS = VECS * LANES;
-  static constexpr int ROWS = TILE_ROWS;  // tasks have a multiple of so many rows
+  static constexpr int ROWS = Isa::TILE_ROWS;  // tasks have a multiple of so many rows
   static constexpr int MOST_ROWS = 96;    // of a task: its sums are kept for so many
 
   static constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20;
@@ -80,10 +80,10 @@ class VectorPanels {
       for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
         const T* from = packed + (panel * panels_.parts + part) * panels_.size() +
                         vec * LANES * STEP<T>;
-        bool few = x.count <= 4 * TILE_ROWS;
+        bool few = x.count <= 4 * Isa::TILE_ROWS;
         int stretches =
             ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
-        if (x.count <= TILE_ROWS && vecs <= tile_vecs(x.count)) stretches = 1;
+        if (x.count <= Isa::TILE_ROWS && vecs <= Isa::tile_vecs(x.count)) stretches = 1;
         int words = panels_.words_;
         int steps = ceil_div(ceil_div(words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
         for (int step = 0; step < words; step += steps) {
@@ -98,8 +98,8 @@ class VectorPanels {
    private:
     void stretch(const T* a, size_t lda, int rows, const T* b, int depth, int all, float* sums,
                  bool add) {
-      int tiles = ceil_div(rows, TILE_ROWS);
-      int vecs = std::min(all, tile_vecs(ceil_div(rows, tiles)));
+      int tiles = ceil_div(rows, Isa::TILE_ROWS);
+      int vecs = std::min(all, Isa::tile_vecs(ceil_div(rows, tiles)));
       int passes = tiles * ceil_div(all, vecs);
       // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
       // each pass. Of a part of a panel they are not in a row.
@@ -150,8 +150,8 @@ class VectorPanels {
 
   // How many rows tiles of so many vectors have at most.
   static constexpr int tile_rows(int vecs) {
-    int rows = TILE_ROWS;
-    while (tile_vecs(rows) < vecs) rows--;
+    int rows = Isa::TILE_ROWS;
+    while (Isa::tile_vecs(rows) < vecs) rows--;
     return rows;
   }
 

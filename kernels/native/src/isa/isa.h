@@ -1,7 +1,19 @@
 // The instruction set that this library is compiled for: what the compiler was told says which.
 // Nothing outside this folder asks.
+//
+// `Isa` has the vectors: how many numbers a register holds, how many rows and vectors of sums fit in
+// registers, and the functions of plain.h. `TileUnit`, where `HAS_TILES`, multiplies tiles.
 #pragma once
 
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#include "avx512.h"
+#elif defined(__AVX2__)
+#include "avx2.h"
+#elif defined(__ARM_NEON)
+#include "neon.h"
+#else
+#include "scalar.h"
+#endif
 #if defined(ROOTLACE_TWIN)
 #include "amx_twin.h"
 #else
@@ -10,38 +22,22 @@
 
 namespace rootlace {
 
-// The vectors that are there beside a tile unit.
-#if defined(__AVX512BF16__)
-#define ROOTLACE_VECTORS "avx512-bf16"
-#elif defined(__AVX512F__)
-#define ROOTLACE_VECTORS "avx512"
-#elif defined(__AVX2__)
-#define ROOTLACE_VECTORS "avx2"
-#elif defined(__ARM_NEON)
-#define ROOTLACE_VECTORS "neon"
-#else
-#define ROOTLACE_VECTORS "generic"
-#endif
-
-#if defined(ROOTLACE_TWIN)
-constexpr const char* INSTRUCTIONS = "amx-twin";
-#elif defined(__AMX_BF16__)
-constexpr const char* INSTRUCTIONS = "amx";
-#else
-constexpr const char* INSTRUCTIONS = ROOTLACE_VECTORS;
-#endif
-#undef ROOTLACE_VECTORS
+using Native = Isa::Native;
+using NativeInts = Isa::NativeInts;
+constexpr int NATIVE = Isa::NATIVE;
 
 #if defined(ROOTLACE_TWIN)
 using TileUnit = TwinTiles;
 constexpr bool HAS_TILES = true;
+constexpr const char* INSTRUCTIONS = "amx-twin";
+#elif defined(__AMX_BF16__)
+using TileUnit = AmxTiles;
+constexpr bool HAS_TILES = true;
+constexpr const char* INSTRUCTIONS = "amx";
 #else
 using TileUnit = AmxTiles;
-#if defined(__AMX_BF16__)
-constexpr bool HAS_TILES = true;
-#else
 constexpr bool HAS_TILES = false;
-#endif
+constexpr const char* INSTRUCTIONS = Isa::NAME;
 #endif
 
 }  // namespace rootlace

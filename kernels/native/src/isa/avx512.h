@@ -1,0 +1,142 @@
+// AVX-512 (F, BW, DQ): 32 registers of 16 numbers; where it has BF16, products of pairs.
+#pragma once
+
+#include <immintrin.h>
+
+#include "plain.h"
+
+namespace rootlace {
+
+struct Avx512 : Plain<16> {
+  static constexpr const char* NAME = "avx512";
+
+  static constexpr int TILE_ROWS = 8;
+  static constexpr int tile_vecs(int) { return 3; }
+  static constexpr int attention_vecs(int) { return 4; }
+
+  static Native multiply_add(Native a, Native b, Native c) {
+    return (Native)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  }
+  static Native reciprocal(Native x) {
+    Native guess = (Native)_mm512_rcp14_ps((__m512)x);
+    return multiply_add(guess, multiply_add(-x, guess, splat(1.0f)), guess);
+  }
+  static Native fraction(Native x) {
+    return (Native)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+  }
+  static Native times_power(Native p, Native x) {
+    return (Native)_mm512_scalef_ps((__m512)p, (__m512)x);
+  }
+
+  static bool any_above(Native v, float limit) {
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+  }
+  static uint32_t bits_of(Ints lanes) {
+    __m512i all = reinterpret_cast<__m512i>(lanes);
+    return _mm512_test_epi32_mask(all, all);
+  }
+  static Vec only(Vec v, uint32_t bits) {
+    return (Vec)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), static_cast<__mmask16>(bits),
+                                   (__m512)v);
+  }
+
+  static int interleave(const bf16* even, const bf16* odd, bf16* to, int count) {
+    alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
+                                                 37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
+                                                 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i low = _mm512_load_si512(LOW);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    int i = 0;
+    for (; i + 2 * LANES <= count; i += 2 * LANES) {
+      __m512i a = _mm512_loadu_si512(even + i), b = _mm512_loadu_si512(odd + i);
+      _mm512_storeu_si512(to + 2 * i, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + 2 * i + 2 * LANES, _mm512_permutex2var_epi16(a, high, b));
+    }
+    return i + Plain::interleave(even + i, odd + i, to + 2 * i, count - i);
+  }
+
+  static void transpose16(const int32_t* const* rows, int column, int width, int32_t* out,
+                          size_t stride) {
+    __m512i r[16], t[16];
+    const __mmask16 some = (__mmask16)((1u << width) - 1);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(some, rows[i] + column);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+      r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+      r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+      r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    // r[4 a + c] holds, of rows 4a..4a+3, columns c, c + 4, c + 8 and c + 12 in its four quarters.
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      t[c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x44);
+      t[4 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x44);
+      t[8 + c] = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xee);
+      t[12 + c] = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      r[c] = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x88);
+      r[4 + c] = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xdd);
+      r[8 + c] = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x88);
+      r[12 + c] = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xdd);
+    }
+    if (width == 16) {
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; j++) _mm512_storeu_si512(out + j * stride, r[j]);
+    } else {
+      for (int j = 0; j < width; j++) _mm512_storeu_si512(out + j * stride, r[j]);
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+struct Avx512Bf16 : Avx512 {
+  static constexpr const char* NAME = "avx512-bf16";
+
+  static Halves narrow(Vec v) { return (Halves)_mm512_cvtneps_pbh((__m512)v); }
+
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    __m512bh panel[COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      panel[j] = load_as<__m512bh>(at(j));
+      if (ROWS > 2) asm("" : "+v"(panel[j]));  // else GCC would load it again for each row
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      __m512bh pair = (__m512bh)_mm512_set1_epi32(word(i));
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++)
+        sums[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums[i][j], pair, panel[j]);
+    }
+  }
+
+  using Avx512::add_weights;
+  template <int COUNT>
+  static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
+    __m512 sum = (__m512)(load(sums) * keep);
+    for (int j = 0; j < COUNT; j += 2) {
+      __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
+      std::memcpy(static_cast<void*>(rounded + j * LANES), &pairs, sizeof pairs);
+      sum = _mm512_dpbf16_ps(sum, pairs, ones);
+    }
+    store(sums, (Vec)sum);
+  }
+};
+using Isa = Avx512Bf16;
+#else
+using Isa = Avx512;
+#endif
+
+}  // namespace rootlace

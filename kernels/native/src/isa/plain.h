@@ -1,0 +1,197 @@
+// What every instruction set does, in the compilers' vector extension. A set derives from this and
+// hides what it has better instructions for; see isa.h.
+#pragma once
+
+#include "vector.h"
+
+#if defined(__clang__)
+#define ROOTLACE_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+#define ROOTLACE_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Four{i, j, k, l})
+#endif
+
+namespace rootlace {
+
+// Registers of so many float32 numbers, written out: GCC 12 knows no vectors whose size depends on a
+// template's argument.
+template <int WIDTH>
+struct Registers;
+#define ROOTLACE_REGISTERS(WIDTH)                                         \
+  template <>                                                             \
+  struct Registers<WIDTH> {                                               \
+    typedef float Native __attribute__((vector_size(WIDTH * 4)));         \
+    typedef int32_t NativeInts __attribute__((vector_size(WIDTH * 4)));   \
+    typedef uint32_t NativeWords __attribute__((vector_size(WIDTH * 4))); \
+    typedef uint16_t NativeHalves __attribute__((vector_size(WIDTH * 2))); \
+  }
+ROOTLACE_REGISTERS(4);
+ROOTLACE_REGISTERS(8);
+ROOTLACE_REGISTERS(16);
+#undef ROOTLACE_REGISTERS
+
+// WIDTH: the float32 numbers that a register holds. `Vec` has 16 lanes everywhere; compilers keep it
+// in memory where registers are smaller, and sums must stay in registers.
+template <int WIDTH>
+struct Plain {
+  static constexpr int NATIVE = WIDTH;
+  using Native = typename Registers<WIDTH>::Native;
+  using NativeInts = typename Registers<WIDTH>::NativeInts;
+
+  // The most rows of a tile, and the most vectors of one with so many rows, whose sums fit in
+  // registers; the latter also of attention's products.
+  static constexpr int TILE_ROWS = 6;
+  static constexpr int tile_vecs(int rows) { return rows <= 2 ? 3 : rows <= 3 ? 2 : 1; }
+  static constexpr int attention_vecs(int rows) { return tile_vecs(rows); }
+
+  static Native splat(float x) { return x - Native{}; }
+  static Native multiply_add(Native a, Native b, Native c) { return a * b + c; }
+  // 1 / x of normal numbers, to about 1e-7.
+  static Native reciprocal(Native x) { return 1.0f / x; }
+
+  // 2^x = 2^fraction 2^floor(x): x - floor(x), and p 2^floor(x).
+  static Native fraction(Native x) { return clamped(x) - (shifted(x) - 12582912.0f); }
+  static Native times_power(Native p, Native x) {
+    NativeInts bits = (NativeInts)p + ((NativeInts)shifted(x) << 23);
+    return x < -126.0f ? Native{} : (Native)bits;
+  }
+
+  // Whether a lane of v is above `limit`.
+  static bool any_above(Native v, float limit) {
+    NativeInts above = v > limit;
+    int64_t words[WIDTH / 2], any = 0;
+    std::memcpy(words, &above, sizeof above);
+    for (int64_t word : words) any |= word;
+    return any != 0;
+  }
+
+  // Bit i says whether lane i of a comparison's result holds.
+  static uint32_t bits_of(Ints lanes) {
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; i++) bits |= static_cast<uint32_t>(lanes[i] != 0) << i;
+    return bits;
+  }
+
+  // v where the bits (of 16) are set, minus infinity elsewhere.
+  static Vec only(Vec v, uint32_t bits) {
+    Ints lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                 1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+    Ints allowed = (lane & (static_cast<int32_t>(bits) - Ints{})) != 0;
+    return allowed ? v : rootlace::splat(-INFINITY);
+  }
+
+  // Rounded to nearest, ties to even. NaN stays NaN.
+  static Halves narrow(Vec v) {
+    Words w = reinterpret_cast<Words>(v);
+    Words rounded = (w + 0x7fff + ((w >> 16) & 1)) >> 16;
+    Words quiet = (w >> 16) | 0x40;
+    Words is_nan = reinterpret_cast<Words>(v != v);
+    return __builtin_convertvector((rounded & ~is_nan) | (quiet & is_nan), Halves);
+  }
+
+  // to[2 i], to[2 i + 1] = even[i], odd[i], of as many whole vectors as `count` has; returns how
+  // many numbers of each these were.
+  static int interleave(const bf16* even, const bf16* odd, bf16* to, int count) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+      Words low = __builtin_convertvector(load_as<Halves>(even + i), Words);
+      Words high = __builtin_convertvector(load_as<Halves>(odd + i), Words);
+      Words both = low | high << 16;
+      std::memcpy(static_cast<void*>(to + 2 * i), &both, sizeof both);
+    }
+    return i;
+  }
+
+  // A 16 x 16 matrix of 32-bit words transposed: in row i, columns from `column` on, at rows[i];
+  // only the first `width` columns are read and written. out row j at out + j * stride.
+  static void transpose16(const int32_t* const* rows, int column, int width, int32_t* out,
+                          size_t stride) {
+    typedef int32_t Four __attribute__((vector_size(16)));
+    for (int i = 0; i < 16; i += 4) {
+      const int32_t* p[4];
+      for (int k = 0; k < 4; k++) p[k] = rows[i + k] + column;
+      int j = 0;
+      for (; j + 4 <= width; j += 4) {
+        Four r[4];
+        for (int k = 0; k < 4; k++) r[k] = load_as<Four>(p[k] + j);
+        Four a = ROOTLACE_SHUFFLE(r[0], r[1], 0, 4, 1, 5);
+        Four b = ROOTLACE_SHUFFLE(r[2], r[3], 0, 4, 1, 5);
+        Four c = ROOTLACE_SHUFFLE(r[0], r[1], 2, 6, 3, 7);
+        Four d = ROOTLACE_SHUFFLE(r[2], r[3], 2, 6, 3, 7);
+        r[0] = ROOTLACE_SHUFFLE(a, b, 0, 1, 4, 5);
+        r[1] = ROOTLACE_SHUFFLE(a, b, 2, 3, 6, 7);
+        r[2] = ROOTLACE_SHUFFLE(c, d, 0, 1, 4, 5);
+        r[3] = ROOTLACE_SHUFFLE(c, d, 2, 3, 6, 7);
+        for (int k = 0; k < 4; k++) std::memcpy(out + (j + k) * stride + i, &r[k], sizeof(Four));
+      }
+      for (; j < width; j++)
+        for (int k = 0; k < 4; k++) out[j * stride + i + k] = p[k][j];
+    }
+  }
+
+  // sums += a pair of bfloat16 of each row, word(row), x a panel's row of pairs, whose registers lie
+  // at(column).
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    // A bfloat16 is the upper half of a float32. Odd inputs first; one after the other, which takes
+    // fewer registers.
+    const int32_t upper = static_cast<int32_t>(0xffff0000u);
+    Native panel[COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) & upper);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      float high = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16)});
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) sums[i][j] += high * panel[j];
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) << 16);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      float low = to_float(bf16{static_cast<uint16_t>(word(i))});
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) sums[i][j] += low * panel[j];
+    }
+  }
+
+  // sums[LANES] = sums * keep + x, lane by lane.
+  template <int COUNT>
+  static void add_weights(const Native (&x)[COUNT], float keep, float* sums) {
+    constexpr int PARTS = LANES / WIDTH;
+    static_assert(COUNT == 4 * PARTS);
+    for (int i = 0; i < PARTS; i++) {
+      Native sum = load_as<Native>(sums + i * WIDTH) * keep;
+      sum += (x[i] + x[PARTS + i]) + (x[2 * PARTS + i] + x[3 * PARTS + i]);
+      std::memcpy(sums + i * WIDTH, &sum, sizeof sum);
+    }
+  }
+
+  // The same of x as it is rounded to `rounded`.
+  template <int COUNT>
+  static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
+    using NativeWords = typename Registers<WIDTH>::NativeWords;
+    using NativeHalves = typename Registers<WIDTH>::NativeHalves;
+    for (int j = 0; j < COUNT; j++) {
+      NativeWords bits = (NativeWords)x[j];
+      NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      upper = x[j] == x[j] ? upper : (bits >> 16) | 0x40;
+      x[j] = (Native)(upper << 16);
+      NativeHalves halves = __builtin_convertvector(upper, NativeHalves);
+      std::memcpy(static_cast<void*>(rounded + j * WIDTH), &halves, sizeof halves);
+    }
+    add_weights(x, keep, sums);
+  }
+
+ private:
+  static Native clamped(Native x) {
+    Native least = x < -126.0f ? splat(-126.0f) : x;
+    return least > 128.0f ? splat(128.0f) : least;
+  }
+  // 1.5 * 2^23 + floor(x): the last bits are the number.
+  static Native shifted(Native x) { return clamped(x) - 0.5f + 12582912.0f; }
+};
+
+}  // namespace rootlace
+
+#undef ROOTLACE_SHUFFLE
