@@ -21,7 +21,7 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
     except NativeUnavailable:  # there is no compiler
         library = None
     rates = product_rates(getattr(torch, dtype), threads, seconds, library)
-    bandwidth = read_bandwidth(threads, seconds, READ_BYTES)
+    bandwidth = read_bandwidth(threads, seconds, READ_BYTES, None)
     return {"threads": threads, "dtype": dtype, **_highest(rates), "read_bandwidth": bandwidth}
 
 

@@ -122,7 +122,7 @@ def _add_measured(table: Table, measured: Measured, on_gpu: bool) -> None:
         shown = [f"{_rate(rate)} ({by})" for by, rate in rates.items()]
         table.add_row(f"{dtype} products", ", ".join(shown))
     what = "copying" if on_gpu else "reading"
-    table.add_row(what, f"{measured.read_bandwidth / 1e9:,.1f} GB/s")
+    table.add_row(what, _bandwidth(measured.read_bandwidth))
     if measured.foreign_cores > FOREIGN_CORES:
         table.add_row(
             "", f"other programs kept {measured.foreign_cores:.1f} cores busy: measured too low"
@@ -146,6 +146,9 @@ def _show_model(console: Console, model: ModelReport, known: tuple[str, ...]) ->
         console.print("The model does not fit into memory.", style="red")
         return
     table = _facts("At best, at the rates measured")
+    if model.ceilings is not None:
+        table.add_row("attention", _rate(model.ceilings.attention_rate))
+        table.add_row("reading", _bandwidth(model.ceilings.read_bandwidth))
     for first in model.forecast.first_tokens:
         table.add_row(f"first token of {first.prompt:,}", f"{first.seconds * 1e3:,.4g} ms")
     for one in model.forecast.decoding:
@@ -174,6 +177,10 @@ def _short(reason: str) -> str:
 
 def _rate(flops: float) -> str:
     return f"{flops / 1e12:,.2f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:,.0f} GFLOP/s"
+
+
+def _bandwidth(rate: float) -> str:
+    return f"{rate / 1e9:,.1f} GB/s"
 
 
 def _memory(total: int, available: int) -> str:

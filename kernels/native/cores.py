@@ -33,12 +33,13 @@ class Cores:
         """How many threads are worth computing with.
 
         The second hardware thread of a core has no arithmetic units of its own. Small cores count:
-        threads take tasks as they finish them. A quota counts as so many cores, rounded, at least
-        one: two threads that stand still for a quarter of the time are ahead of a single one.
+        threads take tasks as they finish them. A quota counts as so many cores, rounded down, at
+        least one: two threads on 1.5 cores' time are no faster than one, and stand still for a
+        quarter of the time, in which somebody waits for the next token.
         """
         if self.quota is None:
             return max(len(self.all), 1)
-        return max(min(len(self.all), int(self.quota + 0.5)), 1)
+        return max(min(len(self.all), int(self.quota)), 1)
 
 
 def usable_cores() -> int:

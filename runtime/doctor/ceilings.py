@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from rootlace.kernels import AttentionBatch
+from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.linear import Epilogue, PackedLinear
+from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
 
 SIDE = 2048
 """Of the square product."""
@@ -21,16 +24,30 @@ GPU_SIDE = 8192
 READ_BYTES = 256 << 20
 """More than caches hold, as a rule."""
 GPU_READ_BYTES = 1 << 30
+WEIGHT_OUTPUTS, WEIGHT_INPUTS = 8192, 1024
+"""Of the weights that are read; fewer outputs where they would be more bytes than asked for."""
+ATTENDED = 1024
+BLOCK = 16
 TRIES = 2
 """At least; the first one, which maps memory and wakes threads, does not count."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """FLOP/s of a product, bytes/s of reading."""
+    """FLOP/s of a product, of attention; bytes/s of reading."""
 
     product_rate: float
+    attention_rate: float
     read_bandwidth: float
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How many of queries, of keys; numbers of each."""
+
+    query: int
+    kv: int
+    dim: int
 
 
 def best_seconds(work: Callable[[], object], seconds: float) -> float:
@@ -63,17 +80,61 @@ def product_rates(
     return rates
 
 
-def read_bandwidth(threads: int, seconds: float, size: int) -> float:
+def read_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL | None) -> float:
     """Bytes/s of reading the same `size` bytes of main memory again and again: as few as a cache
-    holds come from there. Leaves torch with that many threads."""
+    holds come from there. By torch's sum or, where that is faster, as weights that a `library`
+    multiplies by one row. Leaves torch with that many threads."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
         memory = torch.ones(max(size // 4, 1))
-        return memory.nbytes / best_seconds(memory.sum, seconds)
+        found = memory.nbytes / best_seconds(memory.sum, seconds)
+        del memory
+        if library is not None:
+            found = max(found, _weight_bandwidth(threads, seconds, size, library))
+    return found
 
 
-def gpu_ceilings(device: torch.device, dtype: torch.dtype, seconds: float) -> Ceilings:
-    """Of a GPU, by torch's product and by a copy, which reads and writes as many bytes."""
+def _weight_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL) -> float:
+    dtype = torch.bfloat16
+    team, arena = Team(library, threads), Arena()
+    outputs = max(min(WEIGHT_OUTPUTS, size // dtype.itemsize // WEIGHT_INPUTS), 1)
+    weight = torch.zeros(outputs, WEIGHT_INPUTS, dtype=dtype)
+    count = max(size // weight.nbytes, 1)
+    products = Products([PackedLinear(library, team, weight, arena=arena) for _ in range(count)])
+    x, out = torch.zeros(1, WEIGHT_INPUTS, dtype=dtype), torch.empty(1, outputs, dtype=dtype)
+    once = best_seconds(lambda: products.multiply(Epilogue.STORE, x, out), seconds)
+    return count * weight.nbytes / once
+
+
+def attention_rate(
+    dtype: torch.dtype, heads: Heads, threads: int, seconds: float, library: ctypes.CDLL
+) -> float:
+    """FLOP/s of native attention of a prompt of `ATTENDED` tokens to itself: four per number of a
+    query head for each pair of tokens, one of which sees the other."""
+    shape = (ATTENDED // BLOCK, BLOCK, heads.kv, heads.dim)
+    keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
+    batch = AttentionBatch(
+        row_start=np.array([0, ATTENDED]),
+        context_len=np.array([ATTENDED]),
+        block_tables=np.arange(shape[0])[None],
+        block_size=BLOCK,
+        num_heads=heads.query,
+        num_kv_heads=heads.kv,
+        head_dim=heads.dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    q = torch.randn(ATTENDED, heads.query, heads.dim).to(dtype)
+    caches, out, team = laid_out(keys, values), torch.empty_like(q), Team(library, threads)
+    with torch.inference_mode():
+        once = best_seconds(
+            lambda: attend(library, team.handle, q, *caches, batch, out=out), seconds
+        )
+    return 4.0 * heads.query * heads.dim * (ATTENDED * (ATTENDED + 1) // 2) / once
+
+
+def gpu_ceilings(device: torch.device, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
+    """FLOP/s of torch's product on a GPU, and bytes/s of a copy, which reads and writes as many."""
 
     def timed(work: Callable[[], object]) -> float:
         def run() -> None:
@@ -88,4 +149,4 @@ def gpu_ceilings(device: torch.device, dtype: torch.dtype, seconds: float) -> Ce
         source = torch.zeros(GPU_READ_BYTES, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         copy = timed(lambda: target.copy_(source))
-    return Ceilings(2.0 * GPU_SIDE**3 / product, 2 * GPU_READ_BYTES / copy)
+    return 2.0 * GPU_SIDE**3 / product, 2 * GPU_READ_BYTES / copy

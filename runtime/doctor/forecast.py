@@ -50,9 +50,9 @@ def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room)
     """For as many of `PROMPTS` and `REQUESTS` as there is room for, the model's longest prompt in
     place of longer ones.
 
-    A step takes as long as its arithmetic at the product's rate, or as its reading at the
-    bandwidth, whichever is longer. It takes longer than that: attention does not reach the rate of
-    a large product, and what lies between the products is not counted.
+    A step takes as long as its products and its attention at their rates, or as its reading at the
+    bandwidth, whichever is longer. A real one takes longer: what lies between products and
+    attention is not counted, nor what the host does, which is most of a very small model's step.
     """
     longest = min(room.context, room.cache)
     prompts = sorted({min(prompt, longest) for prompt in PROMPTS})
@@ -87,4 +87,5 @@ def prompt_seconds(
 
 def step_seconds(spec: ModelSpec, element: Elements, ceilings: Ceilings, rows: list[Row]) -> float:
     work = step_work(spec, rows, element)
-    return max(work.flops / ceilings.product_rate, work.read_bytes / ceilings.read_bandwidth)
+    computing = work.products / ceilings.product_rate + work.attention / ceilings.attention_rate
+    return max(computing, work.read / ceilings.read_bandwidth)

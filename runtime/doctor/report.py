@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
 from rootlace.runtime.doctor.ceilings import (
     READ_BYTES,
     Ceilings,
+    Heads,
+    attention_rate,
     gpu_ceilings,
     product_rates,
     read_bandwidth,
@@ -27,6 +30,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder import native_decoder, torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
+from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes
 from rootlace.wire.errors import UnsupportedModel
@@ -57,11 +61,6 @@ class Measured:
     read_bandwidth: float
     foreign_cores: float
 
-    def ceilings(self, dtype: torch.dtype, kernels: str) -> Ceilings:
-        """For a model of `dtype` that runs on the kernels of that name."""
-        rates = self.product_rates[_name(dtype)]
-        return Ceilings(rates.get(kernels, rates["torch"]), self.read_bandwidth)
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -77,8 +76,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """`kernels`: what this model runs on, with why not on better ones. `forecast` is None where the
-    model does not fit."""
+    """`kernels`: what this model runs on, with why not on better ones. `ceilings` are this model's,
+    `forecast` follows from them; None where the model does not fit."""
 
     path: str
     dtype: str
@@ -86,6 +85,7 @@ class ModelReport:
     kernels: str
     why_not_better: tuple[str, ...]
     memory: Memory
+    ceilings: Ceilings | None
     forecast: Forecast | None
 
 
@@ -120,12 +120,10 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
     if device.type == "cuda":
         gpu, kernels = _gpu(device), choose_on_gpu(device, executor.kernels)
         progress("product and copy of the GPU", 0.3)
-        limits = gpu_ceilings(device, torch.bfloat16, SECONDS)
-        rates = {"bfloat16": {"torch": limits.product_rate}}
+        half, bandwidth = gpu_ceilings(device, torch.bfloat16, SECONDS)
         progress("float32 product of the GPU", 0.6)
-        full = gpu_ceilings(device, torch.float32, SECONDS)
-        rates["float32"] = {"torch": full.product_rate}
-        bandwidth = max(limits.read_bandwidth, full.read_bandwidth)
+        full, _ = gpu_ceilings(device, torch.float32, SECONDS)
+        rates = {"float32": {"torch": full}, "bfloat16": {"torch": half}}
     else:
         gpu = None
         kernels = choose_on_cpu(machine, executor.kernels, lambda what: progress(what, 0.1))
@@ -134,7 +132,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
             progress(f"{name} products", 0.2 + 0.3 * step)
             rates[name] = product_rates(dtype, threads, SECONDS, kernels.library)
         progress("reading memory", 0.8)
-        bandwidth = read_bandwidth(threads, SECONDS, READ_BYTES)
+        bandwidth = read_bandwidth(threads, SECONDS, READ_BYTES, kernels.library)
     measured = Measured(threads, rates, bandwidth, load.cores())
     model = None
     if config is not None:
@@ -183,17 +181,36 @@ def _on_this_machine(
         kv_dtype,
         machine if gpu is None else gpu,
     )
-    found = None
+    ceilings = found = None
     if memory.fits:
-        ceilings = measured.ceilings(dtype, name)
-        if gpu is None and memory.weights < READ_BYTES:
-            bandwidth = read_bandwidth(measured.threads, SECONDS, memory.weights)
-            ceilings = Ceilings(ceilings.product_rate, bandwidth)
         room = Room(rotary.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
+        library = kernels.library if name == "native" else None
+        ceilings = _ceilings(measured, spec, dtype, library, None if gpu else memory.weights)
         found = forecast(spec, element, ceilings, room)
     return ModelReport(
-        str(config.path), _name(dtype), rotary.context_length, name, why, memory, found
+        str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
     )
+
+
+def _ceilings(
+    measured: Measured,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    library: ctypes.CDLL | None,
+    weights: int | None,
+) -> Ceilings:
+    """For a model that computes with `library` (None: with torch). Attention is measured where that
+    is native; else it counts as a product. `weights`: their bytes, None on a GPU; where they are
+    few, they may stay in a cache, and so many are read to see."""
+    rates, bandwidth = measured.product_rates[_name(dtype)], measured.read_bandwidth
+    if weights is not None and weights < READ_BYTES:
+        bandwidth = read_bandwidth(measured.threads, SECONDS, weights, library)
+    if library is None:
+        return Ceilings(rates["torch"], rates["torch"], bandwidth)
+    attention = spec.attention
+    heads = Heads(attention.num_heads, attention.num_kv_heads, attention.head_dim)
+    attended = attention_rate(dtype, heads, measured.threads, SECONDS, library)
+    return Ceilings(rates["native"], attended, bandwidth)
 
 
 def _memory(

@@ -28,8 +28,11 @@ class Elements:
 
 @dataclass(frozen=True)
 class StepWork:
-    flops: float
-    read_bytes: float
+    """Flops of products and of attention, bytes."""
+
+    products: float
+    attention: float
+    read: float
 
 
 def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
@@ -43,22 +46,22 @@ def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
     """Of a step that samples a token for each row.
 
-    Flops are two per weight of a product and token, and four per number of a query head for each
+    A product has two flops per weight and token, attention four per number of a query head for each
     token that a token attends to (its score, and the value that is added). Read are all weights but
     the embedding (of which a step takes a few rows), and each row's cached keys and values.
     """
     tokens = sum(row.new for row in rows)
-    products = sum(_product_weights(part) for part in _parts(spec))
+    weights = sum(_product_weights(part) for part in _parts(spec))
     head = spec.vocab_size * spec.hidden_size
     attention = spec.attention
     query = attention.num_heads * attention.head_dim
     key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
-    flops = 2.0 * (products * tokens + head * len(rows))
+    attended = 0.0
     read = float((_layer_numbers(spec) + spec.hidden_size + head) * element.weight)
     for window in attention.windows:
-        flops += 4.0 * query * sum(_pairs(row, window) for row in rows)
+        attended += 4.0 * query * sum(_pairs(row, window) for row in rows)
         read += key_and_value * sum(_keys(row, window) for row in rows)
-    return StepWork(flops, read)
+    return StepWork(2.0 * (weights * tokens + head * len(rows)), attended, read)
 
 
 def _parts(spec: ModelSpec) -> Iterator[Part]:

@@ -16,6 +16,7 @@ from rootlace.runtime.doctor import ceilings, kernel_choice, report
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "SIDE", 32)
+    monkeypatch.setattr(ceilings, "ATTENDED", 32)
     monkeypatch.setattr(report, "SECONDS", 0.0)
     monkeypatch.setattr(report, "READ_BYTES", 1 << 16)
 

@@ -70,19 +70,20 @@ def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
 
 def test_work_of_a_step() -> None:
     # Three tokens, which attend to 3, 4 and 5: 12 pairs, at 4 x 2 heads x 4 numbers.
-    flops = 2 * (3 * 1152 + 256) + 2 * 12 * 32
+    products, attention = 2 * (3 * 1152 + 256), 2 * 12 * 32
     read = 2 * (1184 + 8 + 256) + 2 * 5 * 16  # two layers of 5 keys and values of 4 numbers
-    assert step_work(SPEC, [Row(3, 5)], BFLOAT16) == StepWork(flops, read) == StepWork(8192, 3056)
+    assert (products, attention, read) == (7424, 768, 3056)
+    assert step_work(SPEC, [Row(3, 5)], BFLOAT16) == StepWork(products, attention, read)
 
 
 def test_work_of_a_step_of_several_rows_reads_the_weights_once() -> None:
-    flops = 2 * (3 * 1152 + 2 * 256) + 2 * (7 + (1 + 2)) * 32
+    products, attention = 2 * (3 * 1152 + 2 * 256), 2 * (7 + (1 + 2)) * 32
     read = 2 * (1184 + 8 + 256) + 2 * (7 + 2) * 16
-    assert step_work(SPEC, [Row(1, 7), Row(2, 2)], BFLOAT16) == StepWork(flops, read)
+    assert step_work(SPEC, [Row(1, 7), Row(2, 2)], BFLOAT16) == StepWork(products, attention, read)
 
 
 def test_a_cache_of_bytes_is_half_of_the_reading() -> None:
-    whole, half = (step_work(SPEC, [Row(1, 40)], Elements(2, kv)).read_bytes for kv in (2, 1))
+    whole, half = (step_work(SPEC, [Row(1, 40)], Elements(2, kv)).read for kv in (2, 1))
     assert whole - half == 2 * 40 * 8
 
 
@@ -97,23 +98,22 @@ def test_work_within_a_window(window: int, new: int, context: int) -> None:
     full = step_work(with_windows(None, None), [Row(new, context)], BFLOAT16)
     found = step_work(with_windows(None, window), [Row(new, context)], BFLOAT16)
     pairs = sum(context - new + i + 1 for i in range(new)) - sum(map(len, seen))
-    assert full.flops - found.flops == 32 * pairs
-    assert full.read_bytes - found.read_bytes == 16 * (context - len(set[int]().union(*seen)))
+    assert full.attention - found.attention == 32 * pairs
+    assert full.read - found.read == 16 * (context - len(set[int]().union(*seen)))
 
 
-def seconds(rows: list[Row], rate: float, bandwidth: float) -> float:
-    return step_seconds(SPEC, BFLOAT16, Ceilings(rate, bandwidth), rows)
+def seconds(products: float, attention: float, reading: float) -> float:
+    ceilings = Ceilings(7424 / products, 768 / attention, 3056 / reading)
+    return step_seconds(SPEC, BFLOAT16, ceilings, [Row(3, 5)])
 
 
-def test_a_step_takes_as_long_as_what_takes_longer() -> None:
-    assert seconds([Row(3, 5)], 8192, 1e9) == 1
-    assert seconds([Row(3, 5)], 1e9, 3056) == 1
-    assert seconds([Row(3, 5)], 8192, 1528) == 2
-    assert seconds([Row(3, 5)], 4096, 3056) == 2
+def test_a_step_takes_as_long_as_computing_or_as_reading() -> None:
+    assert seconds(products=2.0, attention=1.0, reading=0.5) == 3.0
+    assert seconds(products=0.5, attention=0.25, reading=4.0) == 4.0
 
 
 def test_a_prompt_is_computed_in_steps() -> None:
-    fast = Ceilings(1.0, math.inf)
+    fast = Ceilings(1.0, 1.0, math.inf)
     # 2 + 2 + 1 tokens, which attend to 1 + 2, 3 + 4 and 5.
     flops = (2 * (2304 + 256) + 3 * 64) + (2 * (2304 + 256) + 7 * 64) + (2 * 1408 + 5 * 64)
     assert flops == 14016
@@ -123,7 +123,7 @@ def test_a_prompt_is_computed_in_steps() -> None:
 
 
 def test_a_forecast() -> None:
-    ceilings = Ceilings(math.inf, 1000.0)
+    ceilings = Ceilings(math.inf, math.inf, 1000.0)
     found = forecast(SPEC, BFLOAT16, ceilings, Room(context=40, cache=400, step=2048))
     # Prompts of 40 tokens are the longest, and ten of them fit into the cache.
     read = 2 * (1184 + 8 + 256) + 2 * 40 * 16
@@ -137,5 +137,5 @@ def test_a_forecast() -> None:
 
 def test_requests_that_do_not_fit_are_left_out() -> None:
     room: dict[str, Any] = {"context": 40, "step": 2048}
-    found = forecast(SPEC, BFLOAT16, Ceilings(1.0, 1.0), Room(cache=40 * 8 - 1, **room))
+    found = forecast(SPEC, BFLOAT16, Ceilings(1.0, 1.0, 1.0), Room(cache=40 * 8 - 1, **room))
     assert [one.requests for one in found.decoding] == [1]

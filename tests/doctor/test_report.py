@@ -20,6 +20,7 @@ from tests.tiny_model import make_tiny_model
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "SIDE", 32)
+    monkeypatch.setattr(ceilings, "ATTENDED", 32)
     monkeypatch.setattr(report, "SECONDS", 0.0)
     monkeypatch.setattr(report, "READ_BYTES", 1 << 16)
 

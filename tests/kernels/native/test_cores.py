@@ -52,7 +52,7 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "usable"), [("50000", 1), ("120000", 1), ("150000", 2), ("200000", 2), ("900000", 4)]
+    ("quota", "usable"), [("50000", 1), ("120000", 1), ("150000", 1), ("200000", 2), ("900000", 4)]
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_quotas(tmp_path: Path, quota: str, usable: int, version: int) -> None:
