@@ -1,13 +1,13 @@
 """How many faults the tests find: small ones are put into the product, one at a time.
 
-    python scripts/mutants.py [--count 30] [--seed 0] [--json FILE] [-- PYTEST ARGUMENTS]
+    python scripts/mutants.py [--count 30] [--seed 0] [--near] [--json FILE] [-- PYTEST ARGUMENTS]
 
 A mutant is one place of the product with one fault: a comparison or a sum the other way round, a
 number off by one, `and` for `or`, a condition negated. Places are drawn with a fixed seed, as many
 of each package as its share of all places. The tests nearest to the place run first (those named
 after its file, those of its folder, those of its package), then all others of `make check`
-(`-m "not slow"`, or the arguments behind `--`), until the first failure. That test must pass
-without the fault, or the run ends with exit status 1. A mutant that no test finds is printed with
+(`-m "not slow"`, or the arguments behind `--`), until the first failure; `--near` leaves these
+others out. The test that fails must pass without the fault, or the run ends with exit status 1. A mutant that no test finds is printed with
 its difference: either a test is missing, or the fault changes nothing (an equivalent mutant).
 
 The work is done in a copy of the checkout, with this interpreter. With `--json` the outcomes are
@@ -237,21 +237,28 @@ def _without(paths: list[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
-def judge(place: Place, target: Path, arguments: list[str]) -> Outcome:
-    """Raises `RuntimeError` if the file of the test that fails does so without the fault too."""
+def judge(
+    place: Place, target: Path, arguments: list[str], sound: set[str], near: bool = False
+) -> Outcome:
+    """`sound`: files of tests that are known to pass without a fault, of which more are noted.
+
+    Raises `RuntimeError` if the file of the test that fails does so without the fault too.
+    """
     path = target / place.file
     source = path.read_text()
     changed, said = mutant(source, place.index)
     path.write_text(changed)
     try:
-        runs = (run_tests(target, [*arguments, *stage]) for stage in stages(place.file, target))
+        wanted = stages(place.file, target)
+        runs = (run_tests(target, [*arguments, *stage]) for stage in wanted[: -1 if near else None])
         found = next(filter(None, runs), "")
     finally:
         path.write_text(source)
     if found.startswith(("FAILED ", "ERROR ")):
         file = found.split()[1].split("::")[0]
-        if again := run_tests(target, [*arguments, file]):
+        if file not in sound and (again := run_tests(target, [*arguments, file])):
             raise RuntimeError(f"fails without any fault: {again}")
+        sound.add(file)
     return Outcome(place, said, found)
 
 
@@ -275,6 +282,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--near", action="store_true", help="the tests of the file's package only")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("pytest", nargs="*", default=["-m", "not slow"], metavar="ARGUMENT")
     options = parser.parse_args()
@@ -283,9 +291,11 @@ def main() -> int:
     run: dict[str, object] = {
         "seed": options.seed,
         "count": options.count,
+        "near": options.near,
         "pytest": options.pytest,
     }
     outcomes = earlier(options.json, run)
+    sound: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="rootlace-mutants-") as folder, Progress() as bar:
         target = Path(folder) / "checkout"
         copy_of_the_checkout(target)
@@ -293,7 +303,7 @@ def main() -> int:
         for place in draw(options.count, options.seed)[len(outcomes) :]:
             bar.update(task, description=f"{place.file}:{place.line}")
             try:
-                outcome = judge(place, target, options.pytest)
+                outcome = judge(place, target, options.pytest, sound, options.near)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 return 1

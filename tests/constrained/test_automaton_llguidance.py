@@ -29,6 +29,16 @@ def vocabulary(shared_dir: Path) -> Vocabulary:
     return Vocabulary.from_tokenizer(tokenizer, 50304, [tokenizer.token_to_id("<|endoftext|>")])
 
 
+@pytest.fixture(scope="module")
+def ours(vocabulary: Vocabulary) -> GrammarCompiler:
+    return GrammarCompiler(vocabulary, config=ConstraintConfig(backend="automaton"))
+
+
+@pytest.fixture(scope="module")
+def theirs(vocabulary: Vocabulary) -> GrammarCompiler:
+    return GrammarCompiler(vocabulary, config=ConstraintConfig(backend="llguidance"))
+
+
 def walk_together(
     first: Matcher, second: Matcher, vocabulary: Vocabulary, steps: int, seed: int
 ) -> None:
@@ -45,9 +55,9 @@ def walk_together(
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_masks_are_llguidances(vocabulary: Vocabulary, pattern: str) -> None:
-    ours = GrammarCompiler(vocabulary, config=ConstraintConfig(backend="automaton"))
-    theirs = GrammarCompiler(vocabulary, config=ConstraintConfig(backend="llguidance"))
+def test_masks_are_llguidances(
+    vocabulary: Vocabulary, ours: GrammarCompiler, theirs: GrammarCompiler, pattern: str
+) -> None:
     first, second = ours.compile(regex=pattern), theirs.compile(regex=pattern)
     assert (first.backend, second.backend) == ("automaton", "llguidance")
     for seed in range(4):

@@ -69,7 +69,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 # Marks may compose (NFC), and what an object holds is free.
 NOTHING_FORCED = {"any object", "marks"}
-TEXTS = 6
+TEXTS = 3
 MAX_WALKS = 60
 TOKENIZERS = ("demo", "gpt2", "qwen3", "stories3M")
 
@@ -93,11 +93,17 @@ def made_compiler(name: str, folder: Path, backend: str) -> GrammarCompiler:
     return GrammarCompiler(vocabulary_of(name, folder), config=config)
 
 
+# An index of outlines-core takes seconds for a large vocabulary.
+PAIRS = [
+    *product(["auto"], (*REGULAR, *OTHERS)),
+    *product(["llguidance"], REGULAR),
+    *product(["outlines_core"], ("date", "contractions", "choices")),
+]
+# With the demo model's small vocabulary always; `make check` leaves the others out.
 CASES = [
-    *product(TOKENIZERS, ["auto"], (*REGULAR, *OTHERS)),
-    *product(TOKENIZERS, ["llguidance"], REGULAR),
-    # Its index takes seconds for a large vocabulary.
-    *product(["demo"], ["outlines_core"], ("date", "contractions", "choices")),
+    pytest.param(tokenizer, *pair, marks=() if tokenizer == "demo" else pytest.mark.slow)
+    for tokenizer, pair in product(TOKENIZERS, PAIRS)
+    if tokenizer == "demo" or pair[0] != "outlines_core"
 ]
 
 
@@ -133,11 +139,11 @@ def test_choices_that_are_cut_in_odd_places(
     compiler = compiler_of(tokenizer, folders, backend)
     rng = random.Random(5)
     counts: Counter[str] = Counter()
-    for _ in range(40):
+    for _ in range(15):
         language = random_language(rng)
         grammar = compiler.compile(choices=[text.decode() for text in language.texts])
         assert grammar.backend == backend
         for text in language.texts:
             assert check_canonical(grammar, compiler.vocabulary, text, counts) == []
-    assert counts["positions"] > 500
+    assert counts["positions"] > 180
     assert counts["forced"] > counts["tokens"] / 2

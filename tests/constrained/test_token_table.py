@@ -223,7 +223,9 @@ def vocabulary(folder: Path, name: str, size: int | None) -> Vocabulary:
     return Vocabulary.from_tokenizer(tokenizer, size, [eos])
 
 
-@pytest.mark.parametrize(("name", "size"), [("qwen3", 151936), ("gpt2", None)])
+@pytest.mark.parametrize(
+    ("name", "size"), [pytest.param("qwen3", 151936, marks=pytest.mark.slow), ("gpt2", None)]
+)
 @pytest.mark.parametrize("pattern", REAL)
 def test_every_token_of_a_real_vocabulary(
     shared_dir: Path, name: str, size: int | None, pattern: str

@@ -72,12 +72,12 @@ def test_a_fault_is_found_or_not(mutants: Any, tmp_path: Path) -> None:
     file = "frontend/code_under_test.py"
     for index, found in ((0, True), (2, False)):
         place = mutants.Place(file, index, 0)
-        outcome = mutants.judge(place, tmp_path, ["tests/test_code.py"])
+        outcome = mutants.judge(place, tmp_path, ["tests/test_code.py"], set())
         assert bool(outcome.found_by) == found
     assert (tmp_path / file).read_text() == code
     with pytest.raises(RuntimeError, match="fails without any fault"):
         (tmp_path / "tests" / "test_code.py").write_text("def test_f():\n    assert False\n")
-        mutants.judge(mutants.Place(file, 0, 0), tmp_path, [])
+        mutants.judge(mutants.Place(file, 0, 0), tmp_path, [], set())
     assert (tmp_path / file).read_text() == code
 
 

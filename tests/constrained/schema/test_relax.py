@@ -28,7 +28,7 @@ def compiler() -> GrammarCompiler:
 def test_agrees_with_jsonschema_on_small_schemas_and_values(compiler: GrammarCompiler) -> None:
     """Every value in every order of its keys: accepted only if valid, and then in some order."""
     counts = {"valid": 0, "invalid": 0, "exact": 0}
-    for seed in range(500):
+    for seed in range(150):
         source = random.Random(seed)
         schema = small_schemas.rooted(source)
         values = [small_schemas.value(source) for _ in range(20)]
@@ -50,9 +50,9 @@ def test_agrees_with_jsonschema_on_small_schemas_and_values(compiler: GrammarCom
             valid = validator.is_valid(value)
             counts["valid" if valid else "invalid"] += 1
             assert any(taken) == valid, (schema, value)
-    assert counts["valid"] > 3000
-    assert counts["invalid"] > 1500
-    assert counts["exact"] > 200
+    assert counts["valid"] > 900
+    assert counts["invalid"] > 450
+    assert counts["exact"] > 60
 
 
 def _dumped(value: Any) -> bytes:

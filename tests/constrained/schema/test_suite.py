@@ -64,7 +64,9 @@ def vocabulary() -> Vocabulary:
     return byte_vocabulary()
 
 
-@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
+@pytest.mark.parametrize(
+    "whitespace", ["compact", pytest.param("flexible", marks=pytest.mark.slow)]
+)
 def test_no_invalid_instance_and_nearly_every_group(
     suite: Path, vocabulary: Vocabulary, whitespace: str
 ) -> None:

@@ -128,11 +128,16 @@ def normal(count: int, vocab: int, seed: int = 0, scale: float = 3.0) -> torch.T
     return torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-GRID = list(itertools.product((0.0, 0.4, 2.5), (1, 40, 1000), (0.2, 0.9, 1.0), (0.0, 0.05)))
+# Each value of a parameter beside each of every other.
+VALUES = ((0.0, 0.4, 2.5), (1, 40, 1000), (0.2, 0.9, 1.0))
+GRID = [
+    (VALUES[0][t], VALUES[1][k], VALUES[2][-(t + k) % 3], m)
+    for t, k, m in itertools.product(range(3), range(3), (0.0, 0.05))
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_combination(dtype: torch.dtype) -> None:
+def test_combinations(dtype: torch.dtype) -> None:
     """In bfloat16 many logits are equal. Half of the combinations with each type."""
     params = GRID[dtype == torch.bfloat16 :: 2]
     check(normal(len(params), 600).to(dtype), rows_of(params))
@@ -222,7 +227,7 @@ def test_masks() -> None:
 
 def test_nothing_depends_on_the_batch_or_on_the_launches() -> None:
     """A row alone, among others, and with kernels that other rows need: one token."""
-    params = GRID[::5]
+    params = [*GRID[::2], (2.5, 1000, 1.0, 0.0)]
     rows = rows_of(params)
     logits = normal(len(params), 600, seed=3).bfloat16()
     whole = picked(logits, rows, "cut")
@@ -257,7 +262,7 @@ def test_the_sizes_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_token_gets_its_share() -> None:
     """Exact, not statistical: uniform numbers of many positions hit each token as often as they
     fall into its part of the interval."""
-    count = 300
+    count = 60
     logits = torch.tensor([[0.0, 1.0, 2.0, -math.inf, 1.5]]).expand(count, 5)
     rows = rows_of([(1.0, 5, 1.0, 0.0)] * count)
     borders = torch.softmax(logits[0].double(), 0).cumsum(0)
@@ -272,8 +277,8 @@ def test_logits_whose_difference_overflows(
     """Beside masked tokens: levels between such logits are finite, so are weights that are 1."""
     sized(monkeypatch, 64, 64)
     random = np.random.default_rng(7)
-    logits = torch.from_numpy(random.choice([3e38, -3e38, 0.0, 1.0], (4, 300)).astype(np.float32))
+    logits = torch.from_numpy(random.choice([3e38, -3e38, 0.0, 1.0], (4, 150)).astype(np.float32))
     table = torch.from_numpy(random.integers(-(2**31), 2**31, (2, 10)).astype(np.int32))
-    params = [(temperature, 300, 0.9, 0.0), (temperature, 7, 1.0, 0.0), (temperature, 40, 0.5, 0.1)]
-    rows = rows_of([*params, (temperature, 300, 0.3, 0.0)])
+    params = [(temperature, 150, 0.9, 0.0), (temperature, 7, 1.0, 0.0), (temperature, 40, 0.5, 0.1)]
+    rows = rows_of([*params, (temperature, 150, 0.3, 0.0)])
     check(logits, masked(rows, table, [0, 1, 1, -1]))

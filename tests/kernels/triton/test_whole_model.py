@@ -42,7 +42,7 @@ SHAPE = {
 }
 GREEDY = SamplingParams(temperature=0.0, seed=0, logprobs=True)
 CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SHAPE),
+    "llama": LlamaConfig(**(SHAPE | {"num_hidden_layers": 1})),
     "qwen3-sliding": Qwen3Config(
         **SHAPE, use_sliding_window=True, sliding_window=40, max_window_layers=1
     ),
