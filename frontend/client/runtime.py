@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
-from rootlace.language.signature import keyword, lists
+from rootlace.language.signature import keyword, with_keywords
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
@@ -63,7 +63,7 @@ class Runtime:
     when it does not start within `launch_timeout` seconds.
     """
 
-    @lists(
+    @with_keywords(
         keyword(setting.keyword, setting.type, setting.default)
         for setting in settings(RuntimeConfig)
     )

@@ -14,7 +14,7 @@ from typing import Any, Unpack, get_type_hints
 from rootlace.language import sampling
 from rootlace.language.choices import ChoicesMethod, method_name
 from rootlace.language.failures import Site, call_site
-from rootlace.language.signature import keyword, lists
+from rootlace.language.signature import keyword, with_keywords
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChoicesMethod as ChoicesMethodName
 
@@ -111,7 +111,7 @@ def items(expression: Appendable) -> tuple[Appendable, ...]:
 # ---------------------------------------------------------------- what users call
 
 
-@lists(keyword(name, kind) for name, kind in get_type_hints(sampling.GenKeywords).items())
+@with_keywords(keyword(name, kind) for name, kind in get_type_hints(sampling.GenKeywords).items())
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -193,13 +193,13 @@ _OF_TYPED = [
 ]
 
 
-@lists(_OF_TYPED)
+@with_keywords(_OF_TYPED)
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
     """Generate a whole number: `gen(dtype=int)`."""
     return _typed(name, max_tokens, int, "gen_int()", options)
 
 
-@lists(_OF_TYPED)
+@with_keywords(_OF_TYPED)
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Gen:
     """Generate a string in double quotes, as JSON writes it: `gen(dtype=str)`."""
     return _typed(name, max_tokens, str, "gen_string()", options)

@@ -16,7 +16,7 @@ def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramete
     )
 
 
-def lists(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
+def with_keywords(options: Iterable[inspect.Parameter]) -> Callable[[F], F]:
     """A decorator: the signature has `options`, as keywords, in the place of `**options`.
 
     Options that the function names itself stay as they are. Calls are not affected.

@@ -12,7 +12,7 @@ from rootlace.client.runtime import Runtime
 from rootlace.language import sampling
 from rootlace.language.expressions import Appendable, Gen, TokenIds
 from rootlace.language.failures import call_site
-from rootlace.language.signature import lists
+from rootlace.language.signature import with_keywords
 from rootlace.program.branch import Branch
 from rootlace.program.cursor import VariableCursor, follow, follow_async
 from rootlace.program.operations import Generation
@@ -81,7 +81,7 @@ class Engine:
     It can be given as the backend of programs as well.
     """
 
-    @lists(inspect.signature(Runtime).parameters.values())
+    @with_keywords(inspect.signature(Runtime).parameters.values())
     def __init__(
         self,
         model_path: str | Path | None = None,

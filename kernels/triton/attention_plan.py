@@ -92,7 +92,7 @@ def items_at(rows: int) -> int:
     return -(-(HEADER + 3 * rows + 1) // FIELDS) * FIELDS
 
 
-def most_numbers(rows: int, blocks_per_row: int, rule: SplitRule) -> int:
+def max_numbers(rows: int, blocks_per_row: int, rule: SplitRule) -> int:
     """The longest `DecodePlan.numbers` of a family, if a row has at most so many blocks."""
     items = rows * (rule.slots_per_row + 1)
     shared = rows * rule.slots_per_row  # a shared item has a partial result of its own at least
@@ -139,7 +139,7 @@ def plan_decode(
     ranges: list[SharedRange] = []
     if np.count_nonzero(step.decoding) > 1:
         ranges = shared_ranges(batch, step.decoding, step.first, sharing)
-    ranges, segments, begin = _that_fit(ranges, step, slots, batch, sharing, tile)
+    ranges, segments, begin = _fitting_ranges(ranges, step, slots, batch, sharing, tile)
     own = step.own_items(begin)
     above = np.zeros_like(own)  # partial results of what a row shares
     ordinals = []
@@ -197,7 +197,7 @@ def _rows(batch: AttentionBatch, window: int | None, split: SplitRule) -> _Rows:
     return _Rows(starts[:-1], decoding, context, first, split_lengths(context - first, split))
 
 
-def _that_fit(
+def _fitting_ranges(
     ranges: list[SharedRange],
     step: _Rows,
     slots: int,
@@ -218,7 +218,7 @@ def _that_fit(
     segments = segment_counts(ranges, group, batch.num_kv_heads, tile, rule, left)
     if segments is None:
         outer = [found for found in ranges if found.outer]
-        return _that_fit(outer, step, slots, batch, rule, tile)
+        return _fitting_ranges(outer, step, slots, batch, rule, tile)
     return ranges, segments, begin
 
 

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 from rootlace.kernels.triton.logit_rows import (
+    cut_parameters,
     inverse_of,
     largest_of,
     load_logits,
     row_mass,
-    searched_for,
 )
 
 LEVELS = tl.constexpr(16)
@@ -112,7 +112,9 @@ def tile_levels_kernel(
     """reached int64 [2, R, tiles, LEVELS], by ladder; `total` = R * tiles * LEVELS."""
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
         upper = largest + float("inf")
@@ -220,7 +222,9 @@ def tile_candidates_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
         upper, lower, step = last_levels(

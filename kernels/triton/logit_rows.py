@@ -99,7 +99,7 @@ def largest_of(best_ptr, row, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab):
+def cut_parameters(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab):
     """(whether the row has a cut to be searched for, top_k, top_p)."""
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row)

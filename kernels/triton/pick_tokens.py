@@ -33,6 +33,7 @@ from rootlace.kernels.triton.cut_ladders import (
 from rootlace.kernels.triton.logit_rows import (
     EVERYTHING,
     MAX_VOCAB,
+    cut_parameters,
     inverse_of,
     kept_weights,
     key_value,
@@ -42,7 +43,6 @@ from rootlace.kernels.triton.logit_rows import (
     rank_key,
     rank_of,
     row_mass,
-    searched_for,
     uniform,
 )
 from rootlace.kernels.triton.numerics import TYPE_NAMES, architecture, padded
@@ -135,7 +135,7 @@ def row_pick_kernel(
             min_p = tl.full([], 0.0, tl.float64)
             if CUT:
                 min_p = tl.load(min_p_ptr + row)
-                searched, _top_k, _top_p = searched_for(
+                searched, _top_k, _top_p = cut_parameters(
                     row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
                 )
                 if searched | (min_p > 0):

@@ -15,13 +15,13 @@ import triton.language as tl
 from rootlace.kernels.triton.cut_ladders import gathered, last_levels, least_of
 from rootlace.kernels.triton.logit_rows import (
     EVERYTHING,
+    cut_parameters,
     inverse_of,
     kept_weights,
     largest_of,
     load_logits,
     rank_of,
     row_mass,
-    searched_for,
 )
 
 
@@ -149,7 +149,9 @@ def row_cut_kernel(
 ):
     row = tl.program_id(0)
     best, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, top_k, top_p = searched_for(row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab)
+    searched, top_k, top_p = cut_parameters(
+        row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
+    )
     cut = tl.full([], EVERYTHING, tl.int64)
     if searched:
         inverse = inverse_of(tl.load(temperature_ptr + row))
@@ -278,7 +280,7 @@ def tile_kept_kernel(
 ):
     tile, row = tl.program_id(0), tl.program_id(1)
     _rank, largest, finite = largest_of(best_ptr, row, tiles, TILES)
-    searched, _top_k, _top_p = searched_for(
+    searched, _top_k, _top_p = cut_parameters(
         row, finite, temperature_ptr, top_k_ptr, top_p_ptr, vocab
     )
     temperature, min_p = tl.load(temperature_ptr + row), tl.load(min_p_ptr + row)

@@ -80,7 +80,7 @@ class Node:
         """Whether it is an unlocked leaf of the tree."""
         return self.alive and not self.locks and not self.children and not self.is_root
 
-    def standing(self) -> Node:
+    def nearest_live(self) -> Node:
         """The node that holds what is left of this one's path."""
         node = self
         while not node.alive and node.parent is not None:

@@ -50,7 +50,7 @@ class Programs:
             return
         nodes.add(node)
         if len(nodes) > self._tidy_at.get(program, _TIDY_AT):
-            nodes = {node.standing() for node in nodes}
+            nodes = {node.nearest_live() for node in nodes}
             self._live[program] = nodes
             self._tidy_at[program] = max(_TIDY_AT, 2 * len(nodes))
 
@@ -58,7 +58,7 @@ class Programs:
         """The program ended; returns the nodes where its requests did: their tier may be lower."""
         program = self._open.pop(name, 0)
         self._tidy_at.pop(program, None)
-        return {node.standing() for node in self._live.pop(program, ())}
+        return {node.nearest_live() for node in self._live.pop(program, ())}
 
     def reset(self) -> None:
         """The tree is gone; programs stay open."""

@@ -50,11 +50,11 @@ def main() -> int:
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: _abandon(config.socket_folder))
         serve(config)
     except RootlaceError as error:
-        _say_error(error)
+        _print_error(error)
         return 1
     except Exception as error:
         log.exception("the engine could not go on")
-        _say_error(InternalError(f"the engine failed: {error!r}"))
+        _print_error(InternalError(f"the engine failed: {error!r}"))
         return 1
     return 0
 
@@ -162,7 +162,7 @@ def _abandon(socket_folder: str) -> None:
     os._exit(0)
 
 
-def _say_error(error: RootlaceError) -> None:
+def _print_error(error: RootlaceError) -> None:
     line = {"error": error.code, "message": str(error)}
     print(msgspec.json.encode(line).decode(), flush=True)
 

@@ -57,7 +57,7 @@ async def _run(config: RuntimeConfig) -> None:
         gc.collect()
         gc.freeze()
         ready.set()
-        _say(msgspec.json.encode(listening))
+        _print_line(msgspec.json.encode(listening))
 
     serving = asyncio.create_task(serve(config.gateway, config.engine, on_ready, stop))
     stopping = asyncio.create_task(stop.wait())
@@ -75,11 +75,11 @@ def _exit_later() -> None:
 
 
 def _refuse(error: RootlaceError) -> int:
-    _say(msgspec.json.encode({"error": error.code, "message": str(error)}))
+    _print_line(msgspec.json.encode({"error": error.code, "message": str(error)}))
     return 1
 
 
-def _say(line: bytes) -> None:
+def _print_line(line: bytes) -> None:
     # The parent may be gone already.
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line + b"\n")

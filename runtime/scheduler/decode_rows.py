@@ -47,7 +47,7 @@ class DecodeRows:
         self._inside = 0
         """Number of further steps in which no row begins a block."""
 
-    def lay(self, ready: list[Sequence], order: DepthFirst, version: int) -> DecodeLayout:
+    def lay_out(self, ready: list[Sequence], order: DepthFirst, version: int) -> DecodeLayout:
         """The rows of `ready`, whose `computed` counts this step's token already.
 
         Call it for every step. `order` has these sequences, and perhaps others, in the order of the

@@ -58,11 +58,11 @@ class TokenIntake:
         else:
             sequence.ending = verdict
 
-    def try_sampled_fast(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
-        """`sampled` for the common case, as cheap as can be, since it runs once per row and step.
+    def try_take_fast(self, sequence: Sequence, token: int, scores: TokenScores | None) -> bool:
+        """`take` for the common case, as cheap as can be, since it runs once per row and step.
 
         For a `plain` sequence. Returns False, having done nothing, if the token may end it or the
-        constraint needs a closer look: call `sampled` then.
+        constraint needs a closer look: call `take` then.
         """
         if token < 0 or token in sequence.stops or sequence.length + 1 >= sequence.full:
             return False
@@ -71,7 +71,7 @@ class TokenIntake:
             try:
                 if not matcher.try_advance_fast(token, sequence.jumps):
                     return False
-            except BaseException:  # whatever it is, `sampled` meets it again
+            except BaseException:  # whatever it is, `take` meets it again
                 return False
         sequence.pending -= 1
         sequence.append(token)
@@ -79,7 +79,7 @@ class TokenIntake:
             sequence.output_scores.append(scores)
         return True
 
-    def sampled(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
+    def take(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         """Append `token`, whose log-probabilities are `scores`, and the tokens forced behind it.
 
         A token of -1 (see `StepResult`) ends the request with an error that says why nothing could
@@ -88,20 +88,20 @@ class TokenIntake:
         if token < 0:
             return _nothing(sequence)
         if sequence.matcher is None:
-            return self._after(sequence, token, scores)
+            return self._take_and_jump(sequence, token, scores)
         try:
-            return self._after(sequence, token, scores)
+            return self._take_and_jump(sequence, token, scores)
         except BaseException as error:
             return _failed(sequence, error)
 
-    def _after(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
+    def _take_and_jump(self, sequence: Sequence, token: int, scores: TokenScores | None) -> Verdict:
         length = sequence.length
-        verdict = self._take(sequence, token)
+        verdict = self._append(sequence, token)
         if scores is not None and sequence.length > length:
             sequence.output_scores.append(scores)
         return self._jump(sequence) if verdict is None else verdict
 
-    def _take(self, sequence: Sequence, token: int) -> Verdict:
+    def _append(self, sequence: Sequence, token: int) -> Verdict:
         """Append `token` unless the constraint refuses it."""
         matcher = sequence.matcher
         stops = token in sequence.stops and sequence.outputs >= sequence.params.min_tokens
@@ -170,7 +170,7 @@ class TokenIntake:
         for token in tokens:
             if token in sequence.stops and sequence.outputs < early:
                 return None, True
-            verdict = self._take(sequence, token)
+            verdict = self._append(sequence, token)
             if verdict is not None:
                 return verdict, True
         return None, False

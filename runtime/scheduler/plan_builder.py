@@ -145,11 +145,11 @@ class PlanBuilder:
         self,
         order: DepthFirst,
         sample_rows: SampleRows,
-        lay: Callable[[list[Sequence]], DecodeLayout],
+        lay_out: Callable[[list[Sequence]], DecodeLayout],
     ) -> Flight:
-        """Lay the rows out in `order`, which has every row's sequence; `lay` lays out those that
-        decode."""
-        decode = lay(self._decoding)
+        """Lay the rows out in `order`, which has every row's sequence. `lay_out` does it for the
+        rows that decode."""
+        decode = lay_out(self._decoding)
         if self._chunks:
             flight = self._mixed(order, decode, sample_rows)
         else:

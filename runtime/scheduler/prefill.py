@@ -75,7 +75,7 @@ class Prefill:
         own = sequence.jumped
         if not own and self._kv.rematch(sequence):
             self._running.moved()
-        self._count.cached_tokens += sequence.cover(cached=True)
+        self._count.cached_tokens += sequence.count_prompt(cached=True)
         wanted = sequence.target() - sequence.computed
         if not wanted:  # nothing has to be computed
             if not self._awaits(sequence):
@@ -102,7 +102,7 @@ class Prefill:
             if complete:
                 self._waiting.computed(sequence)
             self._running.moved()
-        sequence.cover(cached=False)
+        sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget
 

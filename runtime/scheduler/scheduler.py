@@ -236,7 +236,7 @@ class Scheduler:
             if sequence.epoch != epoch or sequence.finished:
                 dropped += 1
                 continue
-            if sequence.plain and intake.try_sampled_fast(sequence, token, scored):
+            if sequence.plain and intake.try_take_fast(sequence, token, scored):
                 if not outcome.due(sequence, now):
                     continue
                 update = outcome.next_update(sequence, now)
@@ -255,7 +255,7 @@ class Scheduler:
         """Give `sequence` its next token."""
         sequence.pending -= 1
         start = sequence.length
-        verdict = self._intake.sampled(sequence, token, scores)
+        verdict = self._intake.take(sequence, token, scores)
         if verdict is not None or sequence.length > start + 1:
             # A step planned ahead continued from this token alone, so its sample does not count.
             # The token's KV counts, unless its logits are still wanted or the request is over.
@@ -347,7 +347,7 @@ class Scheduler:
     def _launch(self, builder: PlanBuilder) -> StepPlan:
         order, version = self._running.depth_first(), self.kv.version
         flight = builder.build(
-            order, self._sample_rows, lambda ready: self._decode_rows.lay(ready, order, version)
+            order, self._sample_rows, lambda ready: self._decode_rows.lay_out(ready, order, version)
         )
         self._flights.append(flight)
         self._running.relax()

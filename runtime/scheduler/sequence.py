@@ -165,7 +165,7 @@ class Sequence:
         )
         """Whether sampling means taking the best allowed token."""
         self.plain = not (params.min_tokens or self.held)
-        """Whether no stop is banned and nothing is taken back: see `try_sampled_fast`."""
+        """Whether no stop is banned and nothing is taken back: see `try_take_fast`."""
         self.table = np.empty(0, np.int32)
         self.forget_kv()
 
@@ -290,7 +290,7 @@ class Sequence:
             limit = min(limit, self.score_next - 1)
         return limit
 
-    def cover(self, *, cached: bool) -> int:
+    def count_prompt(self, *, cached: bool) -> int:
         """Count the prompt tokens up to `computed` that were not counted yet; returns how many."""
         fresh = min(self.computed, self.prompt_len) - self.covered
         if fresh <= 0:

@@ -128,5 +128,5 @@ def test_as_long_as_rows_stay_what_they_share_is_the_same_object() -> None:
 def test_steps_in_which_nobody_decodes(block_size: int) -> None:
     rows, order = DecodeRows(block_size), DepthFirst([], [])
     for _ in range(3 * block_size):
-        layout = rows.lay([], order, version=1)
+        layout = rows.lay_out([], order, version=1)
         assert not layout.sequences and not len(layout.positions)

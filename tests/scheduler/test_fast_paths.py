@@ -97,7 +97,7 @@ def test_sample_rows(rows, automata) -> None:
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_intake(seed: int, constrained: bool) -> None:
-    """`try_sampled_fast` does what `sampled` does, or nothing; both to the sequence's end."""
+    """`try_take_fast` does what `take` does, or nothing; both to the sequence's end."""
     dice = random.Random(seed)
     params = SamplingParams(max_tokens=40, seed=0, stop_token_ids=(15,), logprobs=True)
 
@@ -118,14 +118,14 @@ def test_intake(seed: int, constrained: bool) -> None:
         scores = TokenScores(one_score, np.zeros((1, 0), np.int32), np.zeros((1, 0), np.float32))
         quick.pending = plain.pending = 1
         plain.pending -= 1
-        theirs = slow.sampled(plain, token, scores)
-        if fast.try_sampled_fast(quick, token, scores):
+        theirs = slow.take(plain, token, scores)
+        if fast.try_take_fast(quick, token, scores):
             taken += 1
             ours = None
         else:
             assert quick.pending == 1, "it did something and said that it did not"
             quick.pending -= 1
-            ours = fast.sampled(quick, token, scores)
+            ours = fast.take(quick, token, scores)
         assert ours == theirs
         for name in ("length", "outputs", "last", "pending", "forced", "score_next", "score_stop"):
             assert getattr(quick, name) == getattr(plain, name), name
@@ -156,8 +156,8 @@ def test_decode_rows(block_size: int) -> None:
             one.computed += 1
             while one.table_len * block_size < one.computed:
                 one.add_block(next(blocks))
-        ours = kept.lay(rows, order, 0)
-        theirs = DecodeRows(block_size).lay(rows, order, 0)
+        ours = kept.lay_out(rows, order, 0)
+        theirs = DecodeRows(block_size).lay_out(rows, order, 0)
         for name in ("token_ids", "positions", "slots", "row_start", "common_blocks"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
         for row, one in enumerate(rows):

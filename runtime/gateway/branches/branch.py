@@ -102,7 +102,7 @@ class Branch:
             waiting = drain.send(None)
         except StopIteration:
             return  # the usual case: opening, appending and closing wait for nothing
-        self._task = asyncio.get_running_loop().create_task(_go_on(drain, waiting))
+        self._task = asyncio.get_running_loop().create_task(_resume(drain, waiting))
 
     def interrupt(self, error: RootlaceError) -> None:
         """Break the branch now: the operation under way and all queued ones fail."""
@@ -158,7 +158,7 @@ class Branch:
             self.error = error
 
 
-async def _go_on(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
+async def _resume(begun: Coroutine[Any, Any, None], waiting: Any) -> None:
     """The rest of a coroutine that has begun and waits for `waiting`, for a task to run.
 
     (Tasks that start at once by themselves came with Python 3.12.)

@@ -120,7 +120,7 @@ class Generate:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
         body = await read_body(request, GenerateBody)
-        asked = self._understand(body)
+        asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(body, asked, begun))
         results = await one_shot.run(self._gateway, [one.job for one in asked])
@@ -133,7 +133,7 @@ class Generate:
                 replies.append(reply)
         return json_response(replies if _is_batch(body, asked) else replies[0])
 
-    def _understand(self, body: GenerateBody) -> list[_Asked]:
+    def _parse(self, body: GenerateBody) -> list[_Asked]:
         check_model(self._gateway, body.model)
         for name in UnsupportedFields.__struct_fields__:
             if getattr(body, name):

@@ -91,7 +91,7 @@ class ChatCompletions:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, _BODY)
-        asked = self._understand(body)
+        asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked))
         (result,) = await one_shot.run(self._gateway, [asked.job])
@@ -101,7 +101,7 @@ class ChatCompletions:
         head = envelope("chatcmpl", "chat.completion", asked.model)
         return json_response({**head, "choices": choices, "usage": usage_of([result])})
 
-    def _understand(self, body: ChatBody) -> _Request:
+    def _parse(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
         _refuse_unsupported(body)
         tools = offered_tools(body.tool_choice, body.tools)

@@ -76,7 +76,7 @@ class Completions:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, _BODY)
-        asked = self._understand(body)
+        asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked))
         results = await one_shot.run(self._gateway, asked.jobs)
@@ -88,7 +88,7 @@ class Completions:
         head = envelope("cmpl", "text_completion", asked.model)
         return json_response({**head, "choices": choices, "usage": usage_of(results)})
 
-    def _understand(self, body: CompletionBody) -> _Request:
+    def _parse(self, body: CompletionBody) -> _Request:
         model = check_model(self._gateway, body.model)
         vocab_size = self._gateway.model_info.vocab_size
         if body.suffix:

@@ -63,7 +63,7 @@ class Tokenizer(Vocabulary):
         decoder = spec["decoder"]
         if _may_have_dummy(fast):
             spec = json.loads(fast.to_str())
-        self._dummy = _take_dummy_out(spec)
+        self._dummy = _remove_dummy_prefix(spec)
         if self._dummy.where != "never":
             fast = FastTokenizer.from_str(json.dumps(spec))
         fast.post_processor = None
@@ -287,7 +287,7 @@ def _may_have_dummy(fast: FastTokenizer) -> bool:
     )
 
 
-def _take_dummy_out(spec: dict[str, Any]) -> _Dummy:
+def _remove_dummy_prefix(spec: dict[str, Any]) -> _Dummy:
     """Remove the dummy prefix from a tokenizer's JSON, in place; returns how it was added."""
     found = _Dummy()
     normalizer = spec.get("normalizer")

@@ -114,7 +114,7 @@ class Decoder:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
         kernels, spec, weights = self._kernels, self._spec, self._weights
         eps = spec.norm.eps
-        residual = _times(
+        residual = _scaled(
             kernels.embedding(weights.embedding, step.token_ids), spec.embedding_multiplier
         )
         x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
@@ -128,10 +128,10 @@ class Decoder:
             if index == last and step.wanted is not None:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
-            x = _times(kernels.linear(attended, layer.output), spec.residual_multiplier)
+            x = _scaled(kernels.linear(attended, layer.output), spec.residual_multiplier)
             x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
             x = self._gated(kernels.linear(x, layer.gate_up))
-            x = _times(kernels.linear(x, layer.down), spec.residual_multiplier)
+            x = _scaled(kernels.linear(x, layer.down), spec.residual_multiplier)
             norm = weights.final_norm if index == last else weights.layers[index + 1].input_norm
             x, residual = kernels.add_rms_norm(x, residual, norm, eps)
         return x
@@ -146,7 +146,7 @@ class Decoder:
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
         """What the spec does to logits, in place."""
-        logits = _times(logits, self._spec.logit_multiplier)
+        logits = _scaled(logits, self._spec.logit_multiplier)
         cap = self._spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
@@ -192,6 +192,6 @@ class Decoder:
         return out.flatten(1)
 
 
-def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
     """x times `factor`, in place."""
     return x if factor == 1.0 else x.mul_(factor)

@@ -16,7 +16,7 @@ from rootlace.kernels.triton.attention_plan import (
     DecodePlan,
     SplitRule,
     items_at,
-    most_numbers,
+    max_numbers,
     plan_decode,
     split_lengths,
     split_rule,
@@ -179,7 +179,7 @@ def test_launches_of_a_family_are_alike() -> None:
         batch = random_tree(random, 4)
         if len(batch.context_len) <= rows:
             plans.append(plan_decode(batch, None, rows, SPLIT, EAGER, TILE))
-            assert len(plans[-1].numbers) <= most_numbers(rows, batch.block_tables.shape[1], SPLIT)
+            assert len(plans[-1].numbers) <= max_numbers(rows, batch.block_tables.shape[1], SPLIT)
     assert {(plan.rows, plan.slots, plan.shares, plan.items_at) for plan in plans} == {
         (rows, rows * SPLIT.slots_per_row, True, items_at(rows))
     }
