@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 from rich.console import Console
@@ -27,14 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import rootlace as rl
-from benchmarks.common import (
-    ForeignLoad,
-    environment,
-    new_table,
-    percentile,
-    progress_bar,
-    write_json,
-)
+from benchmarks.common import ForeignLoad, Report, new_table, percentile, progress_bar
 from benchmarks.ideal_cache import IdealCache
 from benchmarks.peers.workloads import (
     Chat,
@@ -58,6 +51,8 @@ DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
 """Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
 
 QUICK_SCALE = {"a": 0.125, "b": 0.03}
+KV_BYTES = 1 << 30
+"""Of each runtime's cache."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +65,11 @@ class Run:
     cached_tokens: int
     output_tokens: int
     ideal_hit_rate: float
-    first_token: list[float] = field(repr=False)
     engine_busy: float
     engine_model: float
     cpu: float
     foreign_cores: float
+    first_token: list[float]
 
 
 async def run_load(engine: rl.Engine, load: Workload) -> Run:
@@ -119,7 +114,12 @@ async def run_load(engine: rl.Engine, load: Workload) -> Run:
 
 @dataclass(frozen=True)
 class Summary:
-    """All repetitions of one load on one runtime. Rates are of the median repetition."""
+    """All repetitions of one load on one runtime. Rates are of the median repetition.
+
+    `overhead_share`: of the engine's busy time, what is not the model: planning, tree, messages.
+    `cpu_per_request`: CPU seconds of everything of ours; steadier than rates where other programs
+    run as well.
+    """
 
     size: str
     load: str
@@ -132,9 +132,7 @@ class Summary:
     hit_rate: float
     ideal_hit_rate: float
     overhead_share: float
-    """Share of the engine's busy time that is not the model: planning, tree, messages."""
     cpu_per_request: float
-    """CPU seconds of everything of ours: steadier than rates where other programs run as well."""
     foreign_cores: float
     repetitions: list[dict[str, Any]] = field(repr=False)
 
@@ -143,37 +141,35 @@ class Summary:
         waits = [wait for run in runs for wait in run.first_token]
         busy, model = sum(r.engine_busy for r in runs), sum(r.engine_model for r in runs)
         prompt = sum(run.prompt_tokens for run in runs)
+        repetitions = [asdict(run) for run in runs]
+        for repetition in repetitions:
+            del repetition["first_token"]
         return cls(
             size=size,
             load=load,
             cache=cache,
-            requests_per_second=statistics.median(run.requests / run.wall for run in runs),
-            output_tokens_per_second=statistics.median(
-                run.output_tokens / run.wall for run in runs
-            ),
-            ttft_mean=statistics.mean(waits),
+            requests_per_second=median(run.requests / run.wall for run in runs),
+            output_tokens_per_second=median(run.output_tokens / run.wall for run in runs),
+            ttft_mean=mean(waits),
             ttft_p50=percentile(waits, 0.5),
             ttft_p99=percentile(waits, 0.99),
             hit_rate=sum(run.cached_tokens for run in runs) / prompt,
             ideal_hit_rate=sum(run.ideal_hit_rate * run.prompt_tokens for run in runs) / prompt,
             overhead_share=(busy - model) / busy if busy else 0.0,
-            cpu_per_request=statistics.median(run.cpu / run.requests for run in runs),
+            cpu_per_request=median(run.cpu / run.requests for run in runs),
             foreign_cores=max(run.foreign_cores for run in runs),
-            repetitions=[
-                {name: value for name, value in asdict(run).items() if name != "first_token"}
-                for run in runs
-            ],
+            repetitions=repetitions,
         )
 
 
 @contextmanager
-def engines(model: Path, options: dict[str, Any]) -> Iterator[dict[bool, rl.Engine]]:
+def engines(model: Path, **options: Any) -> Iterator[dict[bool, rl.Engine]]:
     """The same model twice, by whether it has the cache."""
-    with ExitStack() as stack:
-        yield {
-            cache: stack.enter_context(rl.Engine(model_path=model, cache=cache, **options))
-            for cache in (True, False)
-        }
+    with (
+        rl.Engine(model_path=model, cache=True, **options) as on,
+        rl.Engine(model_path=model, cache=False, **options) as off,
+    ):
+        yield {True: on, False: off}
 
 
 def measure(
@@ -183,10 +179,12 @@ def measure(
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
     task = progress.add_task(size, total=2 * arguments.repetitions * len(arguments.loads))
     summaries = []
-    with engines(model, runtime_options(arguments)) as by_cache:
-        info = by_cache[True].endpoint.model_info
+    with engines(
+        model, dtype=arguments.dtype, threads=arguments.threads, kv_memory_bytes=KV_BYTES
+    ) as by_cache:
+        vocab = by_cache[True].endpoint.model_info.vocab_size
         for engine in by_cache.values():
-            asyncio.run(run_load(engine, NothingShared("warm-up", 0.05, info.vocab_size)))
+            asyncio.run(run_load(engine, NothingShared("warm-up", 0.05, vocab)))
         for load in arguments.loads:
             runs: dict[bool, list[Run]] = {True: [], False: []}
             for repetition in range(arguments.repetitions):
@@ -194,7 +192,7 @@ def measure(
                 for cache in (True, False) if repetition % 2 == 0 else (False, True):
                     progress.update(task, description=f"{size} {load}")
                     by_cache[cache].flush_cache()
-                    workload = LOADS[load](repetition, scale, info.vocab_size)
+                    workload = LOADS[load](repetition, scale, vocab)
                     runs[cache].append(asyncio.run(run_load(by_cache[cache], workload)))
                     progress.advance(task)
             summaries += [Summary.of(size, load, cache, runs[cache]) for cache in runs]
@@ -202,50 +200,29 @@ def measure(
     return summaries
 
 
-def runtime_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    options = {
-        "dtype": arguments.dtype,
-        "threads": arguments.threads,
-        "device": arguments.device,
-        "block_size": arguments.block_size,
-        "kv_memory_bytes": arguments.kv_memory << 20,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+COLUMNS = ("load", "req/s", "tok/s", "gain", "CPU gain", "TTFT", "p99", "hits", "best", "host")
 
 
 def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
-    columns = (
-        "load",
-        "req/s",
-        "tok/s",
-        "gain",
-        "CPU gain",
-        "TTFT",
-        "p99",
-        "hits",
-        "best",
-        "host",
-    )
-    table = new_table(
-        f"Prefix reuse, model {size} (TTFT in ms; best: hits possible; host: not the model)",
-        *columns,
-    )
+    title = f"Prefix reuse, model {size} (TTFT in ms; best: hits possible; host: not the model)"
+    table = new_table(title, *COLUMNS)
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
-        other = without[summary.load]
+        other, cache = without[summary.load], summary.cache
         gain = summary.requests_per_second / other.requests_per_second
         cpu_gain = other.cpu_per_request / summary.cpu_per_request
         table.add_row(
-            summary.load if summary.cache else "  cache off",
+            summary.load if cache else "  cache off",
             f"{summary.requests_per_second:.2f}",
             f"{summary.output_tokens_per_second:.1f}",
-            f"{gain:.2f}x" if summary.cache else "",
-            f"{cpu_gain:.2f}x" if summary.cache else "",
-            *(f"{seconds * 1e3:.0f}" for seconds in (summary.ttft_mean, summary.ttft_p99)),
-            f"{summary.hit_rate:.1%}" if summary.cache else "",
-            f"{summary.ideal_hit_rate:.1%}" if summary.cache else "",
+            f"{gain:.2f}x" if cache else "",
+            f"{cpu_gain:.2f}x" if cache else "",
+            f"{summary.ttft_mean * 1e3:.0f}",
+            f"{summary.ttft_p99 * 1e3:.0f}",
+            f"{summary.hit_rate:.1%}" if cache else "",
+            f"{summary.ideal_hit_rate:.1%}" if cache else "",
             f"{summary.overhead_share:.1%}",
-            end_section=not summary.cache,
+            end_section=not cache,
         )
     return table
 
@@ -256,26 +233,19 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the speed-ups here")
-    parser.add_argument(
-        "--sizes", nargs="+", choices=["a", "b"], default=["a", "b"], help="~15M, ~150M parameters"
-    )
-    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
-    parser.add_argument("--quick", action="store_true", help="a few requests, once, size a only")
-    parser.add_argument("--repetitions", type=int, help="of each load (default 3, quick 1)")
-    parser.add_argument("--scale", type=float, help="factor on the number of requests")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--threads", type=int, help="of the engine (default: torch's)")
-    parser.add_argument("--device", help="cpu or cuda (default: what there is)")
-    parser.add_argument("--block-size", type=int)
-    parser.add_argument("--kv-memory", type=int, default=1024, metavar="MIB", help="per runtime")
-    parser.add_argument(
-        "--models", type=Path, default=Path.home() / ".cache" / "rootlace-bench", metavar="DIR"
-    )
+    option = parser.add_argument
+    option("--json", type=Path, metavar="FILE", help="write everything here")
+    option("--plot", type=Path, metavar="FILE.svg", help="draw the speed-ups here")
+    option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
+    option("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    option("--quick", action="store_true", help="a few requests, once, size a only")
+    option("--repetitions", type=int, help="of each load (default 3, quick 1)")
+    option("--scale", type=float, help="factor on the number of requests")
+    option("--dtype", choices=["float32", "bfloat16"], default="float32")
+    option("--threads", type=int, help="of the engine (default: all cores)")
+    option("--models", type=Path, metavar="DIR", help="holds a and b, or they are made there")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.sizes = ["a"]
+    arguments.sizes = arguments.sizes or (["a"] if arguments.quick else ["a", "b"])
     arguments.repetitions = arguments.repetitions or (1 if arguments.quick else 3)
     return arguments
 
@@ -283,13 +253,13 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     # Not at the top: making a model needs torch, looking at --help does not.
-    from benchmarks.random_models import make_model
+    from benchmarks.random_models import MODELS, make_model
 
-    console = Console()
+    console, report = Console(), Report("prefix_reuse")
     summaries: list[Summary] = []
     with progress_bar(console) as progress:
         for size in arguments.sizes:
-            model = make_model(size, arguments.models / size)
+            model = make_model(size, (arguments.models or MODELS) / size)
             summaries += measure(size, model, arguments, progress)
     for size in arguments.sizes:
         console.print(reuse_table(size, [s for s in summaries if s.size == size]))
@@ -299,26 +269,16 @@ def main() -> None:
             f"[yellow]Other programs kept up to {busiest:.1f} cores busy meanwhile: "
             "compare on with off, do not take the absolute figures.[/]"
         )
-    if arguments.json:
-        result = {
-            "benchmark": "prefix_reuse",
-            **environment(),
-            # Where files lie says nothing about the measurement.
-            "options": {
-                name: str(value)
-                for name, value in vars(arguments).items()
-                if name not in ("json", "plot", "models")
-            },
-            "loads": {name: LOADS[name].describe for name in arguments.loads},
-            "results": [asdict(summary) for summary in summaries],
-        }
-        write_json(arguments.json, result)
-        console.print(f"written to {arguments.json}")
+    # Where files lie says nothing about the measurement.
+    options = {k: str(v) for k, v in vars(arguments).items() if k not in ("json", "plot", "models")}
+    report.add("options", options)
+    report.add("loads", {name: LOADS[name].describe for name in arguments.loads})
+    report.add("results", summaries)
+    report.write(arguments.json)
     if arguments.plot:
         from benchmarks.plot import plot_speed_ups
 
-        plot_speed_ups([asdict(summary) for summary in summaries], arguments.plot)
-        console.print(f"drawn in {arguments.plot}")
+        plot_speed_ups(report.found["results"], arguments.plot)
 
 
 if __name__ == "__main__":

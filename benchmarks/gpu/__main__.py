@@ -14,58 +14,51 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, environment, write_json
+from benchmarks.common import ROOT, environment, package_version, write_json
 
 BUDGET = 540.0
 """Seconds for everything, unless told otherwise: a borrowed machine's patience."""
 
-
-@dataclass(frozen=True)
-class Part:
-    """`module:function` under `benchmarks.gpu`, and the seconds it may take."""
-
-    place: str
-    limit: float
-
-
 PARTS = {
-    "ceilings": Part("ceilings:measure", 60),
-    "decode_attention": Part("attention:measure_decode", 150),
-    "extend_attention": Part("attention:measure_extend", 150),
-    "tree_attention": Part("tree:measure", 120),
-    "decode_step": Part("decode_step:measure", 150),
-    "idle": Part("idle:measure", 80),
-    "constrained": Part("constrained:measure", 100),
-    "pointwise": Part("pointwise:measure", 100),
+    # module:function under `benchmarks.gpu`, and the seconds it may take
+    "ceilings": ("ceilings:measure", 60),
+    "decode_attention": ("attention:measure_decode", 150),
+    "extend_attention": ("attention:measure_extend", 150),
+    "tree_attention": ("attention:measure_tree", 120),
+    "decode_step": ("decode_step:measure", 150),
+    "idle": ("idle:measure", 80),
+    "constrained": ("constrained:measure", 100),
+    "pointwise": ("pointwise:measure", 100),
 }
+CEILINGS = ("copy_bandwidth", "matmul_rate")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0]
     )
-    parser.add_argument("--json", type=Path, help="write the result to this file")
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", default=None)
-    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu with --smoke")
-    parser.add_argument(
+    option = parser.add_argument
+    option("--json", type=Path, help="write the result to this file")
+    option("--quick", action="store_true", help="fewer cases and repetitions")
+    option("--only", nargs="+", choices=list(PARTS), metavar="PART", default=None)
+    option("--budget", type=float, default=BUDGET, help="seconds for everything")
+    option("--device", default="cuda", help="cuda, or cpu with --smoke")
+    option(
         "--smoke", action="store_true", help="tiny sizes: every line runs, the figures mean nothing"
     )
-    parser.add_argument(
-        "--tune", nargs="*", metavar="KERNEL", help="time launch settings, write the table"
-    )
-    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--ceilings", type=json.loads, default={}, help=argparse.SUPPRESS)
+    option("--tune", nargs="*", metavar="KERNEL", help="time launch settings, write the table")
+    # Of the process of one part.
+    option("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    option("--into", type=Path, help=argparse.SUPPRESS)
+    option("--ceilings", type=json.loads, default={}, help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
     if found.device == "cpu" and not found.smoke:
         parser.error("--device cpu runs with --smoke only: there is nothing to measure")
@@ -75,20 +68,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 # ---------------------------------------------------------------- one part
 
 
-def run_part(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure `arguments.part` in this process; what it raises is recorded."""
+def run_part(
+    name: str, arguments: argparse.Namespace, ceilings: dict[str, float], into: Path | None = None
+) -> dict[str, Any]:
+    """Measure a part in this process; what it raises is recorded."""
     import torch
 
-    from benchmarks.gpu.setting import Report, Setting, describe, release
+    from benchmarks.gpu.setting import Report, Setting, describe
 
-    setting = Setting(
-        torch.device(arguments.device),
-        smoke=arguments.smoke,
-        quick=arguments.quick,
-        ceilings=arguments.ceilings,
-    )
-    report = Report(arguments.into, bar=not arguments.smoke and sys.stderr.isatty())
-    module, _, function = PARTS[arguments.part].place.partition(":")
+    device = torch.device(arguments.device)
+    setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
+    report = Report(into, bar=not arguments.smoke and sys.stderr.isatty())
+    module, _, function = PARTS[name][0].partition(":")
     start = time.monotonic()
     try:
         measure = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
@@ -97,7 +88,7 @@ def run_part(arguments: argparse.Namespace) -> dict[str, Any]:
     except Exception as error:
         report.result["error"] = describe(error)
     report.set("seconds", round(time.monotonic() - start, 2))
-    release(setting.device)
+    setting.release()
     return report.result
 
 
@@ -128,11 +119,9 @@ def run_part_apart(
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     """Every part that was asked for (the ceilings always), until the budget is spent."""
-    from benchmarks.gpu.setting import progress
     from benchmarks.gpu.targets import judge
 
     deadline = time.monotonic() + arguments.budget
-    wanted = [p for p in PARTS if not arguments.only or p in arguments.only or p == "ceilings"]
     parts: dict[str, Any] = {}
     result = {
         "environment": environment() | {"gpu": gpu_environment(arguments.device)},
@@ -140,38 +129,30 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
         "targets": judge(parts),
         "parts": parts,
     }
-    for name in progress(wanted, "gpu", shown=not arguments.smoke):
+    for name, (_, limit) in PARTS.items():
+        if arguments.only and name not in ("ceilings", *arguments.only):
+            continue
         left = deadline - time.monotonic()
-        ceilings = {
-            key: value for key, value in parts.get("ceilings", {}).items() if key in CEILINGS
-        }
+        measured = parts.get("ceilings", {})
+        ceilings = {key: measured[key] for key in CEILINGS if key in measured}
         if left < 5:
             parts[name] = {"cases": [], "error": "no time was left for it"}
         elif arguments.smoke or arguments.quick:
-            settings = {**vars(arguments), "part": name, "into": None, "ceilings": ceilings}
-            parts[name] = run_part(argparse.Namespace(**settings))
+            parts[name] = run_part(name, arguments, ceilings)
         else:
-            limit = min(PARTS[name].limit, left)
-            parts[name] = run_part_apart(name, arguments, ceilings, limit)
+            print(f"gpu: {name}", file=sys.stderr, flush=True)
+            parts[name] = run_part_apart(name, arguments, ceilings, min(limit, left))
         result["targets"] = judge(parts)
         if arguments.json:
             write_json(arguments.json, result)
     return result
 
 
-CEILINGS = ("copy_bandwidth", "matmul_rate")
-
-
 def gpu_environment(device: str) -> dict[str, Any]:
     """The GPU, its driver and clocks, and the libraries' versions."""
     import torch
 
-    from benchmarks.common import package_version
-
-    found: dict[str, Any] = {
-        "triton": package_version("triton"),
-        "cuda": torch.version.cuda,
-    }
+    found: dict[str, Any] = {"triton": package_version("triton"), "cuda": torch.version.cuda}
     if device != "cuda":
         return found | {"name": device}
     properties = torch.cuda.get_device_properties(0)
@@ -197,9 +178,6 @@ def nvidia_smi() -> dict[str, str]:
     return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else {}
 
 
-# ---------------------------------------------------------------- what is printed
-
-
 def summary(result: dict[str, Any]) -> list[str]:
     """The targets, and what failed, a line each."""
     lines = []
@@ -221,13 +199,16 @@ def main(argv: list[str] | None = None) -> int:
     """0; 1 where a part failed as a whole."""
     arguments = parse_arguments(argv)
     if arguments.part:
-        return 1 if "error" in run_part(arguments) else 0
+        found = run_part(arguments.part, arguments, arguments.ceilings, arguments.into)
+        return 1 if "error" in found else 0
     import torch
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: this torch build or machine has no CUDA", file=sys.stderr)
         return 2
     if arguments.tune is not None:
+        if arguments.device == "cpu":
+            os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
         from benchmarks.gpu import tune
 
         device = torch.device(arguments.device)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.paged import FP8, LLAMA_1B, LLAMA_8B, SMOKE, HeadShape, attend, make_paged
+from benchmarks.gpu.paged import FP8, HeadShape, Paged, attend, bound_plan, make_paged
 from benchmarks.gpu.setting import Report, Setting, describe, has_faulted
-from benchmarks.gpu.timing import Clock, synchronize
+from benchmarks.gpu.timing import time_in_turns
+from rootlace.kernels import KernelSet
 
-Make = Callable[[], Callable[[], object]]
+Call = Callable[[], object]
+BF16 = torch.bfloat16
 
 OURS = "rootlace"
 LONG = 4096
@@ -20,21 +24,22 @@ LONG = 4096
 MANY_ROWS = 16
 """Decode cases with fewer rows are too small to fill a GPU; they count for no target."""
 
-SHAPES = {"8B": LLAMA_8B, "1B": LLAMA_1B, "smoke": SMOKE}
+SHAPES = {
+    "8B": HeadShape(32, 8, 128),
+    "1B": HeadShape(32, 8, 64),
+    "smoke": HeadShape(4, 2, 16),
+}
 
 DECODE_CASES = [
     # (shape, rows, context, cache)
-    ("8B", 64, 4096, torch.bfloat16),
-    ("8B", 64, 8192, torch.bfloat16),
-    ("8B", 16, 32768, torch.bfloat16),
-    ("1B", 64, 8192, torch.bfloat16),
+    ("8B", 64, 4096, BF16),
+    ("8B", 64, 8192, BF16),
+    ("8B", 16, 32768, BF16),
+    ("1B", 64, 8192, BF16),
     ("8B", 64, 8192, FP8),
-    ("8B", 1, 8192, torch.bfloat16),
-    ("8B", 256, 1024, torch.bfloat16),
+    ("8B", 1, 8192, BF16),
+    ("8B", 256, 1024, BF16),
 ]
-QUICK_DECODE = DECODE_CASES[1:2]
-SMOKE_DECODE = [("smoke", 3, 40, torch.bfloat16)]
-
 EXTEND_CASES = [
     # (shape, new tokens, context)
     ("8B", 4096, 4096),
@@ -44,86 +49,104 @@ EXTEND_CASES = [
     ("8B", 2048, 8192),
     ("8B", 512, 512),
 ]
-QUICK_EXTEND = EXTEND_CASES[1:2]
-SMOKE_EXTEND = [("smoke", 24, 40), ("smoke", 24, 24)]
+TREE_CASES = [
+    # (prefix, rows)
+    (prefix, rows)
+    for prefix in (1024, 2048, 4096, 8192, 16384, 32768)
+    for rows in (8, 16, 32, 64, 128, 256)
+]
+QUICK_TREE = [(prefix, rows) for prefix in (1024, 8192) for rows in (8, 64)]
+OWN = 64
+"""Tokens that each row of a tree has for itself behind the prefix."""
+NEVER = 1 << 62
 
 
 def measure_decode(setting: Setting, report: Report) -> None:
     """One new token per row. Bytes: keys and values once, queries, outputs."""
-    cases = SMOKE_DECODE if setting.smoke else QUICK_DECODE if setting.quick else DECODE_CASES
-    clock = Clock(setting.device)
+    smoke = [("smoke", 3, 40, BF16)]
+    cases = setting.choose(DECODE_CASES, DECODE_CASES[1:2], smoke)
     for name, rows, context, kv_dtype in report.progress(cases, "decode attention"):
-        what = {"shape": name, "rows": rows, "context": context, "cache": dtype_name(kv_dtype)}
-        with report.attempt(**what):
-            found = _decode_case(setting, clock, SHAPES[name], rows, context, kv_dtype)
-            report.add({**what, **found})
-
-
-def _decode_case(
-    setting: Setting,
-    clock: Clock,
-    shape: HeadShape,
-    rows: int,
-    context: int,
-    kv_dtype: torch.dtype,
-) -> dict[str, Any]:
-    device = setting.device
-    # Lengths differ, as in serving; their sum is that of equal ones.
-    lengths = [context - 8 * (i % 2) + 4 for i in range(rows)]
-    paged = make_paged([(1, n) for n in lengths], shape, device, kv_dtype=kv_dtype)
-    makers: dict[str, Make] = {OURS: lambda: attend(setting.kernels, paged)}
-    if kv_dtype == torch.bfloat16:
-        makers["sdpa"] = lambda: sdpa(rows, 1, context, shape, device)
-    moved = paged.decode_bytes(shape)
-    found = compare(setting, clock, makers, setting.repeats(50))
-    for entry in found.values():
-        if "us" in entry:
-            rate = moved / (entry["us"] * 1e-6)
-            entry["bytes_per_second"] = rate
-            entry["share"] = setting.share(rate, "copy_bandwidth")
-    return {"bytes": moved, "kernels": found}
+        cache = str(kv_dtype).removeprefix("torch.")
+        with report.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
+            shape = SHAPES[name]
+            # Lengths differ, as in serving; their sum is that of equal ones.
+            lengths = [(1, context - 8 * (i % 2) + 4) for i in range(rows)]
+            paged = make_paged(lengths, shape, setting.device, kv_dtype=kv_dtype)
+            makers: dict[str, Callable[[], Call]] = {OURS: partial(attend, setting.kernels, paged)}
+            if kv_dtype == BF16:
+                makers["sdpa"] = partial(sdpa, rows, 1, context, shape, setting.device)
+            case["bytes"] = moved = paged.decode_bytes(shape)
+            case["kernels"] = found = compare(setting, makers)
+            add_rates(setting, found, moved, "bytes_per_second", "copy_bandwidth")
 
 
 def measure_extend(setting: Setting, report: Report) -> None:
     """Chunks of one row behind a context. FLOPs: 4 D per query head and visible pair."""
-    cases = SMOKE_EXTEND if setting.smoke else QUICK_EXTEND if setting.quick else EXTEND_CASES
-    clock = Clock(setting.device)
+    smoke = [("smoke", 24, 40), ("smoke", 24, 24)]
+    cases = setting.choose(EXTEND_CASES, EXTEND_CASES[1:2], smoke)
     for name, new, context in report.progress(cases, "extend attention"):
-        what = {"shape": name, "new": new, "context": context}
-        with report.attempt(**what):
-            report.add({**what, **_extend_case(setting, clock, SHAPES[name], new, context)})
+        with report.attempt(shape=name, new=new, context=context) as case:
+            shape = SHAPES[name]
+            paged = make_paged([(new, context)], shape, setting.device)
+            makers = {
+                OURS: partial(attend, setting.kernels, paged),
+                "sdpa": partial(sdpa, 1, new, context, shape, setting.device),
+            }
+            case["flops"] = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
+            case["kernels"] = found = compare(setting, makers)
+            add_rates(setting, found, case["flops"], "flops_per_second", "matmul_rate")
 
 
-def _extend_case(
-    setting: Setting, clock: Clock, shape: HeadShape, new: int, context: int
-) -> dict[str, Any]:
-    device = setting.device
-    paged = make_paged([(new, context)], shape, device)
-    makers: dict[str, Make] = {
-        OURS: lambda: attend(setting.kernels, paged),
-        "sdpa": lambda: sdpa(1, new, context, shape, device),
-    }
-    flops = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
-    found = compare(setting, clock, makers, setting.repeats(30))
-    for entry in found.values():
-        if "us" in entry:
-            rate = flops / (entry["us"] * 1e-6)
-            entry["flops_per_second"] = rate
-            entry["share"] = setting.share(rate, "matmul_rate")
-    return {"flops": flops, "kernels": found}
+def measure_tree(setting: Setting, report: Report) -> None:
+    """One prefix and many rows under it, beside the same rows each reading its whole context for
+    itself. Both sides read the same memory: where the prefix fits into the L2 cache, per-row decode
+    reads it from there, as it would in serving."""
+    shape = SHAPES["smoke" if setting.smoke else "8B"]
+    kernels = setting.kernels
+    cases = setting.choose(TREE_CASES, QUICK_TREE, [(2048, 3)])
+    for prefix, rows in report.progress(cases, "tree attention"):
+        with report.attempt(prefix=prefix, rows=rows) as case:
+            lengths = [(1, prefix + OWN - (i % 8)) for i in range(rows)]
+            paged = make_paged(lengths, shape, setting.device, prefix=prefix)
+            calls = {
+                "tree": attend(kernels, paged),
+                "per row": attend(kernels, paged, per_row_plan(kernels, paged)),
+            }
+            found = time_in_turns(setting, calls)
+            tree, per_row = found["tree"].median, found["per row"].median
+            moved = paged.decode_bytes(shape)
+            case |= {
+                "own": OWN,
+                "tree_us": tree * 1e6,
+                "per_row_us": per_row * 1e6,
+                "speed_up": per_row / tree,
+                "bytes": moved,
+                "share": setting.share(moved / tree, "copy_bandwidth"),
+            }
 
 
-def sdpa(
-    rows: int, new: int, context: int, shape: HeadShape, device: torch.device
-) -> Callable[[], object]:
+def per_row_plan(kernels: KernelSet, paged: Paged) -> Any:
+    """The plan of a cost rule that finds nothing worth sharing."""
+    if kernels.name == "reference":
+        with patch("rootlace.kernels.reference.shared_prefix.MIN_SAVED", NEVER):
+            return bound_plan(kernels, paged.batch)
+    from rootlace.kernels.triton.attention import AttentionRules, plan_attention
+    from rootlace.kernels.triton.shared_nodes import SharingRule
+
+    batch = paged.batch
+    rules = AttentionRules(sharing=SharingRule(node_bytes=NEVER))
+    # Not as one of a graph's family: that would launch the kernel for shared nodes for nothing.
+    plan = plan_attention(batch, None, rules=rules)
+    return plan.bind([torch.from_numpy(array).to(batch.device) for array in plan.arrays])
+
+
+def sdpa(rows: int, new: int, context: int, shape: HeadShape, device: torch.device) -> Call:
     """torch's own attention on the same work, with dense keys and values, which is easier: one new
     token per row, or a causal chunk behind what it continues."""
     generator = torch.Generator(device).manual_seed(1)
 
     def normal(heads: int, tokens: int) -> torch.Tensor:
-        out = torch.empty(
-            (rows, heads, tokens, shape.head_dim), dtype=torch.bfloat16, device=device
-        )
+        out = torch.empty((rows, heads, tokens, shape.head_dim), dtype=BF16, device=device)
         return out.normal_(generator=generator)
 
     q = normal(shape.heads, new)
@@ -146,25 +169,29 @@ def visible_pairs(new: int, context: int) -> int:
 
 
 def compare(
-    setting: Setting, clock: Clock, makers: Mapping[str, Make], repeats: int
+    setting: Setting, makers: Mapping[str, Callable[[], Call]]
 ) -> dict[str, dict[str, Any]]:
     """Times of those that can be made and run here; the others with their error."""
-    calls: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Call] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, make in makers.items():
         try:
             call = make()
             call()
-            synchronize(setting.device)
+            setting.synchronize()
             calls[name] = call
         except Exception as error:
             if has_faulted():
                 raise
             found[name] = {"error": describe(error)}
-    for name, timing in clock.compare(calls, repeats, capture=setting.on_gpu).items():
-        found[name] = dict(timing.as_json())
-    return found
+    return found | {name: t.as_json() for name, t in time_in_turns(setting, calls).items()}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def add_rates(
+    setting: Setting, found: Mapping[str, dict[str, Any]], amount: float, unit: str, ceiling: str
+) -> None:
+    """Beside each time, what was done in a second and its share of the ceiling."""
+    for entry in found.values():
+        if "us" in entry:
+            entry[unit] = rate = amount / (entry["us"] * 1e-6)
+            entry["share"] = setting.share(rate, ceiling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.timing import Clock, Timing
+from benchmarks.gpu.timing import time_one
 
 COPY_BYTES = 4 << 30
 MATMUL_SIZE = 8192
@@ -15,24 +15,15 @@ def measure(setting: Setting, report: Report) -> None:
     """`copy_bandwidth`: bytes read and written per second by a large copy. `matmul_rate`: FLOP/s of
     a bfloat16 product of random matrices, 8192 x 8192 x 8192."""
     device = setting.device
-    clock = Clock(device)
-    copied = 1 << 20 if setting.smoke else COPY_BYTES
-    size = 64 if setting.smoke else MATMUL_SIZE
-    copy = _copy(clock, device, copied, setting.repeats(20))
-    report.add({"what": "copy", "bytes": 2 * copied, **copy.as_json()})
-    report.set("copy_bandwidth", 2 * copied / copy.median)
-    product = _product(clock, device, size, setting.repeats(30))
-    report.add({"what": "bf16 matmul", "size": size, **product.as_json()})
-    report.set("matmul_rate", 2 * size**3 / product.median)
-
-
-def _copy(clock: Clock, device: torch.device, count: int, repeats: int) -> Timing:
+    count = 1 << 20 if setting.smoke else COPY_BYTES
     source = torch.randint(0, 127, (count,), dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return clock.one(lambda: target.copy_(source), repeats)
-
-
-def _product(clock: Clock, device: torch.device, size: int, repeats: int) -> Timing:
+    copy = time_one(setting, lambda: target.copy_(source))
+    report.add({"what": "copy", "bytes": 2 * count, **copy.as_json()})
+    report.set("copy_bandwidth", 2 * count / copy.median)
+    size = 64 if setting.smoke else MATMUL_SIZE
     a, b = torch.randn((2, size, size), device=device).to(torch.bfloat16)
     out = torch.empty_like(a)
-    return clock.one(lambda: torch.mm(a, b, out=out), repeats)
+    product = time_one(setting, lambda: torch.mm(a, b, out=out))
+    report.add({"what": "bf16 matmul", "size": size, **product.as_json()})
+    report.set("matmul_rate", 2 * size**3 / product.median)

@@ -10,7 +10,7 @@ from benchmarks.gpu.setting import Report, Setting
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 BLOCK_SIZE = 16
-WARM_UPS, ROUNDS = 2, 5
+WARM_UPS = 2
 """In the first rounds graphs are captured and the automaton is walked until it is known whole."""
 PAIRS = r'\{("[a-z ]{3,30}": [0-9]{2,6}, )*"#": true\}'
 """A JSON object of any length: states that allow most words, a digit or two, a quote. Only one word
@@ -24,33 +24,22 @@ def measure(setting: Setting, report: Report) -> None:
     regex = Constraint("regex", PAIRS, jump_forward="off")
     # Nothing is banned or penalised: lists of tokens are beyond what a captured graph does.
     params = SamplingParams(max_tokens=new, temperature=1.0, seed=0, ignore_eos=True)
+    prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
+    rates: dict[str, list[float]] = {"constrained": [], "unconstrained": []}
     with random_model(name, setting.device) as model:
         blocks = (rows + 2) * (-(-(16 + new) // BLOCK_SIZE) + 1)
         runner = model.runner(blocks, max_running=rows)
         compiler = grammar_compiler(model.config.spec.vocab_size)
-        engine = InProcessEngine(runner, compiler, max_running=rows)
-        prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
-        rates: dict[str, list[float]] = {"constrained": [], "unconstrained": []}
-        try:
-            rounds = 1 if setting.smoke else max(setting.repeats(ROUNDS), 3)
-            for number in report.progress(range(WARM_UPS + rounds), "constrained"):
+        rounds = WARM_UPS + setting.choose(5, 3, 1)
+        with InProcessEngine(runner, compiler, rows) as engine:
+            for number in report.progress(range(rounds), "constrained"):
                 for label, found in rates.items():
-                    served = engine.serve(
-                        prompts, params, regex if label == "constrained" else None
-                    )
+                    constraint = regex if label == "constrained" else None
+                    served = engine.serve(prompts, params, constraint)
                     if number >= WARM_UPS:
                         found.append(served.decode_tokens_per_second)
-        finally:
-            engine.close()
         on_device = compiler.compile(regex).matcher().automaton() is not None
-    medians = {label: statistics.median(found) for label, found in rates.items()}
-    report.add(
-        {
-            "shape": name,
-            "rows": rows,
-            "new": new,
-            "automaton_on_device": on_device,
-            "decode_tokens_per_second": rates,
-        }
-    )
-    report.set("constrained_over_unconstrained", medians["constrained"] / medians["unconstrained"])
+    case = {"shape": name, "rows": rows, "new": new, "automaton_on_device": on_device}
+    report.add({**case, "decode_tokens_per_second": rates})
+    constrained, plain = (statistics.median(found) for found in rates.values())
+    report.set("constrained_over_unconstrained", constrained / plain)

@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.gpu.decode_plans import DecodePlans
 from benchmarks.gpu.models import RandomModel, random_model
-from benchmarks.gpu.setting import Report, Setting, release
-from benchmarks.gpu.timing import synchronize
+from benchmarks.gpu.setting import Report, Setting
 from rootlace.runtime.model.executor.runner import ModelRunner
 
 BLOCK_SIZE = 16
@@ -27,55 +26,38 @@ RUNS = 3
 def measure(setting: Setting, report: Report) -> None:
     """For each shape, with captured graphs and without: seconds per step, steps following each
     other without the host waiting for their tokens."""
-    shapes = ["smoke"] if setting.smoke else ["1B", "8B"]
-    batches = (1, 2) if setting.smoke else (1, 64) if setting.quick else BATCHES
-    context = 20 if setting.smoke else CONTEXT
-    for name in shapes:
+    for name in ("smoke",) if setting.smoke else ("1B", "8B"):
         with random_model(name, setting.device) as model:
             for graphs in (True,) if setting.quick else (True, False):
                 with report.attempt(shape=name, graphs=graphs):
-                    _measure(setting, report, model, graphs, batches, context)
-                release(setting.device)
+                    _measure(setting, report, model, graphs)
+                setting.release()
 
 
-def _measure(
-    setting: Setting,
-    report: Report,
-    model: RandomModel,
-    graphs: bool,
-    batches: tuple[int, ...],
-    context: int,
-) -> None:
-    warm_up, steps = (2, 3) if setting.smoke else (WARM_UP, 50 if setting.quick else 100)
+def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool) -> None:
+    batches = setting.choose(BATCHES, (1, 64), (1, 2))
+    warm_up, steps = setting.choose((WARM_UP, 100), (WARM_UP, 50), (2, 3))
+    context = 20 if setting.smoke else CONTEXT
     total = 1 + warm_up + RUNS * steps  # warm-ups come in pairs
     blocks = max(batches) * -(-(context + total + 1) // BLOCK_SIZE)
     runner = model.runner(blocks, graphs=graphs, max_running=max(batches))
     fill(runner)
+    replayed_all = graphs and setting.on_gpu
     label = f"decode step, {model.name}, graphs {'on' if graphs else 'off'}"
     for rows in report.progress(batches, label):
-        with report.attempt(shape=model.name, graphs=graphs, rows=rows):
+        with report.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
             plans = DecodePlans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
-            steps_run = TimedSteps(runner, plans)
-            steps_run.warm_up(warm_up, PAUSE if graphs and setting.on_gpu else 0.0)
+            steps_run = TimedSteps(setting, runner, plans)
+            steps_run.warm_up(warm_up, PAUSE if replayed_all else 0.0)
             before = replays(runner)
             seconds = statistics.median(steps_run.seconds_each(steps) for _ in range(RUNS))
             steps_run.end()
             replayed = replays(runner) - before
-            if graphs and setting.on_gpu and replayed < RUNS * steps:
+            if replayed_all and replayed < RUNS * steps:
                 raise RuntimeError(f"only {replayed} of {RUNS * steps} steps went through a graph")
             moved = model.step_bytes(rows, context + warm_up + RUNS * steps // 2)
-            report.add(
-                {
-                    "shape": model.name,
-                    "graphs": graphs,
-                    "rows": rows,
-                    "context": context,
-                    "us": seconds * 1e6,
-                    "graph_replays": replayed,
-                    "bytes": moved,
-                    **against_floor(setting, seconds, moved),
-                }
-            )
+            case |= {"context": context, "us": seconds * 1e6, "graph_replays": replayed}
+            case |= {"bytes": moved, **against_floor(setting, seconds, moved)}
 
 
 def against_floor(setting: Setting, seconds: float, moved: int) -> dict[str, Any]:
@@ -96,21 +78,21 @@ class TimedSteps:
     """Steps that follow each other. One is launched before the one ahead of it is collected, as the
     engine does, so that the device always has one waiting."""
 
-    def __init__(self, runner: ModelRunner, plans: DecodePlans) -> None:
-        self._runner, self._plans = runner, plans
+    def __init__(self, setting: Setting, runner: ModelRunner, plans: DecodePlans) -> None:
+        self._setting, self._runner, self._plans = setting, runner, plans
         self._launched = runner.launch(next(plans))
 
     def seconds_each(self, count: int) -> float:
         runner = self._runner
         # Planned beforehand: planning is the scheduler's part and is measured elsewhere.
         coming = [next(self._plans) for _ in range(count)]
-        synchronize(runner.device)
+        self._setting.synchronize()
         start = time.perf_counter()
         for plan in coming:
             following = runner.launch(plan)
             runner.collect(self._launched)
             self._launched = following
-        synchronize(runner.device)
+        self._setting.synchronize()
         return (time.perf_counter() - start) / count
 
     def warm_up(self, count: int, pause: float) -> None:
@@ -129,7 +111,4 @@ class TimedSteps:
 def fill(runner: ModelRunner) -> None:
     """Random keys and values everywhere: what was never written may be NaN."""
     for layer in runner.kv_cache:
-        if layer.dtype in (torch.bfloat16, torch.float32):
-            layer.normal_()
-        else:
-            layer.copy_(torch.randn(layer.shape, device=layer.device))
+        layer.normal_()

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.engine import InProcessEngine, grammar_compiler, greedy
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.trace import device_idle
 
 BLOCK_SIZE = 16
 SKIPPED, PROFILED = 40, 60
 """Turns of the engine's loop before the profiler starts, and while it runs."""
+DEVICE_KINDS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+GRAPH_LAUNCH = "cudaGraphLaunch"
+
+Interval = tuple[float, float]
 
 
 def measure(setting: Setting, report: Report) -> None:
@@ -35,37 +40,32 @@ def measure(setting: Setting, report: Report) -> None:
         prompts = [[2 + (row + i) % 250 for i in range(128)] for row in range(rows)]
         modes = (None,) if setting.quick else (None, False)
         for overlap in report.progress(modes, "idle share"):
-            with report.attempt(overlap=overlap is None):
-                engine = InProcessEngine(runner, compiler, max_running=rows, overlap=overlap)
-                try:
+            with report.attempt(overlap=overlap is None, rows=rows) as case:
+                with InProcessEngine(runner, compiler, rows, overlap) as engine:
                     engine.serve(prompts, greedy(new))  # graphs are captured
                     plain = engine.serve(prompts, greedy(new))
-                    window = _Window(setting.device, skipped, profiled)
+                    window = _Window(setting, skipped, profiled)
                     engine.serve(prompts, greedy(new), on_turn=window.turn)
-                finally:
-                    engine.close()
                 step = rows / plain.decode_tokens_per_second
-                case = {"overlap": overlap is None, "rows": rows, "step_us": step * 1e6}
-                case["tokens_per_second"] = plain.tokens_per_second
-                report.add({**case, **window.found(step)})
+                case |= {"step_us": step * 1e6, "tokens_per_second": plain.tokens_per_second}
+                case |= window.found(step)
 
 
 class _Window:
     """Profiles the turns `skipped : skipped + profiled` of an engine's loop."""
 
-    def __init__(self, device: torch.device, skipped: int, profiled: int) -> None:
+    def __init__(self, setting: Setting, skipped: int, profiled: int) -> None:
         self._first, self._last = skipped, skipped + profiled
-        self._on_gpu = device.type == "cuda"
-        activities = [ProfilerActivity.CUDA] if self._on_gpu else [ProfilerActivity.CPU]
-        self._profile = profile(activities=activities)
+        self._setting = setting
+        activity = ProfilerActivity.CUDA if setting.on_gpu else ProfilerActivity.CPU
+        self._profile = profile(activities=[activity])
         self._events: list[dict[str, Any]] | None = None
 
     def turn(self, number: int) -> None:
         if number == self._first:
             self._profile.start()
         elif number == self._last:
-            if self._on_gpu:
-                torch.cuda.synchronize()
+            self._setting.synchronize()
             self._profile.stop()
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / "trace.json"
@@ -77,7 +77,7 @@ class _Window:
         the profile, so what is left of it is idle."""
         if self._events is None:
             raise RuntimeError("the requests ended before the profiled turns were over")
-        if not self._on_gpu:
+        if not self._setting.on_gpu:
             return {"idle_share": None, "idle_share_between_steps": None}
         idle = device_idle(self._events)
         unprofiled = None
@@ -87,7 +87,78 @@ class _Window:
             "span_us": idle.span,
             "graph_replays": idle.replays,
             "longest_gap_us": idle.longest,
-            "idle_share": idle.share,
-            "idle_share_between_steps": idle.share_between,
+            "idle_share": idle.idle / idle.span,
+            "idle_share_between_steps": None if idle.between is None else idle.between / idle.span,
             "idle_share_without_profiler": unprofiled,
         }
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Microseconds. `between`: idle from the end of one graph's replay to the beginning of the next
+    one's; None where there are no two replays."""
+
+    span: float
+    idle: float
+    between: float | None
+    replays: int
+    longest: float
+
+
+def device_idle(events: Iterable[Mapping[str, Any]]) -> Idle:
+    """What a profiler's trace says about a device: when it was busy, and when it waited.
+
+    `events` are in the Chrome format: those of the device carry the correlation number of the
+    runtime call that enqueued them, and all kernels of a graph's replay that of its launch. Counted
+    from the first replay's beginning to the last one's end; without replays, from the first device
+    event to the last. Raises ValueError if the device did nothing.
+    """
+    device: list[tuple[Interval, int]] = []
+    launches: set[int] = set()
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        correlation = int(event.get("args", {}).get("correlation", -1))
+        if event.get("cat") in DEVICE_KINDS:
+            start = float(event["ts"])
+            device.append(((start, start + float(event["dur"])), correlation))
+        elif str(event.get("name", "")).startswith(GRAPH_LAUNCH):
+            launches.add(correlation)
+    if not device:
+        raise ValueError("the trace has no device events")
+    of_graph: dict[int, list[Interval]] = {}
+    for interval, correlation in device:
+        if correlation in launches:
+            of_graph.setdefault(correlation, []).append(interval)
+    replays = [_around(parts) for parts in of_graph.values()]
+    low, high = _around(replays or [interval for interval, _ in device])
+    busy = union((max(a, low), min(b, high)) for (a, b), _ in device if b > low and a < high)
+    # Time that is neither busy nor inside a replay lies between replays.
+    either = union([*busy, *replays])
+    return Idle(
+        span=high - low,
+        idle=high - low - _total(busy),
+        between=high - low - _total(either) if len(replays) > 1 else None,
+        replays=len(replays),
+        longest=max((after[0] - before[1] for before, after in pairwise(busy)), default=0.0),
+    )
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points in disjoint intervals, in order."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _around(intervals: Iterable[Interval]) -> Interval:
+    starts, ends = zip(*intervals, strict=True)
+    return min(starts), max(ends)
+
+
+def _total(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)

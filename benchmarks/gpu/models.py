@@ -14,6 +14,7 @@ import torch
 
 from rootlace.kernels import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.doctor.work import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -31,38 +32,35 @@ _COMMON = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+
+
+def _shape(
+    hidden: int,
+    inner: int,
+    *,
+    layers: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    vocab: int,
+    tied: bool,
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     # Llama 3.2 1B and Llama 3.1 8B.
-    "1B": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 128256,
-        "tie_word_embeddings": True,
-    },
-    "8B": {
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    },
-    "smoke": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 512,
-        "tie_word_embeddings": True,
-    },
+    "1B": _shape(2048, 8192, layers=16, heads=(32, 8), head_dim=64, vocab=128256, tied=True),
+    "8B": _shape(4096, 14336, layers=32, heads=(32, 8), head_dim=128, vocab=128256, tied=False),
+    "smoke": _shape(64, 128, layers=2, heads=(4, 2), head_dim=16, vocab=512, tied=True),
 }
 
 
@@ -90,7 +88,6 @@ class RandomModel:
         *,
         graphs: bool = True,
         max_running: int = 256,
-        kv_dtype: Any = "auto",
         block_size: int = 16,
     ) -> ModelRunner:
         """A runner on these weights. `num_blocks` of KV memory."""
@@ -99,7 +96,6 @@ class RandomModel:
                 model=str(self.config.path),
                 dtype="float32" if self.dtype == torch.float32 else "bfloat16",
                 device=str(self.device),
-                kv_dtype=kv_dtype,
                 cuda_graphs=graphs,
             ),
             CacheConfig(block_size=block_size, num_blocks=num_blocks),
@@ -108,22 +104,17 @@ class RandomModel:
             weights_of=lambda *_: self.weights,
         )
 
-    def step_bytes(self, rows: int, context: int, kv_itemsize: int = 2) -> int:
-        """The fewest bytes a decode step moves: every weight once (of an untied embedding only the
-        rows' own), the keys and values of all contexts once, those of the new tokens."""
-        spec, weights = self.config.spec, self.weights
-        total = weights.num_bytes()
-        if not spec.tied_embeddings:
-            total -= weights.embedding.nbytes
-            total += rows * spec.hidden_size * weights.embedding.element_size()
-        attention = spec.attention
-        token = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim * kv_itemsize
-        return total + rows * (context + 1) * token
+    def step_bytes(self, rows: int, context: int) -> int:
+        """The fewest bytes a decode step moves: every weight once (of an untied embedding none),
+        the keys and values of all contexts once, those of the new tokens."""
+        size = self.dtype.itemsize
+        step = [Row(new=1, context=context + 1)] * rows
+        return int(step_work(self.config.spec, step, Elements(size, size)).read_bytes)
 
 
 @contextmanager
 def random_model(
-    name: str, device: torch.device, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    name: str, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> Iterator[RandomModel]:
     """The shape `name`. Its folder (a `config.json`) is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="rootlace-shape-") as folder:
@@ -131,15 +122,13 @@ def random_model(
         (path / "config.json").write_text(json.dumps(_COMMON | SHAPES[name]))
         config = ModelConfig.read(path)
         with torch.inference_mode(False), torch.no_grad():
-            weights = _random_weights(config.spec, device, dtype, seed)
+            weights = _random_weights(config.spec, device, dtype)
         yield RandomModel(name, config, weights, device)
 
 
-def _random_weights(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int
-) -> ModelWeights:
+def _random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> ModelWeights:
     """Normal, of a spread that keeps activations at unit scale; norms are one."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
 
     def normal(rows: int, columns: int, spread: float | None = None) -> torch.Tensor:
         weight = torch.empty((rows, columns), dtype=dtype, device=device)

@@ -29,11 +29,6 @@ class HeadShape:
         return 2 * self.kv_heads * self.head_dim * kv_dtype.itemsize
 
 
-LLAMA_8B = HeadShape(32, 8, 128)
-LLAMA_1B = HeadShape(32, 8, 64)
-SMOKE = HeadShape(4, 2, 16)
-
-
 @dataclass(frozen=True)
 class Paged:
     """A batch with its tensors. `q` [T, Nq, D], caches [B, S, Nk, D]."""
@@ -111,22 +106,16 @@ def _random(
     return out
 
 
-def bound_plan(kernels: KernelSet, batch: AttentionBatch, window: int | None = None) -> Any:
+def bound_plan(kernels: KernelSet, batch: AttentionBatch) -> Any:
     """What `paged_attention` takes, on the device: planned as the executor plans, decode rows as a
     captured graph has them."""
     decoding = bool((np.diff(batch.row_start) == 1).all())
     rows = len(batch.context_len) if decoding and kernels.name != "reference" else None
-    plan = kernels.plan_attention(batch, window, rows)
+    plan = kernels.plan_attention(batch, None, rows)
     return plan.bind([torch.from_numpy(array).to(batch.device) for array in plan.arrays])
 
 
-def attend(kernels: KernelSet, paged: Paged) -> Callable[[], object]:
-    """A call of our attention."""
-    plan = bound_plan(kernels, paged.batch)
-
-    def call() -> object:
-        return kernels.paged_attention(
-            paged.q, paged.k_cache, paged.v_cache, plan, scales=paged.scales
-        )
-
-    return call
+def attend(kernels: KernelSet, paged: Paged, plan: Any = None) -> Callable[[], object]:
+    """A call of our attention, by `plan` or the usual one."""
+    tensors = (paged.q, paged.k_cache, paged.v_cache, plan or bound_plan(kernels, paged.batch))
+    return lambda: kernels.paged_attention(*tensors, scales=paged.scales)

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.timing import Clock
+from benchmarks.gpu.timing import time_one
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
 
@@ -50,19 +51,13 @@ class Case:
 def measure(setting: Setting, report: Report) -> None:
     """Share of the copy bandwidth, per kernel and size; small sizes are bound by their launch."""
     sizes = SMOKE if setting.smoke else Sizes()
-    clock = Clock(setting.device)
-    for case in report.progress(list(cases(sizes, setting.device)), "pointwise"):
-        with report.attempt(kernel=case.name, size=case.size):
-            calls = {"rootlace": partial(case.call, setting.kernels)}
-            timing = clock.compare(calls, setting.repeats(50), capture=setting.on_gpu)["rootlace"]
-            rate = case.moved / timing.median
-            found = {
-                **timing.as_json(),
-                "bytes_per_second": rate,
-                "share": setting.share(rate, "copy_bandwidth"),
-            }
-            what = {"kernel": case.name, "size": case.size, "bytes": case.moved}
-            report.add({**what, "kernels": {"rootlace": found}})
+    for work in report.progress(list(cases(sizes, setting.device)), "pointwise"):
+        with report.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
+            timing = time_one(setting, partial(work.call, setting.kernels), capture=True)
+            rate = work.moved / timing.median
+            share = setting.share(rate, "copy_bandwidth")
+            found = {**timing.as_json(), "bytes_per_second": rate, "share": share}
+            case["kernels"] = {"rootlace": found}
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -81,12 +76,8 @@ def _layer_cases(sizes: Sizes, tokens: int, device: torch.device) -> Iterator[Ca
     x, residual = _normal(device, tokens, sizes.hidden), _normal(device, tokens, sizes.hidden)
     weight = _normal(device, sizes.hidden)
     yield Case("rms_norm", size, 2 * x.nbytes, lambda k: k.rms_norm(x, weight, 1e-5))
-    yield Case(
-        "add_rms_norm",
-        size,
-        4 * x.nbytes,
-        lambda k: k.add_rms_norm(x, residual, weight, 1e-5),
-    )
+    call = lambda k: k.add_rms_norm(x, residual, weight, 1e-5)  # noqa: E731
+    yield Case("add_rms_norm", size, 4 * x.nbytes, call)
     gate_up = _normal(device, tokens, 2 * sizes.inner)
     moved = gate_up.nbytes * 3 // 2
     yield Case("silu_mul", size, moved, lambda k: k.silu_mul(gate_up))
@@ -104,30 +95,16 @@ def _rope_case(sizes: Sizes, tokens: int, dtype: torch.dtype, device: torch.devi
     angle = torch.rand((tokens, dim // 2), device=device) * 6.28
     cos, sin = angle.cos().to(BF16), angle.sin().to(BF16)
     blocks = max(sizes.blocks, -(-tokens // BLOCK_SIZE))
-    k_cache, v_cache = torch.zeros(
-        (2, blocks, BLOCK_SIZE, kv_heads, dim),
-        dtype=torch.uint8 if dtype == FP8 else dtype,
-        device=device,
-    ).view(dtype if dtype != FP8 else FP8)
+    cache_shape = (2, blocks, BLOCK_SIZE, kv_heads, dim)
+    caches = torch.zeros(cache_shape, dtype=dtype, device=device)
     slots = torch.randperm(blocks * BLOCK_SIZE, device=device)[:tokens]
     norm = _normal(device, dim)
-    scales = None
-    if dtype == FP8:
-        scales = KVScales(*(torch.full((kv_heads,), 0.02, device=device) for _ in range(2)))
+    scale = torch.full((kv_heads,), 0.02, device=device)
+    scales = KVScales(scale, scale) if dtype == FP8 else None
 
     def call(kernels: KernelSet) -> object:
-        return kernels.rope_and_write(
-            qkv,
-            cos,
-            sin,
-            k_cache,
-            v_cache,
-            slots,
-            q_norm=norm,
-            k_norm=norm,
-            eps=1e-6,
-            scales=scales,
-        )
+        rows = (qkv, cos, sin, caches[0], caches[1], slots)
+        return kernels.rope_and_write(*rows, q_norm=norm, k_norm=norm, eps=1e-6, scales=scales)
 
     written = tokens * (heads * dim * 2 + 2 * kv_heads * dim * dtype.itemsize)
     name = f"rope_and_write, {'fp8' if dtype == FP8 else 'bf16'} cache"
@@ -149,57 +126,52 @@ def _row_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
     logits = _normal(device, rows, vocab, dtype=torch.float32) * 4
     raw = logits.to(BF16)
-    words = -(-vocab // 32)
-    masks = torch.randint(-(2**31), 2**31 - 1, (256, words), device=device, dtype=torch.int64)
-    masks = masks.to(torch.int32)
-    mask_row = torch.randint(0, 256, (rows,), device=device, dtype=torch.int32)
-    empty = LogitEdits()
-    edits = dataclasses.replace(
-        empty,
-        mask_table=masks,
-        mask_row=mask_row,
+
+    def per_row(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=dtype, device=device)
+
+    def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
+        whole = torch.randint(low, high, shape, device=device, dtype=torch.int64)
+        return whole.to(torch.int32)
+
+    masks = drawn(-(2**31), 2**31 - 1, 256, -(-vocab // 32))
+    masked = {"mask_table": masks, "mask_row": drawn(0, 256, rows)}
+    seen = [torch.randperm(vocab, device=device)[:32].sort().values for _ in range(rows)]
+    edits = LogitEdits(
+        **masked,
         seen_start=torch.arange(rows + 1, device=device, dtype=torch.int32) * 32,
-        seen_token=torch.stack(
-            [torch.randperm(vocab, device=device)[:32].sort().values for _ in range(rows)]
-        )
-        .to(torch.int32)
-        .view(-1),
+        seen_token=torch.cat(seen).to(torch.int32),
         seen_count=torch.ones(rows * 32, device=device, dtype=torch.int32),
-        repetition_penalty=torch.full((rows,), 1.1, device=device),
-        frequency_penalty=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
-        presence_penalty=torch.full((rows,), 0.1, device=device, dtype=torch.float64),
+        repetition_penalty=per_row(1.1, torch.float32),
+        frequency_penalty=per_row(0.1),
+        presence_penalty=per_row(0.1),
     )
     moved = raw.nbytes + logits.nbytes
     yield Case("edit_logits, mask and penalties", size, moved, lambda k: k.edit_logits(raw, edits))
     neutral = PickRows(
-        temperature=torch.ones(rows, device=device, dtype=torch.float64),
-        top_k=torch.full((rows,), vocab, device=device, dtype=torch.int32),
-        top_p=torch.ones(rows, device=device, dtype=torch.float64),
-        min_p=torch.zeros(rows, device=device, dtype=torch.float64),
+        temperature=per_row(1.0),
+        top_k=per_row(vocab, torch.int32),
+        top_p=per_row(1.0),
+        min_p=per_row(0.0),
         seed=torch.arange(rows, device=device),
         position=torch.arange(rows, device=device),
     )
-    masked = dataclasses.replace(neutral, mask_table=masks, mask_row=mask_row)
-    cut = dataclasses.replace(
-        neutral,
-        top_k=torch.full_like(neutral.top_k, 50),
-        top_p=torch.full_like(neutral.top_p, 0.9),
-    )
-    nucleus = dataclasses.replace(neutral, top_p=torch.full_like(neutral.top_p, 0.9))
-    greedy = dataclasses.replace(neutral, temperature=torch.zeros_like(neutral.temperature))
-    yield _pick_case("greedy", raw, greedy, "greedy")
-    yield _pick_case("temperature 1", raw, neutral, "random")
-    yield _pick_case("temperature 1, mask", raw, masked, "random")
-    yield _pick_case("top-k 50, top-p 0.9", raw, cut, "cut")
-    yield _pick_case("top-p 0.9", raw, nucleus, "cut")
-    tokens = torch.randint(0, vocab, (rows,), device=device, dtype=torch.int32)
+    changes: dict[str, tuple[Choice, dict[str, Any]]] = {
+        "greedy": ("greedy", {"temperature": per_row(0.0)}),
+        "temperature 1": ("random", {}),
+        "temperature 1, mask": ("random", masked),
+        "top-k 50, top-p 0.9": (
+            "cut",
+            {"top_k": per_row(50, torch.int32), "top_p": per_row(0.9)},
+        ),
+        "top-p 0.9": ("cut", {"top_p": per_row(0.9)}),
+    }
+    for name, (choice, change) in changes.items():
+        pick = dataclasses.replace(neutral, **change)
+        yield Case(f"pick_tokens, {name}", size, raw.nbytes, _picks(raw, pick, choice))
+    tokens = drawn(0, vocab, rows)
     yield Case("token_logprobs", size, raw.nbytes, lambda k: k.token_logprobs(raw, tokens))
 
 
-def _pick_case(name: str, logits: torch.Tensor, rows: PickRows, choice: Choice) -> Case:
-    return Case(
-        f"pick_tokens, {name}",
-        f"{len(logits)} rows",
-        logits.nbytes,
-        lambda k: k.pick_tokens(logits, rows, choice),
-    )
+def _picks(logits: torch.Tensor, rows: PickRows, choice: Choice) -> Callable[[KernelSet], object]:
+    return lambda kernels: kernels.pick_tokens(logits, rows, choice)

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
+from rich.progress import track
 
 from rootlace.kernels import KernelSet, kernels_for
 
@@ -40,27 +41,31 @@ class Setting:
     def kernels(self) -> KernelSet:
         return kernels_for(self.device)
 
-    def repeats(self, full: int) -> int:
-        """How often something is timed."""
-        if self.smoke:
-            return 2
-        return max(full // 3, 3) if self.quick else full
+    @property
+    def milliseconds(self) -> float:
+        """For how long a call is timed, all turns together."""
+        return 30.0 if self.quick else 100.0
+
+    def choose(self, full: Item, quick: Item, smoke: Item) -> Item:
+        return smoke if self.smoke else quick if self.quick else full
 
     def share(self, achieved: float, ceiling: str) -> float | None:
         """`achieved` over the measured ceiling; None where there is none."""
         most = self.ceilings.get(ceiling)
         return achieved / most if most else None
 
+    def synchronize(self) -> None:
+        """Wait until everything enqueued on the device is done."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
 
-def progress(items: Sequence[Item], what: str, shown: bool) -> Iterable[Item]:
-    """`items`, with a progress bar where there is tqdm (a borrowed machine may lack it)."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return items
-    return cast(
-        "Iterable[Item]", tqdm(items, desc=what, leave=False, disable=not shown, dynamic_ncols=True)
-    )
+    def release(self) -> None:
+        """Give freed memory back, so that others can have it. A device that has faulted has
+        none."""
+        gc.collect()
+        if self.on_gpu:
+            with suppress(RuntimeError):
+                torch.cuda.empty_cache()
 
 
 class Report:
@@ -74,28 +79,33 @@ class Report:
 
     def progress(self, items: Sequence[Item], what: str) -> Iterable[Item]:
         """`items`, with a progress bar."""
-        return progress(items, what, shown=self._bar)
+        return track(items, what, transient=True, disable=not self._bar)
 
     def add(self, case: dict[str, Any]) -> None:
         self.result["cases"].append(case)
-        self.write()
+        self._write()
 
     def set(self, name: str, value: Any) -> None:
         self.result[name] = value
-        self.write()
+        self._write()
 
     @contextmanager
-    def attempt(self, **what: Any) -> Iterator[None]:
-        """What fails inside is recorded as a case with its error. A GPU that has faulted ends the
-        part: nothing that this process measures after it would be right."""
+    def attempt(self, **what: Any) -> Iterator[dict[str, Any]]:
+        """A case that is `what` and what is put into it inside; none where nothing is. What fails
+        is recorded with its error. A GPU that has faulted ends the part: nothing that this process
+        measures after it would be right."""
+        case: dict[str, Any] = dict(what)
         try:
-            yield
+            yield case
         except Exception as error:
             self.add({**what, "error": describe(error)})
             if has_faulted():
                 raise
+        else:
+            if len(case) > len(what):
+                self.add(case)
 
-    def write(self) -> None:
+    def _write(self) -> None:
         if self._path is not None:
             self._path.write_text(json.dumps(self.result))
 
@@ -117,11 +127,3 @@ def has_faulted() -> bool:
         return bool(torch.zeros(1, device="cuda").add_(1).item() != 1)
     except RuntimeError:
         return True
-
-
-def release(device: torch.device) -> None:
-    """Give freed memory back, so that others can have it. A device that has faulted has none."""
-    gc.collect()
-    if device.type == "cuda":
-        with suppress(RuntimeError):
-            torch.cuda.empty_cache()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.attention import LONG, MANY_ROWS, OURS
 
+Case = Mapping[str, Any]
 Parts = Mapping[str, Mapping[str, Any]]
 
 
@@ -17,121 +18,100 @@ class Target:
     """`value(parts)` is compared with `bound`; None where it was not measured."""
 
     what: str
+    sign: str
     bound: float
-    at_least: bool
     value: Callable[[Parts], float | None]
 
     def judge(self, parts: Parts) -> dict[str, Any]:
-        """{target, value, met}; value and met are None where there is no measurement."""
+        """{what, target, value, met}; value and met are None where there is no measurement."""
         value = self.value(parts)
         if value is not None and not math.isfinite(value):
             value = None
         met = None
         if value is not None:
-            met = value >= self.bound if self.at_least else value <= self.bound
-        sign = ">=" if self.at_least else "<="
-        return {
-            "what": self.what,
-            "target": f"{sign} {self.bound:g}",
-            "value": value,
-            "met": met,
-        }
+            met = value >= self.bound if self.sign == ">=" else value <= self.bound
+        target = f"{self.sign} {self.bound:g}"
+        return {"what": self.what, "target": target, "value": value, "met": met}
 
 
-def _cases(parts: Parts, part: str) -> list[Mapping[str, Any]]:
-    return [case for case in parts.get(part, {}).get("cases", ()) if "error" not in case]
+def _cases(parts: Parts, part: str, wanted: Callable[[Case], bool]) -> Iterable[Case]:
+    for case in parts.get(part, {}).get("cases", ()):
+        if "error" not in case and wanted(case):
+            yield case
 
 
-def _lowest(found: list[float | None]) -> float | None:
-    known = [value for value in found if value is not None]
-    return min(known) if known else None
+def _lowest_share(part: str, wanted: Callable[[Case], bool]) -> Callable[[Parts], float | None]:
+    """The lowest share of its ceiling that our kernel reaches in the cases wanted."""
+
+    def value(parts: Parts) -> float | None:
+        found = [case["kernels"].get(OURS, {}).get("share") for case in _cases(parts, part, wanted)]
+        return min((share for share in found if share is not None), default=None)
+
+    return value
 
 
-def _ours(case: Mapping[str, Any]) -> float | None:
-    share = case["kernels"].get(OURS, {}).get("share")
-    return None if share is None else float(share)
+def _field(part: str, name: str, wanted: Callable[[Case], bool]) -> Callable[[Parts], float | None]:
+    """What the one case wanted has in the field `name`."""
+    return lambda parts: next((case.get(name) for case in _cases(parts, part, wanted)), None)
 
 
-def decode_share(parts: Parts) -> float | None:
-    """The lowest of the long, wide cases with a bfloat16 cache."""
-    return _lowest(
-        [
-            _ours(case)
-            for case in _cases(parts, "decode_attention")
-            if case["context"] >= LONG and case["rows"] >= MANY_ROWS and case["cache"] == "bfloat16"
-        ]
-    )
+def _idle_share(parts: Parts) -> float | None:
+    """Between steps where graphs are replayed, of all the time where none is."""
+    case = next(iter(_cases(parts, "idle", lambda case: case["overlap"])), {})
+    between: float | None = case.get("idle_share_between_steps")
+    return case.get("idle_share") if between is None else between
 
 
-def extend_share(parts: Parts) -> float | None:
-    """The lowest of the long cases with heads of 128."""
-    return _lowest(
-        [
-            _ours(case)
-            for case in _cases(parts, "extend_attention")
-            if case["new"] >= LONG and case["shape"] == "8B"
-        ]
-    )
-
-
-def tree_speed_up(parts: Parts) -> float | None:
-    for case in _cases(parts, "tree_attention"):
-        if (case["rows"], case["prefix"]) == (64, 8192):
-            return float(case["speed_up"])
-    return None
-
-
-def step_over_floor(parts: Parts) -> float | None:
-    for case in _cases(parts, "decode_step"):
-        if (case["shape"], case["rows"], case["graphs"]) == ("8B", 1, True):
-            value = case["over_floor"]
-            return None if value is None else float(value)
-    return None
-
-
-def idle_share(parts: Parts) -> float | None:
-    for case in _cases(parts, "idle"):
-        if case["overlap"]:
-            between = case.get("idle_share_between_steps")
-            value = case.get("idle_share") if between is None else between
-            return None if value is None else float(value)
-    return None
-
-
-def constrained_ratio(parts: Parts) -> float | None:
-    if not any(case["shape"] == "1B" for case in _cases(parts, "constrained")):
-        return None
-    value = parts.get("constrained", {}).get("constrained_over_unconstrained")
-    return None if value is None else float(value)
+def _constrained_ratio(parts: Parts) -> float | None:
+    measured = any(_cases(parts, "constrained", lambda case: case["shape"] == "1B"))
+    return parts["constrained"].get("constrained_over_unconstrained") if measured else None
 
 
 TARGETS: dict[str, Target] = {
     "decode_attention_share": Target(
         "decode attention, 16 rows and more of 4k and more: share of the copy bandwidth",
-        0.85,
-        True,
-        decode_share,
+        *(">=", 0.85),
+        _lowest_share(
+            "decode_attention",
+            lambda case: (
+                case["context"] >= LONG
+                and case["rows"] >= MANY_ROWS
+                and case["cache"] == "bfloat16"
+            ),
+        ),
     ),
     "extend_attention_share": Target(
-        "extend attention, 4k and more: share of the bf16 matmul rate", 0.60, True, extend_share
+        "extend attention, 4k and more, heads of 128: share of the bf16 matmul rate",
+        *(">=", 0.60),
+        _lowest_share(
+            "extend_attention", lambda case: case["new"] >= LONG and case["shape"] == "8B"
+        ),
     ),
     "tree_attention_speed_up": Target(
-        "tree attention over per-row decode, 64 rows with 8k in common", 10.0, True, tree_speed_up
+        "tree attention over per-row decode, 64 rows with 8k in common",
+        *(">=", 10.0),
+        _field(
+            "tree_attention",
+            "speed_up",
+            lambda case: (case["rows"], case["prefix"]) == (64, 8192),
+        ),
     ),
     "decode_step_8b_over_floor": Target(
         "decode step of the 8B shape, batch 1: time over that of its bytes",
-        1.15,
-        False,
-        step_over_floor,
+        *("<=", 1.15),
+        _field(
+            "decode_step",
+            "over_floor",
+            lambda case: (case["shape"], case["rows"], case["graphs"]) == ("8B", 1, True),
+        ),
     ),
     "gpu_idle_share": Target(
-        "idle share of the GPU between decode steps, 1B shape, 64 rows", 0.03, False, idle_share
+        "idle share of the GPU between decode steps, 1B shape, 64 rows", "<=", 0.03, _idle_share
     ),
     "constrained_over_unconstrained": Target(
         "decode tokens/s with a constraint over without, 1B shape, 64 rows",
-        0.98,
-        True,
-        constrained_ratio,
+        *(">=", 0.98),
+        _constrained_ratio,
     ),
 }
 

@@ -1,9 +1,8 @@
-"""Times of work on a device: medians, interleaved, past the caches.
+"""Times of work on a device, in turns and past the caches.
 
-On a GPU a call is timed by CUDA events around it, after the L2 cache was flushed by writing a
-buffer twice its size. Where `captured`, the call is a replay of a CUDA graph of it, so that the
-host's share of launching (tens of microseconds of Python) is not measured; the flush runs while the
-replay is being enqueued.
+On a GPU Triton's `do_bench` times a call by CUDA events, after the L2 cache was flushed. Where
+`captured`, the call is a replay of a CUDA graph of it, so that the host's share of launching (tens
+of microseconds of Python) is not measured; the flush runs while the replay is being enqueued.
 """
 
 from __future__ import annotations
@@ -15,83 +14,58 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.common import percentile
+from benchmarks.gpu.setting import Setting
 
 Call = Callable[[], object]
 
-FLUSH_BYTES = 256 << 20
-"""At least this much is written between two calls."""
+ROUNDS = 4
+"""Turns that calls take with each other."""
 WARM_UPS = 3
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds."""
+    """`seconds` of each repetition; whether a graph was timed."""
 
-    median: float
-    low: float
-    high: float
-    repeats: int
+    seconds: list[float]
     captured: bool = False
 
+    @property
+    def median(self) -> float:
+        return percentile(self.seconds, 0.5)
+
     def as_json(self) -> dict[str, float | bool]:
-        """In microseconds: median, and the 10th and 90th percentile; whether a graph was timed."""
-        return {
-            "us": round(self.median * 1e6, 3),
-            "p10_us": round(self.low * 1e6, 3),
-            "p90_us": round(self.high * 1e6, 3),
-            "captured": self.captured,
-        }
+        """In microseconds: median, and the 10th and 90th percentile."""
+        quantiles = {"us": 0.5, "p10_us": 0.1, "p90_us": 0.9}
+        found = {name: percentile(self.seconds, q) * 1e6 for name, q in quantiles.items()}
+        return {name: round(us, 3) for name, us in found.items()} | {"captured": self.captured}
 
 
-class Clock:
-    """Times calls on one device."""
+def time_one(setting: Setting, call: Call, capture: bool = False) -> Timing:
+    return time_in_turns(setting, {"": call}, capture)[""]
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._buffer: torch.Tensor | None = None
-        if device.type == "cuda":
-            cache = torch.cuda.get_device_properties(device).L2_cache_size
-            size = max(2 * cache, FLUSH_BYTES)
-            self._buffer = torch.empty(size, dtype=torch.int8, device=device)
 
-    def one(self, call: Call, repeats: int, *, capture: bool = False) -> Timing:
-        return self.compare({"": call}, repeats, capture=capture)[""]
+def time_in_turns(
+    setting: Setting, calls: Mapping[str, Call], capture: bool = True
+) -> dict[str, Timing]:
+    """`capture`: as graphs, where calls can be captured."""
+    if not setting.on_gpu:
+        return {name: Timing([_on_host(call)]) for name, call in calls.items()}
+    from triton.testing import do_bench
 
-    def compare(
-        self, calls: Mapping[str, Call], repeats: int, *, capture: bool = False
-    ) -> dict[str, Timing]:
-        """Each call `repeats` times, in turns. `capture`: as graphs (on a GPU), where they can be
-        captured."""
-        if self._buffer is None:
-            return _on_host(calls, repeats)
-        runs = dict(calls)
-        captured = set()
-        for name, call in calls.items() if capture else ():
-            try:
-                runs[name] = _captured(call)
-                captured.add(name)
-            except RuntimeError:  # timed kernel by kernel, and marked so
-                torch.cuda.synchronize(self._device)
-        for run in runs.values():
-            for _ in range(WARM_UPS):
-                run()
-        torch.cuda.synchronize(self._device)
-        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in runs}
-        for _ in range(repeats):
-            for name, run in runs.items():
-                start = torch.cuda.Event(enable_timing=True)
-                end = torch.cuda.Event(enable_timing=True)
-                self._buffer.zero_()
-                start.record()
-                run()
-                end.record()
-                events[name].append((start, end))
-            # A host that runs far ahead would hit the limit of enqueued work inside a measurement.
-            torch.cuda.synchronize(self._device)
-        return {
-            name: _timing([a.elapsed_time(b) / 1e3 for a, b in pairs], name in captured)
-            for name, pairs in events.items()
-        }
+    runs, captured = dict(calls), set()
+    for name, call in calls.items() if capture else ():
+        try:
+            runs[name] = _captured(call)
+            captured.add(name)
+        except RuntimeError:  # timed kernel by kernel, and marked so
+            torch.cuda.synchronize()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            each = do_bench(run, warmup=5, rep=setting.milliseconds / ROUNDS, return_mode="all")
+            seconds[name] += [milliseconds / 1e3 for milliseconds in each]
+    return {name: Timing(found, name in captured) for name, found in seconds.items()}
 
 
 def _captured(call: Call) -> Call:
@@ -114,29 +88,8 @@ def _captured(call: Call) -> Call:
     return replay
 
 
-def _on_host(calls: Mapping[str, Call], repeats: int) -> dict[str, Timing]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-    return {name: _timing(values, False) for name, values in times.items()}
-
-
-def _timing(seconds: list[float], captured: bool) -> Timing:
-    return Timing(
-        median=percentile(seconds, 0.5),
-        low=percentile(seconds, 0.1),
-        high=percentile(seconds, 0.9),
-        repeats=len(seconds),
-        captured=captured,
-    )
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until everything enqueued on `device` is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _on_host(call: Call) -> float:
+    """Where nothing is to be measured but that it runs."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -15,8 +15,9 @@ import tempfile
 import time as clock_time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,20 @@ import torch
 from benchmarks.common import package_version
 from benchmarks.gpu import pointwise
 from benchmarks.gpu.paged import HeadShape, Paged, attend, make_paged
-from benchmarks.gpu.setting import describe, has_faulted
-from benchmarks.gpu.timing import Clock, Timing
+from benchmarks.gpu.setting import Setting, describe, has_faulted
+from benchmarks.gpu.timing import time_one
 from rootlace.kernels import KernelSet
+from rootlace.kernels.triton import tuning
 
 Entry = dict[str, Any]
 Table = dict[str, list[Entry]]
 Call = Callable[[], object]
 Time = Callable[[Call], float]
+Load = Callable[..., Call]
 
 GAIN = 0.98
 """A candidate must take less than this share of the best time so far."""
 ROUNDS = 2
-REPEATS = 25
 TOLERANCE = 2e-2
 
 WARPS = (2, 4, 8, 16)
@@ -52,67 +54,69 @@ class TuneCase:
     key: dict[str, Any]
     what: str
     make: Callable[[KernelSet], Call]
-    options: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    options: Mapping[str, Sequence[int]]
+
+    def values(self) -> list[tuple[str, int]]:
+        return [(name, value) for name, values in self.options.items() for value in values]
+
+    def first(self) -> tuple[str, list[int]]:
+        name, value = self.values()[0]
+        return name, [value]
 
 
 @dataclass
 class Tuned:
-    """What became of an entry. Microseconds."""
+    """What became of an entry. Microseconds; entries that were tried, the first one included."""
 
     case: TuneCase
     before: float
     after: float
-    tried: int = 0
+    tried: int = 1
     refused: list[str] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------- the search
 
 
-def search(case: TuneCase, table: Table, kernels: KernelSet, time: Time, trial: Trial) -> Tuned:
+def search(case: TuneCase, table: Table, kernels: KernelSet, time: Time, load: Load) -> Tuned:
     """Improve the entry of `table` that serves the case, in place."""
     entry = entry_of(table, case)
-    call = trial.load(table, case, kernels)
+    call = load(table, case, kernels)
     wanted = _kept(call())
     best = time(call)
-    tuned = Tuned(case, before=best * 1e6, after=best * 1e6, tried=1)
-    seen = {json.dumps(entry, sort_keys=True)}
+    tuned = Tuned(case, before=best * 1e6, after=best * 1e6)
+    seen = [copy.deepcopy(entry)]
     for _ in range(ROUNDS):
-        improved = False
-        for name, values in case.options.items():
-            for value in values:
-                candidate = with_value(entry, name, value)
-                spelled = json.dumps(candidate, sort_keys=True)
-                if spelled in seen:
-                    continue
-                seen.add(spelled)
-                tuned.tried += 1
-                before = copy.deepcopy(entry)
-                entry.update(candidate)
-                try:
-                    call = trial.load(table, case, kernels)
-                    if not alike(_kept(call()), wanted):
-                        raise ValueError("another result")
-                    seconds = time(call)
-                except Exception as error:
-                    if has_faulted():
-                        raise
-                    tuned.refused.append(f"{name} {value}: {describe(error)}")
-                    seconds = float("inf")
-                if seconds < best * GAIN:
-                    best, improved = seconds, True
-                else:
-                    entry.update(before)
-        if not improved:
+        before = best
+        for name, value in case.values():
+            candidate = with_value(entry, name, value)
+            if candidate in seen:
+                continue
+            seen.append(candidate)
+            held = copy.deepcopy(entry)
+            entry.update(candidate)
+            seconds = float("inf")
+            try:
+                call = load(table, case, kernels)
+                if not alike(_kept(call()), wanted):
+                    raise ValueError("another result")
+                seconds = time(call)
+            except Exception as error:
+                if has_faulted():
+                    raise
+                tuned.refused.append(f"{name} {value}: {describe(error)}")
+            if seconds < best * GAIN:
+                best = seconds
+            else:
+                entry.update(held)
+        if best == before:
             break
-    tuned.after = best * 1e6
+    tuned.after, tuned.tried = best * 1e6, len(seen)
     return tuned
 
 
 def entry_of(table: Table, case: TuneCase) -> Entry:
     """The entry that is looked up for the case."""
-    from rootlace.kernels.triton import tuning
-
     for entry in table[case.kernel]:
         if all(tuning._holds(case.key, name, wanted) for name, wanted in entry["when"].items()):
             return entry
@@ -122,44 +126,32 @@ def entry_of(table: Table, case: TuneCase) -> Entry:
 def with_value(entry: Entry, name: str, value: int) -> Entry:
     """`entry` with one number changed: of a block, num_warps or num_stages."""
     changed = copy.deepcopy(entry)
-    if name in ("num_warps", "num_stages"):
-        changed[name] = value
-    elif name in changed["blocks"]:
-        changed["blocks"][name] = value
-    else:
+    place = changed if name in ("num_warps", "num_stages") else changed["blocks"]
+    if name not in place:
         raise KeyError(f"{name} is no parameter of {entry}")
+    place[name] = value
     return changed
 
 
-class Trial:
-    """Tables in a folder of their own, read anew for every candidate."""
-
-    def __init__(self, folder: Path, arch: int) -> None:
-        self._folder, self._arch = folder, arch
-
-    def load(self, table: Table, case: TuneCase, kernels: KernelSet) -> Call:
-        """The case's call under `table`."""
-        from rootlace.kernels.triton import tuning
-
-        text = json.dumps({"measured": None, "kernels": table})
-        (self._folder / f"sm_{self._arch}.json").write_text(text)
-        tuning.forget()
-        return case.make(kernels)
-
-
 @contextmanager
-def trial(arch: int) -> Iterator[Trial]:
-    """Kernels read their tables from a temporary folder meanwhile."""
-    from rootlace.kernels.triton import tuning
-
+def trial_tables(arch: int) -> Iterator[Load]:
+    """What gives a case's call under a table. Kernels read their tables from a temporary folder
+    meanwhile, anew for every candidate."""
     committed = tuning.TABLES
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for path in committed.glob("*.json"):
             shutil.copy(path, folder)
+
+        def load(table: Table, case: TuneCase, kernels: KernelSet) -> Call:
+            text = json.dumps({"measured": None, "kernels": table})
+            (folder / f"sm_{arch}.json").write_text(text)
+            tuning.forget()
+            return case.make(kernels)
+
         tuning.TABLES = folder
         try:
-            yield Trial(folder, arch)
+            yield load
         finally:
             tuning.TABLES = committed
             tuning.forget()
@@ -190,45 +182,45 @@ def cases(device: torch.device, smoke: bool) -> list[TuneCase]:
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     """Of heads of 64, 128 and 256, bfloat16."""
+    blocks = (16, 32, 64, 128)
+    stages = (1, 2, 3, 4, 5)
     for dim in (16,) if smoke else (128, 64, 256):
         shape = HeadShape(4, 2, dim) if smoke else HeadShape(32 if dim < 256 else 16, 8, dim)
         context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
-        key = {"head_dim": max(dim, 16), "dtype": "bf16", "fp8": False}
+        key: dict[str, Any] = {"head_dim": max(dim, 16), "dtype": "bf16", "fp8": False}
+
+        def case(
+            kernel: str,
+            key: dict[str, Any],
+            what: str,
+            rows: list[tuple[int, int]],
+            options: dict[str, tuple[int, ...]],
+            prefix: int = 0,
+            shape: HeadShape = shape,
+        ) -> TuneCase:
+            make = _attends(rows, shape, device, prefix)
+            return TuneCase(kernel, key, f"{what}, heads of {shape.head_dim}", make, options)
+
         own = [(1, context + i % 8) for i in range(wide)]
-        yield TuneCase(
-            "decode_attention",
-            key,
-            f"{wide} rows of {context}, heads of {dim}",
-            _attends(own, shape, device),
-            {"BLOCK_N": (16, 32, 64, 128), "num_stages": (1, 2, 3, 4, 5)}
-            | {"num_warps": WARPS[:3], "PROGRAMS": (1, 2, 3, 4)},
-        )
+        tried = {"BLOCK_N": blocks, "num_stages": stages, "num_warps": WARPS[:3]}
+        split = {**tried, "PROGRAMS": (1, 2, 3, 4)}
+        yield case("decode_attention", key, f"{wide} rows of {context}", own, split)
         for rows in (wide, few):
-            yield TuneCase(
-                "tree_attention",
-                {**key, "tile": _tile(rows, shape)},
-                f"{rows} rows under {context}, heads of {dim}",
-                _attends([(1, context + 32)] * rows, shape, device, prefix=context // 16 * 16),
-                {"BLOCK_N": (16, 32, 64, 128), "num_stages": (1, 2, 3, 4)}
-                | {"num_warps": WARPS[:3], "PROGRAMS": (1, 2, 3)},
-            )
-        yield TuneCase(
-            "merge_attention",
-            {"head_dim": max(dim, 16)},
-            f"{few} rows of {4 * context}, heads of {dim}",
-            _attends([(1, 4 * context)] * few, shape, device),
-            {"CHUNK": (4, 8, 16, 32), "num_warps": (1, 2, 4)},
-        )
+            under = [(1, context + 32)] * rows
+            tiled = {**key, "tile": _tile(rows, shape)}
+            what, prefix = f"{rows} rows under {context}", context // 16 * 16
+            options = {**split, "num_stages": stages[:4], "PROGRAMS": (1, 2, 3)}
+            yield case("tree_attention", tiled, what, under, options, prefix)
+        long = [(1, 4 * context)] * few
+        options = {"CHUNK": (4, 8, 16, 32), "num_warps": (1, 2, 4)}
+        what = f"{few} rows of {4 * context}"
+        yield case("merge_attention", {"head_dim": max(dim, 16)}, what, long, options)
         chunks = {"large": [(context, context)], "small": [(12, context)] * wide}
         for tile, parts in chunks.items():
-            yield TuneCase(
-                "extend_attention",
-                {"head_dim": dim, "dtype": "bf16", "tile": tile},
-                f"{len(parts)} of {parts[0][0]} tokens behind {context}, heads of {dim}",
-                _attends(parts, shape, device),
-                {"BLOCK_N": (16, 32, 64, 128), "num_stages": (1, 2, 3, 4, 5)}
-                | {"num_warps": WARPS[1:3], "BLOCK_M": (16, 32, 64, 128)},
-            )
+            tiled = {"head_dim": dim, "dtype": "bf16", "tile": tile}
+            what = f"{len(parts)} of {parts[0][0]} tokens behind {context}"
+            options = {**tried, "num_warps": WARPS[1:3], "BLOCK_M": blocks}
+            yield case("extend_attention", tiled, what, parts, options)
 
 
 def _tile(rows: int, shape: HeadShape) -> int:
@@ -238,7 +230,7 @@ def _tile(rows: int, shape: HeadShape) -> int:
 
 
 def _attends(
-    rows: list[tuple[int, int]], shape: HeadShape, device: torch.device, prefix: int = 0
+    rows: list[tuple[int, int]], shape: HeadShape, device: torch.device, prefix: int
 ) -> Callable[[KernelSet], Call]:
     made: list[Paged] = []
 
@@ -276,25 +268,17 @@ def pointwise_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     found = {case.name: case for case in pointwise.cases(sizes, device)}
     for kernel, (name, options) in POINTWISE.items():
         key = {"head_dim": max(sizes.head_dim, 16)} if kernel == "rope_and_write" else {}
-        yield TuneCase(kernel, key, name, _calls(found[name]), options)
+        call = found[name].call
+        yield TuneCase(kernel, key, name, partial(partial, call), options)
     for width in (64,) if smoke else (1024, 2048, 4096, 8192):
         x = torch.randn((3 if smoke else 4096, width), device=device).to(torch.bfloat16)
-        weight = torch.ones(width, device=device, dtype=torch.bfloat16)
-        yield TuneCase(
-            "rms_norm",
-            {"width": width},
-            f"add_rms_norm, {width} wide",
-            _norms(x, weight),
-            {"num_warps": (1, 2, 4, 8, 16)},
-        )
+        norm = partial(_norm, x, torch.ones(width, device=device, dtype=torch.bfloat16))
+        warps = {"num_warps": (1, 2, 4, 8, 16)}
+        yield TuneCase("rms_norm", {"width": width}, f"add_rms_norm, {width} wide", norm, warps)
 
 
-def _calls(case: pointwise.Case) -> Callable[[KernelSet], Call]:
-    return lambda kernels: lambda: case.call(kernels)
-
-
-def _norms(x: torch.Tensor, weight: torch.Tensor) -> Callable[[KernelSet], Call]:
-    return lambda kernels: lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+def _norm(x: torch.Tensor, weight: torch.Tensor, kernels: KernelSet) -> Call:
+    return lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
 
 
 # ---------------------------------------------------------------- the table
@@ -321,8 +305,6 @@ def tune(
     measured: dict[str, str],
 ) -> Iterator[Tuned]:
     """Search for every case and write the table to `path` after each."""
-    from rootlace.kernels.triton import tuning
-
     # An architecture's table may leave a kernel out: the default has them all.
     names = [tuning.DEFAULT, f"sm_{arch}"]
     paths = [tuning.TABLES / f"{name}.json" for name in names]
@@ -330,49 +312,40 @@ def tune(
     for existing in paths:
         if existing.exists():
             table |= json.loads(existing.read_text())["kernels"]
-    with trial(arch) as folder:
+    with trial_tables(arch) as load:
         for case in found:
-            yield search(case, table, kernels, time, folder)
+            yield search(case, table, kernels, time, load)
             write_table(path, measured, table)
 
 
 def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float) -> int:
     """Tune the kernels named (none: all) on `device`, until `budget` seconds are spent; with
-    `smoke`, interpreted ones, into the air."""
-    import os
-
-    if device.type == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are defined
-    from rootlace.kernels.triton import TRITON, tuning
+    `smoke`, interpreted ones, one value of one parameter each, into the air."""
+    from rootlace.kernels.triton import TRITON
     from rootlace.kernels.triton.numerics import architecture
 
     arch = architecture(device)
-    clock = Clock(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
+    setting = Setting(device, smoke, quick=True)
     measured = {
-        "gpu": name,
+        "gpu": torch.cuda.get_device_name(device) if setting.on_gpu else "none",
         "triton": package_version("triton") or "",
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-    def time(call: Call) -> float:
-        timing: Timing = clock.one(call, 1 if smoke else REPEATS, capture=device.type == "cuda")
-        return timing.median
-
-    start = clock_time.monotonic()
-    path = tuning.TABLES / f"sm_{arch}.json"
+    deadline = clock_time.monotonic() + budget
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if smoke:
-            path = Path(folder) / path.name
+        path = (Path(folder) if smoke else tuning.TABLES) / f"sm_{arch}.json"
         found = cases(device, smoke)
         unknown = set(names) - {case.kernel for case in found}
         if unknown:
             print(f"nothing is known to tune {', '.join(sorted(unknown))} with")
             return 2
-        if names:
-            found = [case for case in found if case.kernel in names]
+        found = [case for case in found if not names or case.kernel in names]
         if smoke:
-            found = [_first_options(case) for case in found]
+            found = [replace(case, options=dict([case.first()])) for case in found]
+
+        def time(call: Call) -> float:
+            return time_one(setting, call, capture=True).median
+
         for number, tuned in enumerate(tune(TRITON, arch, found, time, path, measured), 1):
             case = tuned.case
             print(
@@ -380,15 +353,9 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
                 f"{tuned.tried} tried, {len(tuned.refused)} refused",
                 flush=True,
             )
-            if number < len(found) and clock_time.monotonic() - start > budget:
+            if number < len(found) and clock_time.monotonic() > deadline:
                 print(f"{len(found) - number} of {len(found)} are left: no time")
                 break
-    if not smoke:
-        print(f"written: {path}")
+        if not smoke:
+            print(f"written: {path}")
     return 0
-
-
-def _first_options(case: TuneCase) -> TuneCase:
-    """The case with one value of one parameter to try."""
-    first = {name: values[:1] for name, values in list(case.options.items())[:1]}
-    return TuneCase(case.kernel, case.key, case.what, case.make, first)

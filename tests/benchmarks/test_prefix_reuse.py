@@ -17,7 +17,7 @@ SCALE = 0.05
 def runs(demo_model: Path) -> dict[tuple[str, bool], Run]:
     """Each load that fits into the model's context, with the cache and without."""
     found = {}
-    with engines(demo_model, {"threads": 1, "dtype": "float32"}) as by_cache:
+    with engines(demo_model, threads=1, dtype="float32") as by_cache:
         for name in ("few-shot", "chat", "tree-search", "no-sharing"):
             for cache, engine in by_cache.items():
                 load = LOADS[name]("test", SCALE, 4096)

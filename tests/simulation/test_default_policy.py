@@ -18,7 +18,7 @@ from rootlace.runtime.simulation.workload import Load, Workload
 @pytest.mark.slow
 def test_longest_prefix_first_starves_without_aging_and_not_with_it(tmp_path: Path) -> None:
     path = tmp_path / "hot-and-cold.jsonl"
-    write_trace("hot-and-cold", 4000, 0, path)
+    write_trace(4000, 0, path)
     workload = Workload(read_trace(path), Load(rate=2.0, granularity=32))
     names = [SchedulerConfig().policy, "lpm-no-aging", "fcfs"]
     policies = [parse_policy(name) for name in names]
