@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import jsonschema
@@ -20,15 +20,16 @@ from benchmarks.common import ForeignLoad, percentile
 from examples.demo_model.evaluate import make_cases
 
 MODES = ("unconstrained", "constrained", "jump")
+COMPARED = (("constrained", "unconstrained"), ("jump", "unconstrained"), ("jump", "constrained"))
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """A prompt, the schema of what is asked for, and the right answer where there is one."""
+    """A prompt, the schema of what is asked for, and the facts that the prompt states."""
 
     prompt: tuple[int, ...]
     schema: dict[str, Any]
-    answer: dict[str, Any] | None
+    answer: dict[str, Any]
 
     @functools.cached_property
     def schema_text(self) -> str:
@@ -37,18 +38,24 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Served:
-    """One mode, once. Seconds."""
+    """One mode, once. Seconds; what the runtime replied to each request."""
 
     wall: float
-    tokens: int
-    forced: int
-    latencies: tuple[float, ...]
-    outputs: tuple[str, ...]
-    lengths: tuple[int, ...]
-    cut: tuple[bool, ...]
-    """Which outputs `max_new_tokens` ended."""
+    latencies: list[float]
+    replies: list[dict[str, Any]]
     foreign_cores: float
     cpu: float
+
+    def texts(self) -> list[str]:
+        return [reply["text"] for reply in self.replies]
+
+    def all(self, name: str) -> list[Any]:
+        """A field of every reply's `meta_info`."""
+        return [reply["meta_info"][name] for reply in self.replies]
+
+    def cut(self) -> list[bool]:
+        """Which outputs `max_new_tokens` ended."""
+        return [reason["type"] == "length" for reason in self.all("finish_reason")]
 
 
 RECORD: dict[str, Any] = {
@@ -77,24 +84,22 @@ def extraction_load(model: str, count: int, seed: int, kind: str) -> list[Extrac
     without `additionalProperties: false`.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
-    records, closed = kind.endswith("records"), not kind.startswith("open")
     load = []
     for case in make_cases("extraction", count, seed, True):
-        assert isinstance(case.prompt, list)
         answer = json.loads(case.answer)
-        kinds = {name: "integer" if isinstance(v, int) else "string" for name, v in answer.items()}
-        schema: dict[str, Any] = {
-            "type": "object",
-            "properties": {name: {"type": value} for name, value in kinds.items()},
-            "required": list(answer),
-        }
-        schema = dict(RECORD) if records else schema
-        if closed:
+        schema = dict(RECORD)
+        if not kind.endswith("records"):
+            types = {
+                key: "integer" if isinstance(v, int) else "string" for key, v in answer.items()
+            }
+            properties = {key: {"type": name} for key, name in types.items()}
+            schema = {"type": "object", "properties": properties, "required": list(answer)}
+        if not kind.startswith("open"):
             schema["additionalProperties"] = False
         ids = tokenizer.apply_chat_template(
             case.prompt, add_generation_prompt=True, return_dict=False
         )
-        load.append(Extraction(tuple(ids), schema, None if records else answer))
+        load.append(Extraction(tuple(ids), schema, answer))
     return load
 
 
@@ -103,7 +108,7 @@ async def serve(
     load: Sequence[Extraction],
     mode: str,
     concurrency: int,
-    lengths: Sequence[int] | None,
+    lengths: Sequence[int],
 ) -> Served:
     """All of `load`, at most `concurrency` at a time, greedily.
 
@@ -111,57 +116,32 @@ async def serve(
     compared is the speed of decoding, not how long a model goes on. All modes find the same in the
     cache: the prompts, and nothing that was generated before (forced text would be found there).
     """
-    await cache_prompts(engine, load)
+    engine.flush_cache()
+    await asyncio.gather(*(_generate(engine, case, {"max_new_tokens": 0}) for case in load))
     gate = asyncio.Semaphore(concurrency)
-    replies: list[dict[str, Any]] = [{}] * len(load)
-    latencies = [0.0] * len(load)
 
-    async def ask(index: int) -> None:
+    async def ask(index: int) -> tuple[dict[str, Any], float]:
         case = load[index]
         if mode == "unconstrained":
-            assert lengths is not None
             params: dict[str, Any] = {"max_new_tokens": lengths[index], "ignore_eos": True}
         else:
-            params = {
-                "max_new_tokens": 256,
-                "json_schema": case.schema_text,
-                "jump_forward": "canonical" if mode == "jump" else "off",
-            }
+            jump = "canonical" if mode == "jump" else "off"
+            params = {"json_schema": case.schema_text, "jump_forward": jump}
+            params["max_new_tokens"] = 256
         async with gate:
             start = time.perf_counter()
-            replies[index] = await engine.async_generate(
-                input_ids=list(case.prompt), sampling_params={"temperature": 0, **params}
-            )
-            latencies[index] = time.perf_counter() - start
+            reply = await _generate(engine, case, {"temperature": 0, **params})
+            return reply, time.perf_counter() - start
 
     foreign, start = ForeignLoad(), time.perf_counter()
-    await asyncio.gather(*(ask(index) for index in range(len(load))))
+    found = await asyncio.gather(*(ask(index) for index in range(len(load))))
     wall = time.perf_counter() - start
-    metas = [reply["meta_info"] for reply in replies]
-    return Served(
-        wall=wall,
-        tokens=sum(meta["completion_tokens"] for meta in metas),
-        forced=sum(meta["forced_tokens"] for meta in metas),
-        latencies=tuple(latencies),
-        outputs=tuple(reply["text"] for reply in replies),
-        lengths=tuple(meta["completion_tokens"] for meta in metas),
-        cut=tuple(meta["finish_reason"]["type"] == "length" for meta in metas),
-        foreign_cores=foreign.cores(),
-        cpu=foreign.own_seconds(),
-    )
+    replies, latencies = zip(*found, strict=True)
+    return Served(wall, list(latencies), list(replies), foreign.cores(), foreign.own_seconds())
 
 
-async def cache_prompts(engine: rl.Engine, load: Sequence[Extraction]) -> None:
-    """Empty the cache, and compute the prompts."""
-    engine.flush_cache()
-    await asyncio.gather(
-        *(
-            engine.async_generate(
-                input_ids=list(case.prompt), sampling_params={"max_new_tokens": 0}
-            )
-            for case in load
-        )
-    )
+async def _generate(engine: rl.Engine, case: Extraction, params: dict[str, Any]) -> dict[str, Any]:
+    return await engine.async_generate(input_ids=list(case.prompt), sampling_params=params)
 
 
 def order_of(repetition: int) -> list[str]:
@@ -185,54 +165,50 @@ def measure_serving(
     """
     load = extraction_load(model, count, 11, kind)
     runs: dict[str, list[Served]] = {mode: [] for mode in MODES}
+    lengths: list[int] = []
     with rl.Engine(model_path=model) as engine:
-        lengths: Sequence[int] | None = None
+
+        def run(mode: str) -> Served:
+            served = asyncio.run(serve(engine, load, mode, concurrency, lengths))
+            progress()
+            return served
+
         # Once for all: prompts cached, constraints compiled, masks seen.
         for mode in ("constrained", "jump", "unconstrained"):
-            served = asyncio.run(serve(engine, load, mode, concurrency, lengths))
-            lengths = served.lengths if mode == "constrained" else lengths
+            served = run(mode)
+            if mode == "constrained":
+                lengths = served.all("completion_tokens")
             if mode != "unconstrained":
                 check(load, served)
-            progress()
         for repetition in range(repetitions):
             for mode in order_of(repetition):
-                runs[mode].append(asyncio.run(serve(engine, load, mode, concurrency, lengths)))
-                progress()
-    same = sum(
-        a == b for a, b in zip(runs["constrained"][0].outputs, runs["jump"][0].outputs, strict=True)
-    )
-    summary = {mode: summarise(served) for mode, served in runs.items()}
-
-    def ratios(mode: str, base: str) -> list[float]:
-        """Of the rates within each repetition: what slows the machine for a while cancels out."""
-        pairs = zip(runs[mode], runs[base], strict=True)
-        return [other.wall / served.wall for served, other in pairs]
-
-    compared = (
-        ("constrained", "unconstrained"),
-        ("jump", "unconstrained"),
-        ("jump", "constrained"),
-    )
-    of_all = {f"{mode} / {base}": ratios(mode, base) for mode, base in compared}
+                runs[mode].append(run(mode))
+    ratios = {
+        # Of the rates within each repetition: what slows the machine for a while cancels out.
+        f"{mode} / {base}": [
+            other.wall / served.wall for served, other in zip(runs[mode], runs[base], strict=True)
+        ]
+        for mode, base in COMPARED
+    }
+    plain, jumped = runs["constrained"][0].texts(), runs["jump"][0].texts()
+    exact = None
+    if not kind.endswith("records"):
+        pairs = zip(jumped, load, strict=True)
+        exact = mean(json.loads(text) == case.answer for text, case in pairs)
     return {
         "model": Path(model).name,
         "requests": count,
         "concurrency": concurrency,
         "load": kind,
-        "modes": summary,
+        "modes": {mode: summarise(served) for mode, served in runs.items()},
         "repetitions": repetitions,
-        "ratios": {name: statistics.median(found) for name, found in of_all.items()},
+        "ratios": {name: median(found) for name, found in ratios.items()},
         "ratio_quartiles": {
             name: [percentile(found, 0.25), percentile(found, 0.75)]
-            for name, found in of_all.items()
+            for name, found in ratios.items()
         },
-        "same_text_with_and_without_jump": same / count,
-        "exact_answers": None
-        if kind.endswith("records")
-        else statistics.mean(
-            json.loads(text) == case.answer
-            for text, case in zip(runs["jump"][0].outputs, load, strict=True)
-        ),
+        "same_text_with_and_without_jump": mean(a == b for a, b in zip(plain, jumped, strict=True)),
+        "exact_answers": exact,
     }
 
 
@@ -244,21 +220,23 @@ def runs_of(repetitions: int) -> int:
 def check(load: Sequence[Extraction], served: Served) -> None:
     """Raises what json or jsonschema raise for an output that is not what was asked for. What was
     cut off (an open schema lets a model go on as long as it likes) is no whole text."""
-    for case, text, cut in zip(load, served.outputs, served.cut, strict=True):
+    for case, text, cut in zip(load, served.texts(), served.cut(), strict=True):
         if not cut:
             jsonschema.Draft202012Validator(case.schema).validate(json.loads(text))
 
 
 def summarise(runs: Sequence[Served]) -> dict[str, float]:
     latencies = [value for run in runs for value in run.latencies]
+    count, first = len(runs[0].replies), runs[0]
+    tokens = sum(first.all("completion_tokens"))
     return {
-        "tokens_per_second": statistics.median(run.tokens / run.wall for run in runs),
-        "requests_per_second": statistics.median(len(run.latencies) / run.wall for run in runs),
+        "tokens_per_second": median(sum(r.all("completion_tokens")) / r.wall for r in runs),
+        "requests_per_second": median(count / run.wall for run in runs),
         "latency_p50_ms": percentile(latencies, 0.5) * 1e3,
         "latency_p99_ms": percentile(latencies, 0.99) * 1e3,
-        "tokens": runs[0].tokens,
-        "cut_share": sum(runs[0].cut) / len(runs[0].cut),
-        "forced_share": runs[0].forced / runs[0].tokens,
-        "cpu_ms_per_request": statistics.median(r.cpu / len(r.latencies) for r in runs) * 1e3,
+        "tokens": tokens,
+        "cut_share": sum(first.cut()) / count,
+        "forced_share": sum(first.all("forced_tokens")) / tokens,
+        "cpu_ms_per_request": median(run.cpu / count for run in runs) * 1e3,
         "foreign_cores": max(run.foreign_cores for run in runs),
     }
