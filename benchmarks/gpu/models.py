@@ -109,7 +109,7 @@ class RandomModel:
         the keys and values of all contexts once, those of the new tokens."""
         size = self.dtype.itemsize
         step = [Row(new=1, context=context + 1)] * rows
-        return int(step_work(self.config.spec, step, Elements(size, size)).read_bytes)
+        return int(step_work(self.config.spec, step, Elements(size, size)).read)
 
 
 @contextmanager
