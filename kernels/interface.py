@@ -47,7 +47,8 @@ class HostPlan(Protocol):
     @property
     def arrays(self) -> list[np.ndarray]: ...
 
-    def bind(self, tensors: list[torch.Tensor]) -> Any: ...
+    def bind(self, tensors: list[torch.Tensor]) -> Any:
+        """The plan for `paged_attention`; `tensors` are the `arrays` on the device."""
 
 
 class PlanAttention(Protocol):
@@ -106,6 +107,8 @@ class FeedTokens(Protocol):
 
 
 class Embedding(Protocol):
+    """Rows of weight [V, H] named by ids int64 [T] -> [T, H]."""
+
     def __call__(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor: ...
 
 
@@ -119,10 +122,14 @@ class Linear(Protocol):
 
 
 class RmsNorm(Protocol):
+    """x [..., H] over its root mean square, times weight [H] -> [..., H], all of one dtype."""
+
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
 
 class AddRmsNorm(Protocol):
+    """(RmsNorm of the sum, the sum) of x and residual [T, H], neither of which is changed."""
+
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -156,6 +163,11 @@ class RopeAndWrite(Protocol):
 
 
 class CopySlots(Protocol):
+    """Copy slots `source` of cache [L, B, S, Nk, D] to slots `target` (int64 [M] each), in place.
+
+    No target may also be a source, or appear twice.
+    """
+
     def __call__(self, cache: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None: ...
 
 

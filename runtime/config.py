@@ -135,6 +135,8 @@ class ConstraintConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
+    """All of the engine process."""
+
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -43,6 +43,7 @@ class RuntimeEndpoint:
 
     @property
     def model_info(self) -> protocol.ModelInfo:
+        """What the runtime serves."""
         return self.connect().model
 
     def get_model_name(self) -> str:

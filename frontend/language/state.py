@@ -123,6 +123,7 @@ class State:
         return _Copy(self.fork(1, position_ids_offset))
 
     def set_var(self, name: str, value: Any) -> None:
+        """Make `value` the variable `name`; also `s[name] = value`."""
         self.branch.set_variable(name, value)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -233,7 +234,10 @@ class ProgramState(State):
 
 
 class AsyncProgramState(State):
-    """The state of an `async def` program: reading is awaited (`await s["x"]`)."""
+    """The state of an `async def` program: reading is awaited (`await s["x"]`).
+
+    Its methods do what those of `ProgramState` do.
+    """
 
     def __getitem__(self, name: str) -> Coroutine[Any, Any, Any]:
         return self.get_var(name)

@@ -109,6 +109,8 @@ class Open(_Op, tag="open"):
 
 
 class Append(_Op, tag="append"):
+    """Add `parts` to the branch, in order."""
+
     branch: int
     parts: tuple[Part, ...]
 
@@ -143,6 +145,8 @@ class Select(_Op, tag="select"):
 
 
 class Close(_Op, tag="close"):
+    """Free the branch once its operations are over; children are not affected."""
+
     branch: int
 
 
@@ -190,6 +194,8 @@ Op = (
 
 
 class RoleFormat(_Wire):
+    """What stands around the content of a message of one role."""
+
     begin: str
     end: str
 
@@ -207,6 +213,9 @@ class ChatFormat(_Wire):
 
 
 class ModelInfo(_Wire):
+    """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
+    blocks, both in tokens; `chat` has no roles where the model has no chat template."""
+
     name: str
     path: str
     context_length: int
@@ -262,6 +271,8 @@ class _Event(_Wire):
 
 
 class Welcome(_Event, tag="welcome"):
+    """The answer to `Hello`: the gateway's protocol version, and what it serves."""
+
     version: int
     model: ModelInfo
 
@@ -282,6 +293,8 @@ class Done(_Event, tag="done"):
 
 
 class Generated(_Event, tag="generated"):
+    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for."""
+
     outputs: tuple[Output, ...]
     usage: Usage
     timing: Timing = Timing()

@@ -75,6 +75,7 @@ class BlockPool:
         return count
 
     def pin(self, blocks: np.ndarray) -> None:
+        """One more of the references to each of `blocks` needs it now."""
         at = blocks.astype(np.intp, copy=False)
         before = self.pins[at]
         self.pins[at] = before + 1

@@ -25,6 +25,7 @@ class Programs:
         self._opened = 0
 
     def tier(self, node: Node) -> int:
+        """`CLOSED`, `NORMAL` or `LIVE`."""
         if any(program in self._live for program in node.programs):
             return LIVE
         return CLOSED if node.programs and not node.shared else NORMAL

@@ -111,7 +111,8 @@ class Grammar(Protocol):
 class ForcedTokenizer(Protocol):
     """Turns forced text into forced tokens; `canonical.Canonicalizer` is one and says how."""
 
-    def tail(self, context: list[int]) -> bytes | None: ...
+    def tail(self, context: list[int]) -> bytes | None:
+        """What `tokens_after` needs to know of the tokens before; None: nothing can be forced."""
 
     def tokens_after(
         self,
@@ -119,4 +120,7 @@ class ForcedTokenizer(Protocol):
         forced: bytes,
         can_follow: Callable[[bytes], bool],
         may_end: bool,
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """The tokens that every tokenization of `forced`, and of whatever may follow it, begins
+        with. `can_follow` says whether bytes can come behind it, `may_end` whether the text may
+        end there."""

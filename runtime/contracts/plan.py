@@ -234,7 +234,8 @@ class Executor(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step from beginning to end. Raises ValueError for a late plan."""
 
     @property
     def overlaps(self) -> bool:

@@ -46,6 +46,7 @@ class ReplayExecutor:
         self._rows: _DecodingRows | None = None
 
     def run(self, plan: StepPlan) -> tuple[StepResult, StepWork]:
+        """The step's samples, and what the engine would have computed for them."""
         rows = self._rows
         if rows is not None and rows.common is plan.common_blocks is not None:
             # The same rows as in the step before, and none of them has ended.

@@ -93,6 +93,7 @@ class Branch:
         self._waiting: asyncio.Future[object] | None = None
 
     def post(self, work: Work) -> None:
+        """Run `work` behind what is queued; now, if that is nothing."""
         self._queue.append(work)
         if self._working:
             return

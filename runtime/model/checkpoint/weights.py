@@ -32,6 +32,8 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
+    """A whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
+
     embedding: torch.Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor  # [H]

@@ -45,6 +45,8 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class StepLimits:
+    """The largest step: its tokens, and its rows."""
+
     max_tokens: int
     max_rows: int
 

@@ -15,7 +15,7 @@ _UNSEEN: Entries = (np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 class EditLists:
-    """Makes them. Not thread-safe."""
+    """Makes these lists. Not thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

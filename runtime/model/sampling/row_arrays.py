@@ -60,7 +60,7 @@ class Asked:
 
 
 class RowArrays:
-    """Makes them. Not thread-safe."""
+    """Makes these arrays. Not thread-safe."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
