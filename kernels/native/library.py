@@ -1,4 +1,4 @@
-"""`src/api.h` in ctypes: structures, and functions that check nothing.
+"""`src/api.h` in ctypes: structures, and functions that check nothing but raise `NativeError`.
 
 Calls release the interpreter's lock.
 """
@@ -6,6 +6,7 @@ Calls release the interpreter's lock.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 from rootlace.kernels.native.build import NativeUnavailable, library_file
+from rootlace.kernels.native.errors import NativeError, NativeOutOfMemory
 
 FLOAT32, BFLOAT16 = 0, 1
 
@@ -98,29 +100,40 @@ class Step(ctypes.Structure):
 
 STRUCTURES = (Linear, Layer, Model, Rows, Step)
 
+
+class Status(c_int32):
+    """The result of a function that may fail: `declare` has it raised."""
+
+
+class Created(c_void_p):
+    """What a function made, for which there may be no memory."""
+
+
 # Name -> (result, arguments). Arrays are passed as addresses.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_prepare": (c_int32, []),
     "rl_instructions": (c_char_p, []),
+    "rl_error": (c_char_p, []),
     "rl_sizes": (None, [c_void_p]),
-    "rl_team_new": (c_void_p, [c_int32]),
+    "rl_team_new": (Created, [c_int32]),
     "rl_team_free": (None, [c_void_p]),
     "rl_team_size": (c_int32, [c_void_p]),
-    "rl_workspace_new": (c_void_p, []),
+    "rl_workspace_new": (Created, []),
     "rl_workspace_free": (None, [c_void_p]),
-    "rl_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "rl_logits": (None, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
-    "rl_draw": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
-    "rl_best": (None, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
+    "rl_draw": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_best": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
+    "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),
     "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32]),
-    "rl_pack": (None, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "rl_pack": (Status, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
     "rl_linear": (
-        None,
+        Status,
         [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p],
     ),
     "rl_attention": (
-        None,
+        Status,
         [
             *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64),
             *(c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_void_p, c_void_p),
@@ -140,6 +153,36 @@ INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {
 
 class InstructionsRefused(NativeUnavailable):
     """The operating system does not let this process use the library's instructions."""
+
+
+NO_MEMORY = 1
+"""`RL_NO_MEMORY` of api.h."""
+
+
+def declare(library: ctypes.CDLL, name: str) -> None:
+    """Say what the function `name` takes, and have it raise `NativeError` where it fails."""
+    function = getattr(library, name)
+    result, function.argtypes = FUNCTIONS[name]
+    if result is Status:
+        function.restype = c_int32
+        function.errcheck = functools.partial(_done, library)
+    elif result is Created:
+        function.restype = c_void_p
+        function.errcheck = functools.partial(_created, library)
+    else:
+        function.restype = result
+
+
+def _done(library: ctypes.CDLL, status: int, *_: object) -> None:
+    if status:
+        kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
+        raise kind(library.rl_error().decode())
+
+
+def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:
+    if not made:
+        raise NativeOutOfMemory(library.rl_error().decode())
+    return made
 
 
 def load(report: Callable[[str], None] | None = None, instructions: str = "best") -> ctypes.CDLL:
@@ -186,12 +229,10 @@ def open_library(path: str) -> ctypes.CDLL:
         library = ctypes.CDLL(path)
     except OSError as error:
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
-    for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(library, name, None)
-        if function is None:
+    for name in FUNCTIONS:
+        if not hasattr(library, name):
             raise NativeUnavailable(f"the compiled kernels have no {name}")
-        function.restype = result
-        function.argtypes = arguments
+        declare(library, name)
     if refused := library.rl_prepare():
         raise InstructionsRefused(f"the system refuses it: {os.strerror(refused)}")
     sizes = (c_int64 * len(STRUCTURES))()

@@ -9,6 +9,13 @@
 
 extern "C" {
 
+// What a call ended with: an exception's words are `rl_error`'s. A function that creates something
+// returns null instead. Where a call failed, contents of what it was to write are undefined.
+enum RlStatus : int32_t { RL_DONE = 0, RL_NO_MEMORY = 1, RL_FAILED = 2 };
+
+// Of this thread's last failed call; good until its next one.
+const char* rl_error();
+
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
 // y = x W^T + bias, W [outputs, inputs] packed by `rl_pack`.
@@ -86,19 +93,19 @@ RlWorkspace* rl_workspace_new();
 void rl_workspace_free(RlWorkspace* workspace);
 
 // All layers. `team` (here and below) is a rootlace::Team*.
-void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
+int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
 
 // hidden[rows, hidden] -> logits[rows, vocab], and, unless `tokens` is null, what `rl_best` finds in
 // them. Where there are `masks` (as in rl_best), logits that they exclude may be left as they are.
-void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
-               const int64_t* masks, float* logits, int32_t* tokens);
+int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
+                  const int64_t* masks, float* logits, int32_t* tokens);
 
 // The largest of each of `rows` rows of `vocab`, the smallest id among equals; -1 where it is not
 // finite or a number of the row is NaN. Where there are `masks`, of the tokens that each row's
 // allows: masks[row] is the address of ceil(vocab / 32) words (bit i of word w is token 32 w + i),
 // or 0 where all are.
-void rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
-             int32_t* tokens);
+int32_t rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
+                int32_t* tokens);
 
 // How a row is sampled; neutral: top_k the vocabulary's size or more, top_p 1, min_p 0.
 struct RlDraw {
@@ -110,8 +117,8 @@ struct RlDraw {
 };
 
 // One token of each of `rows` rows of `vocab`; -1 where no distribution is left.
-void rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
-             int32_t* tokens);
+int32_t rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
+                int32_t* tokens);
 
 // Asks the system for what this library's instructions need. 0, or the reason (an errno) why none of
 // the other functions may be called.
@@ -131,7 +138,11 @@ int32_t rl_team_size(void* team);
 
 // For tests: a region of `rounds` times `tasks` tasks of about `work` additions each. Adds to
 // counts[rounds, tasks] how often each was run; returns how often a task saw one of the round
-// before that was not done.
+// before that was not done, -1 where the region threw.
 int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int32_t* counts);
+
+// For tests: a region of three rounds, in the second of which task `at` asks for `bytes` of scratch
+// memory, or throws where they are negative.
+int32_t rl_team_fail(void* team, int32_t tasks, int32_t at, int64_t bytes);
 
 }

@@ -5,6 +5,7 @@
 
 #include "attention_products.h"
 #include "attention_softmax.h"
+#include "guard.h"
 #include "kv_layout.h"
 
 namespace rootlace {
@@ -340,25 +341,26 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
 
 }  // namespace
 
-extern "C" void rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                             int32_t head_dim, int32_t block_size, const RlRows* rows,
-                             const void* q, int64_t q_stride, const void* k_cache,
-                             const void* v_cache, int32_t layers, int64_t layer_stride,
-                             int32_t window, float scale, void* out, float* lse) {
+extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
+                                int32_t head_dim, int32_t block_size, const RlRows* rows,
+                                const void* q, int64_t q_stride, const void* k_cache,
+                                const void* v_cache, int32_t layers, int64_t layer_stride,
+                                int32_t window, float scale, void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
-  rootlace::AttentionPlan plan;
-  plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
   const size_t width = (size_t)heads * head_dim;
   auto call = [&](auto one) {
     using T = decltype(one);
+    rootlace::AttentionPlan plan;
+    plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
     run<T>(threads, plan,
            {static_cast<const T*>(q), (size_t)q_stride, static_cast<const T*>(k_cache),
             static_cast<const T*>(v_cache), window, scale, static_cast<T*>(out), width, lse},
            layers, layer_stride);
   };
-  if (dtype == RL_BFLOAT16) {
-    call(rootlace::bf16{});
-  } else {
-    call(0.0f);
-  }
+  return rootlace::guarded([&] {
+    if (dtype == RL_BFLOAT16)
+      call(rootlace::bf16{});
+    else
+      call(0.0f);
+  });
 }

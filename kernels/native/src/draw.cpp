@@ -11,6 +11,7 @@
 
 #include "api.h"
 #include "elementwise.h"
+#include "guard.h"
 #include "pick.h"
 #include "team.h"
 #include "vec.h"
@@ -336,10 +337,10 @@ class Row {
 }  // namespace
 }  // namespace rootlace
 
-extern "C" void rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab,
-                        const RlDraw* draws, int32_t* tokens) {
+extern "C" int32_t rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab,
+                           const RlDraw* draws, int32_t* tokens) {
   using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
+  auto region = [&](Crew& crew) {
     crew.each(rows, [&](int row) {
       const float* x = logits + static_cast<int64_t>(row) * vocab;
       if (draws[row].temperature <= 0) {
@@ -349,5 +350,6 @@ extern "C" void rl_draw(void* team, const float* logits, int32_t rows, int32_t v
       Space space(crew.scratch(Space::bytes(vocab)), vocab);
       tokens[row] = Row(x, vocab, draws[row], space).pick();
     });
-  });
+  };
+  return guarded([&] { static_cast<Team*>(team)->run(region); });
 }

@@ -12,6 +12,7 @@
 #include "api.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "guard.h"
 #include "kv_layout.h"
 #include "linear.h"
 #include "runs.h"
@@ -327,15 +328,21 @@ void rl_sizes(int64_t* sizes) {
   for (int64_t size : all) *sizes++ = size;
 }
 
-RlWorkspace* rl_workspace_new() { return new RlWorkspace; }
+RlWorkspace* rl_workspace_new() {
+  RlWorkspace* made = nullptr;
+  rootlace::guarded([&] { made = new RlWorkspace; });
+  return made;
+}
 
 void rl_workspace_free(RlWorkspace* workspace) { delete workspace; }
 
-void rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step) {
+int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step) {
   using namespace rootlace;
-  if (model->dtype == RL_BFLOAT16)
-    Forward<bf16>(*workspace, *model, *step).run(*static_cast<Team*>(team));
-  else
-    Forward<float>(*workspace, *model, *step).run(*static_cast<Team*>(team));
+  return guarded([&] {
+    if (model->dtype == RL_BFLOAT16)
+      Forward<bf16>(*workspace, *model, *step).run(*static_cast<Team*>(team));
+    else
+      Forward<float>(*workspace, *model, *step).run(*static_cast<Team*>(team));
+  });
 }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "guard.h"
 #include "panels.h"
 #include "silu.h"
 
@@ -356,14 +357,16 @@ int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t 
                              : Panels<bf16>(outputs, inputs, gated).bytes();
 }
 
-void rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
-             int32_t gated, void* packed) {
-  (dtype == RL_FLOAT32 ? pack<float> : pack<bf16>)(*team, weights, outputs, inputs, gated, packed);
+int32_t rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
+                int32_t gated, void* packed) {
+  auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
+  return guarded([&] { one(*team, weights, outputs, inputs, gated, packed); });
 }
 
-void rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
-               const RlLinear* weights, int32_t count, void* out) {
-  (dtype == RL_FLOAT32 ? multiply<float> : multiply<bf16>)(
-      *team, static_cast<Epilogue>(epilogue), x, rows, weights, count, out);
+int32_t rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
+                  const RlLinear* weights, int32_t count, void* out) {
+  auto one = dtype == RL_FLOAT32 ? multiply<float> : multiply<bf16>;
+  return guarded(
+      [&] { one(*team, static_cast<Epilogue>(epilogue), x, rows, weights, count, out); });
 }
 }

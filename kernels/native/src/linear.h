@@ -44,12 +44,12 @@ int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t 
 
 // weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`.
 // Padding is zero.
-void rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs, int32_t inputs,
-             int32_t gated, void* packed);
+int32_t rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs,
+                int32_t inputs, int32_t gated, void* packed);
 
 // `count` products of the same shape, one behind the other in one region, each of x[rows, inputs]
 // with its own weights into the same `out`, contiguous; for tests and measurements. `epilogue` is a
 // rootlace::Epilogue.
-void rl_linear(rootlace::Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
-               const RlLinear* weights, int32_t count, void* out);
+int32_t rl_linear(rootlace::Team* team, int32_t dtype, int32_t epilogue, const void* x,
+                  int32_t rows, const RlLinear* weights, int32_t count, void* out);
 }

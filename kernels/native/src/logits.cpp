@@ -1,5 +1,6 @@
 // From hidden states to logits, and to the best tokens.
 #include "api.h"
+#include "guard.h"
 #include "linear.h"
 #include "pick.h"
 #include "team.h"
@@ -21,14 +22,15 @@ void project(Crew& crew, const RlModel& model, const void* hidden, int rows, con
 }  // namespace
 }  // namespace rootlace
 
-extern "C" void rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
-                          const int64_t* masks, float* logits, int32_t* tokens) {
+extern "C" int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
+                             const int64_t* masks, float* logits, int32_t* tokens) {
   using namespace rootlace;
-  static_cast<Team*>(team)->run([&](Crew& crew) {
+  auto region = [&](Crew& crew) {
     if (model->dtype == RL_BFLOAT16)
       project<bf16>(crew, *model, hidden, rows, masks, logits);
     else
       project<float>(crew, *model, hidden, rows, masks, logits);
     if (tokens) best(crew, logits, rows, model->vocab, masks, tokens);
-  });
+  };
+  return guarded([&] { static_cast<Team*>(team)->run(region); });
 }

@@ -1,10 +1,13 @@
 // What the process asks for and may ask before it computes.
 #include "api.h"
+#include "guard.h"
 #include "isa/isa.h"
 
 extern "C" int32_t rl_prepare() {
   using namespace rootlace;
   return HAS_TILES ? TileUnit::request() : 0;
 }
+
+extern "C" const char* rl_error() { return rootlace::error_words; }
 
 extern "C" const char* rl_instructions() { return rootlace::INSTRUCTIONS; }

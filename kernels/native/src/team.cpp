@@ -10,12 +10,16 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "api.h"
+#include "guard.h"
 #include "isa/pause.h"
 
 namespace rootlace {
@@ -83,6 +87,9 @@ struct Scratch {
   size_t size = 0;
 };
 
+// Thrown to leave a region in which another thread's task threw.
+struct Abandoned {};
+
 constexpr uint64_t OPEN = uint64_t{1} << 31;
 constexpr uint64_t INSIDE = OPEN - 1;
 
@@ -98,6 +105,10 @@ struct Team::State {
   Place inside;               // threads that wait for tasks or for workers to leave
   const std::function<void(Crew&)>* region = nullptr;
   std::atomic<bool> stop{false};
+  // Whether a thread of this region threw, and what the first one did.
+  std::atomic<bool> failed{false};
+  std::mutex failing;
+  std::exception_ptr error;
   // Nanoseconds of stalls in this region, of all threads together.
   std::atomic<int64_t> stalled{0};
   // How many threads regions have at present, and when one more is tried.
@@ -132,6 +143,20 @@ struct Team::State {
     outside.wake();
     for (auto& worker : workers) worker.join();
     for (auto& one : scratch) std::free(one.memory);
+  }
+
+  void compute(Crew& crew) noexcept {
+    try {
+      (*region)(crew);
+    } catch (const Abandoned&) {
+    } catch (...) {
+      {
+        std::lock_guard<std::mutex> lock(failing);
+        if (!error) error = std::current_exception();
+      }
+      failed.store(true);
+      inside.wake();
+    }
   }
 
   bool may_enter(uint64_t now) const {
@@ -184,7 +209,7 @@ struct Team::State {
       if (!may_enter(now)) continue;
       last = now >> 32;
       Crew crew(team, rank);
-      (*region)(crew);
+      compute(crew);
       entry.fetch_sub(1);
       inside.wake();
     }
@@ -208,16 +233,18 @@ void Team::run(const std::function<void(Crew&)>& region) {
   state.taken.store(0);
   state.done.store(0);
   state.stalled.store(0);
+  state.failed.store(false);
   auto began = Clock::now();
   if (state.limit > 1) {
     state.entry.store((((state.entry.load() >> 32) + 1) << 32) | OPEN);
     state.outside.wake();
   }
   Crew crew(*this, 0);
-  region(crew);
+  state.compute(crew);
   state.entry.fetch_and(~OPEN);
   state.inside.wait([&] { return (state.entry.load() & INSIDE) == 0; });
   state.adapt(Clock::now() - began);
+  if (state.failed.load()) std::rethrow_exception(std::exchange(state.error, nullptr));
 }
 
 int Crew::size() const { return team_.size(); }
@@ -246,7 +273,8 @@ void Crew::end() {
   if (finished_ && state.done.fetch_add(finished_) + finished_ == begun_) state.inside.wake();
   if (state.done.load() >= begun_) return;
   auto began = Clock::now();
-  state.inside.wait([&] { return state.done.load() >= begun_; });
+  state.inside.wait([&] { return state.done.load() >= begun_ || state.failed.load(); });
+  if (state.done.load() < begun_) throw Abandoned{};
   auto waited = Clock::now() - began;
   if (waited > STALL)
     state.stalled.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count());
@@ -256,9 +284,11 @@ void* Crew::scratch(size_t bytes) {
   Scratch& mine = team_.state_->scratch[rank_];
   if (mine.size < bytes) {
     std::free(mine.memory);
-    mine.size = (bytes + 4095) / 4096 * 4096;
-    mine.memory = std::aligned_alloc(64, mine.size);
+    mine = {};
+    size_t size = (bytes + 4095) / 4096 * 4096;
+    mine.memory = std::aligned_alloc(64, size);
     if (!mine.memory) throw std::bad_alloc();
+    mine.size = size;
   }
   return mine.memory;
 }
@@ -267,7 +297,11 @@ void* Crew::scratch(size_t bytes) {
 
 extern "C" {
 
-void* rl_team_new(int32_t threads) { return new rootlace::Team(threads); }
+void* rl_team_new(int32_t threads) {
+  rootlace::Team* made = nullptr;
+  rootlace::guarded([&] { made = new rootlace::Team(threads); });
+  return made;
+}
 
 void rl_team_free(void* team) { delete static_cast<rootlace::Team*>(team); }
 
@@ -275,7 +309,7 @@ int32_t rl_team_size(void* team) { return static_cast<rootlace::Team*>(team)->si
 
 int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int32_t* counts) {
   std::atomic<int64_t> early{0};
-  static_cast<rootlace::Team*>(team)->run([&](rootlace::Crew& crew) {
+  auto region = [&](rootlace::Crew& crew) {
     for (int64_t round = 0; round < rounds; round++)
       crew.each(tasks, [&](int task) {
         for (int32_t i = 0; round && i < tasks; i++)
@@ -286,7 +320,20 @@ int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int
         *mine = 1;
         counts[round * tasks + task] += *mine;
       });
-  });
-  return early.load();
+  };
+  bool threw = rootlace::guarded([&] { static_cast<rootlace::Team*>(team)->run(region); });
+  return threw ? -1 : early.load();
+}
+
+int32_t rl_team_fail(void* team, int32_t tasks, int32_t at, int64_t bytes) {
+  auto region = [&](rootlace::Crew& crew) {
+    for (int round = 0; round < 3; round++)
+      crew.each(tasks, [&](int task) {
+        if (round != 1 || task != at) return;
+        if (bytes < 0) throw std::runtime_error("thrown for a test");
+        crew.scratch(static_cast<size_t>(bytes));
+      });
+  };
+  return rootlace::guarded([&] { static_cast<rootlace::Team*>(team)->run(region); });
 }
 }

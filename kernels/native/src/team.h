@@ -5,8 +5,9 @@
 // program delays the rest by one task, not by its whole share. A thread that comes late, even after
 // all tasks of several `each`, walks through the function and finds them done. So outside of tasks
 // a region's function may only compute values of its own: it may run before, after or at the same
-// time as the tasks around it. Where threads keep waiting for one that has no core, regions have
-// fewer threads for a while; `size` stays what it is.
+// time as the tasks around it. Where a task throws, no thread goes on behind its `each`: all leave
+// the region, `run` throws that exception, and the team is as good as before. Where threads keep
+// waiting for one that has no core, regions have fewer threads for a while; `size` stays what it is.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,8 @@ class Crew {
   int size() const;
 
   // Run task(0) .. task(tasks - 1), each once on some thread. All threads of the region call it
-  // with the same count; returns when all tasks are done and their writes are seen by all.
+  // with the same count; returns when all tasks are done and their writes are seen by all. Leaves
+  // the region by an exception if one of them threw.
   template <class Task>
   void each(int tasks, Task&& task) {
     int64_t first = begin(tasks);
@@ -35,7 +37,7 @@ class Crew {
   }
 
   // At least `bytes` of this thread's own memory, 64-byte aligned, kept from region to region; the
-  // next call may move it. Contents are undefined.
+  // next call may move it. Contents are undefined. Throws std::bad_alloc.
   void* scratch(size_t bytes);
 
  private:
@@ -59,6 +61,7 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const;
+  // Throws what a task threw first.
   void run(const std::function<void(Crew&)>& region);
 
  private:

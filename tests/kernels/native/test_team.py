@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.errors import NativeError, NativeOutOfMemory
 from rootlace.kernels.native.handles import Team
 from tests.native import native_library
 from tests.waiting import eventually
@@ -76,6 +77,22 @@ def test_more_threads_than_cores_beside_busy_programs(library: ctypes.CDLL) -> N
     with busy_neighbours(cores):
         for _ in range(10):
             check(library, team, 20, 16, 2000)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_what_a_task_throws_is_raised_and_the_team_goes_on(
+    library: ctypes.CDLL, threads: int
+) -> None:
+    team = Team(library, threads)
+    for tasks, at in ((1, 0), (7, 0), (7, 6), (100, 50)):
+        for _ in range(20):
+            with pytest.raises(NativeOutOfMemory, match="no memory"):
+                library.rl_team_fail(team.handle, tasks, at, 2**62)
+            with pytest.raises(NativeError, match="thrown for a test") as raised:
+                library.rl_team_fail(team.handle, tasks, at, -1)
+            assert not isinstance(raised.value, MemoryError)
+            check(library, team, 5, tasks, 100)
+            library.rl_team_fail(team.handle, tasks, at, 1 << 20)
 
 
 def test_callers_take_turns(library: ctypes.CDLL) -> None:

@@ -1,0 +1,36 @@
+// No C++ exception leaves the library: Python is told by a result, and asks `rl_error` for the words.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "api.h"
+
+namespace rootlace {
+
+// Of the error that this thread's last failed call ended with.
+inline thread_local char error_words[256];
+
+inline int32_t failed(RlStatus status, const char* words) noexcept {
+  std::snprintf(error_words, sizeof error_words, "%s", words);
+  return status;
+}
+
+// Calls f; what it throws becomes the status.
+template <class Function>
+int32_t guarded(Function&& f) noexcept {
+  try {
+    f();
+    return RL_DONE;
+  } catch (const std::bad_alloc&) {
+    return failed(RL_NO_MEMORY, "the native kernels got no memory");
+  } catch (const std::exception& error) {
+    return failed(RL_FAILED, error.what());
+  } catch (...) {
+    return failed(RL_FAILED, "an unknown C++ exception");
+  }
+}
+
+}  // namespace rootlace
