@@ -7,8 +7,9 @@ number off by one, `and` for `or`, a condition negated. Places are drawn with a 
 of each package as its share of all places. The tests nearest to the place run first (those named
 after its file, those of its folder, those of its package), then all others of `make check`
 (`-m "not slow"`, or the arguments behind `--`), until the first failure; `--near` leaves these
-others out. The test that fails must pass without the fault, or the run ends with exit status 1. A mutant that no test finds is printed with
-its difference: either a test is missing, or the fault changes nothing (an equivalent mutant).
+others out. The test that fails must pass without the fault, or the run ends with exit status 1. A
+mutant that no test finds is printed with its difference: either a test is missing, or the fault
+changes nothing (an equivalent mutant).
 
 The work is done in a copy of the checkout, with this interpreter. With `--json` the outcomes are
 written after each mutant, and a run that was interrupted continues where it was.

@@ -96,7 +96,7 @@ def test_outputs_flags_and_scores_under_pressure(block_size, overlap) -> None:
     seen = dict.fromkeys(("jumps", "retreats", "retractions", "copies", "evicted_blocks"), 0)
     ends: set[str] = set()
     late = 0
-    for seed in range(25):
+    for seed in range(12):
         world = pressed(seed, block_size, overlap)
         late += world.late_rows
         for job in world.jobs.values():
@@ -107,9 +107,9 @@ def test_outputs_flags_and_scores_under_pressure(block_size, overlap) -> None:
         for name in seen:
             seen[name] += int(world.stats[name])
         world.expect_empty()
-    assert min(seen[name] for name in seen if block_size > 1 or name != "copies") > 12, seen
+    assert min(seen[name] for name in seen if block_size > 1 or name != "copies") > 5, seen
     assert ends == {"stop", "length", "abort", "internal", "constraint_not_met"}
-    assert (late > 50) == overlap
+    assert (late > 20) == overlap
 
 
 # ---------------------------------------------------------------- one promise per test

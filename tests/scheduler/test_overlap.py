@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
@@ -11,30 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.masks import MaskJob
 from rootlace.wire.errors import ConstraintNotMet, InternalError
 from tests.scheduler.matchers import Digits, Plain, Script, Stepped
+from tests.scheduler.planned_ahead import ahead, ids, launched
 from tests.scheduler.test_forced import ANY, Fixed, Refusing
-from tests.scheduler.world import Job, World
-from tests.simulated_executor import BadPlan, CostModel, SimulatedExecutor
-
-
-def ids(count: int, seed: int = 0, vocab: int = 100) -> list[int]:
-    return random.Random(seed).choices(range(vocab), k=count)
-
-
-def ahead(**options: object) -> World:
-    return World(overlap=True, **options)  # type: ignore[arg-type]
-
-
-def launched(world: World) -> StepPlan:
-    plan = world.launch()
-    assert plan is not None
-    return plan
-
-
-# ---------------------------------------------------------------- what is planned ahead
+from tests.scheduler.world import World
 
 
 def test_a_step_feeds_on_the_samples_of_the_one_under_way() -> None:
@@ -108,9 +89,6 @@ def test_min_tokens_count_the_token_under_way() -> None:
         banned += [] if plan is None else [bool(sample.banned) for sample in plan.samples]
     assert banned[:6] == [True] * 5 + [False]
     world.expect_cold(world.jobs[rid])
-
-
-# ---------------------------------------------------------------- what has to wait for the host
 
 
 def test_penalties_and_masks_of_the_host_are_late_and_automata_are_not() -> None:
@@ -224,9 +202,6 @@ def test_a_matcher_is_left_alone_while_its_mask_is_filled(seed) -> None:
     assert world.late_rows > 30 and not disturbed
 
 
-# ---------------------------------------------------------------- jumps and retreats
-
-
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_a_jump_drops_the_sample_behind_it_and_keeps_the_token_computed(logprobs) -> None:
     places = [ANY, ANY, 4, 5, 6, ANY, 4, ANY, ANY]
@@ -263,129 +238,6 @@ def test_a_retreat_drops_what_went_on_from_the_refused_token(jump) -> None:
     assert world.stats["retreats"] >= 1
     world.expect_cold(job)
     world.expect_empty()
-
-
-# ---------------------------------------------------------------- blocks
-
-
-def test_nobody_is_retracted_before_the_step_under_way_says_who_ends() -> None:
-    world = ahead(block_size=1, num_blocks=10, max_step_tokens=64)
-    world.scheduler._running.reserve = 0.0
-    short = world.submit(ids(4, 1), 2)
-    long = world.submit(ids(4, 2), 6)
-    launched(world), launched(world)
-    world.land()
-    assert world.stats["blocks_free"] == 0
-    assert world.launch() is None, "the long one has no block for its next token"
-    world.land()
-    assert world.jobs[short].finish == "length"
-    launched(world)
-    world.drain()
-    assert world.jobs[long].finish == "length" and world.stats["retractions"] == 0
-    for job in world.jobs.values():
-        world.expect_cold(job)
-
-
-@pytest.mark.parametrize("block_size", [1, 4])
-def test_a_token_that_is_not_known_never_enters_the_tree(block_size) -> None:
-    world = ahead(block_size=block_size)
-    prompt = ids(7)
-    rid = world.submit(prompt, 9)
-    world.step()
-    world.step()
-    launched(world)
-    sequence = world.scheduler._by_rid[rid]
-    known = sequence.length
-    assert sequence.computed == known + 1
-    world.abort(rid)
-    assert world.stats["tree_tokens"] == world.match([*prompt, *world.jobs[rid].output]) == known
-    world.drain()
-    world.expect_empty()
-
-
-def test_a_sequence_that_finds_its_rest_cached_waits_for_scores_under_way() -> None:
-    world = ahead(block_size=4, max_step_tokens=9)
-    prompt = ids(6, 1)
-    said = World().run(prompt, 4).output
-    first = world.submit(prompt, 4)
-    world.step()
-    world.submit(ids(3, 2), 40)
-    while world.stats["steps"] < 4:
-        world.step()
-    assert world.jobs[first].finish is None and len(world.flights) == 1
-    # All but its last token beside one decode row; then the first request ends, and leaves that.
-    scored = world.submit([*prompt, *said[:3]], 0, prompt_logprobs_from=0)
-    assert launched(world).num_tokens == 9
-    world.land()
-    assert world.jobs[first].finish == "length"
-    world.launch()
-    assert world.jobs[scored].finish is None
-    world.drain()
-    (update,) = world.jobs[scored].updates
-    assert update.prompt_scores is not None and len(update.prompt_scores.logprobs) == 8
-
-
-def test_an_abort_tells_no_scores_while_some_are_under_way() -> None:
-    world = ahead(block_size=4, max_step_tokens=8)
-    rid = world.submit(ids(14), 9, prompt_logprobs_from=0)
-    launched(world), launched(world)
-    world.land()  # the first eight tokens' scores are there, the rest comes with the second step
-    world.abort(rid)
-    (update,) = world.jobs[rid].updates
-    assert update.finish == "abort" and update.prompt_scores is None
-    world.drain()
-    world.expect_empty()
-
-
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_retracted_sequence_takes_the_tokens_under_way_and_may_end_there(steps) -> None:
-    for limit in (2, 3, 9):
-        world = ahead(block_size=4)
-        first, second = world.submit(ids(5, 1), 9), world.submit(ids(6, 2), limit)
-        for _ in range(steps):
-            launched(world)
-        sequence = world.scheduler._by_rid[second]
-        world.scheduler._running.retract(sequence)
-        world.scheduler.check()
-        if steps == 1:
-            launched(world)
-            assert sequence in world.scheduler._running.retracted, "not before its token is there"
-        world.land_all()
-        assert len(world.jobs[second].output) == min(steps, limit)
-        assert (world.jobs[second].finish == "length") == (limit == steps)
-        world.drain()
-        for rid in (first, second):
-            world.expect_cold(world.jobs[rid])
-        world.expect_empty()
-
-
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_blocks_given_up_under_way_are_used_again_at_once(block_size) -> None:
-    """Abort with two steps under way; what comes next adopts and overwrites their blocks."""
-    dice = random.Random(block_size)
-    world = ahead(block_size=block_size, num_blocks=64 // block_size, max_step_tokens=32)
-    for turn in range(60):
-        stem = [dice.randrange(3) for _ in range(dice.randrange(1, 9))]
-        for _ in range(2):
-            world.submit([*stem, dice.randrange(100)], dice.randrange(1, 30))
-        for _ in range(dice.randrange(4)):
-            world.step()
-        if len(world.flights) < 2:
-            world.launch()
-        if world.open_rids():
-            world.abort(dice.choice(world.open_rids()))
-            if len(world.flights) < 2:
-                world.launch()
-        if turn % 3 == 0:
-            world.scheduler.flush()
-    world.drain()
-    for job in world.jobs.values():
-        if job.finish != "abort":
-            world.expect_cold(job)
-    world.expect_empty()
-
-
-# ---------------------------------------------------------------- faults
 
 
 def test_a_fault_ends_the_requests_of_its_step_and_drops_the_one_behind() -> None:
@@ -441,131 +293,3 @@ def test_what_is_under_way_counts_as_work() -> None:
     world.drain()
     assert world.stats["running"] == 0 and world.jobs[rid].output == []
     world.expect_empty()
-
-
-# ---------------------------------------------------------------- on = off
-
-
-def load(world: World, seed: int) -> list[Job]:
-    """Requests of every kind, some of them while others run."""
-    dice = random.Random(seed)
-    vocab = world.executor.vocab_size
-    stems = [ids(dice.randrange(1, 20), i, vocab) for i in range(3)]
-    for _ in range(30):
-        limit = dice.choice([1, 3, 12, 40])
-        make: Callable[[], Plain] | None = None
-        kind, script = dice.randrange(6), dice.randrange(5)
-        forcing = dice.choice([0, 3, 7])
-        length = dice.choice([2, 9, 30])
-        if kind == 0:
-            make = partial(Script, script, length, vocab, forcing)
-        elif kind == 1:
-            make = partial(Script, script, length, vocab, forcing, True)
-        elif kind == 2:
-            make = partial(Stepped, script, length, vocab, forcing, hidden=dice.choice([0, 3]))
-        prompt = [*dice.choice(stems), dice.randrange(vocab), dice.randrange(vocab)]
-        logprobs = dice.random() < 0.3
-        options = {
-            "stop_token_ids": (0, 1) if dice.random() < 0.4 else (),
-            "min_tokens": min(dice.choice([0, 0, 3]), limit),
-            "frequency_penalty": 0.5 if dice.random() < 0.2 else 0.0,
-            "logprobs": logprobs,
-            "top_logprobs": 2 if logprobs else 0,
-            "prompt_logprobs_from": dice.choice([None, None, 2]),
-            "jump": dice.random() < 0.7,
-        }
-        for _ in range(dice.choice([0, 0, 1, 4])):
-            world.step()
-        with contextlib.suppress(ConstraintNotMet):  # what is forced from the start may fail
-            world.submit(prompt, limit, constrain=make, **options)
-    world.drain()
-    return list(world.jobs.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("automata", [False, True])
-def test_with_and_without_overlap_the_same_comes_out(automata) -> None:
-    for seed in range(12):
-        sizes = {"block_size": 4, "num_blocks": 60 if seed % 2 else 400, "vocab_size": 7}
-        off = World(**sizes)  # type: ignore[arg-type]
-        on = ahead(automata=automata, **sizes)
-        for a, b in zip(load(off, seed), load(on, seed), strict=True):
-            assert (a.output, a.finish, a.forced) == (b.output, b.finish, b.forced)
-            assert a.logprobs == b.logprobs
-            assert a.updates[-1].matched == b.updates[-1].matched
-            assert a.updates[-1].error == b.updates[-1].error
-        for name in ("requests_stop", "requests_length", "output_tokens", "forced_tokens"):
-            assert off.stats[name] == on.stats[name], name
-
-
-def test_turns_of_a_conversation_find_the_same_cached() -> None:
-    """One request at a time, with every way to end."""
-    cached: dict[bool, list[object]] = {False: [], True: []}
-    for world in (World(vocab_size=6, block_size=4), ahead(vocab_size=6, block_size=4)):
-        history = ids(9, 1, 6)
-        for turn in range(12):
-            options: dict[str, object] = {"stop_token_ids": (turn % 6,)} if turn % 3 else {}
-            if turn % 4 == 3:
-                options["constrain"] = partial(Script, turn, 5, 6, 5, turn % 8 == 7)
-            job = world.run(history, 6, **options)
-            cached[world.overlap].append((job.cached, job.finish))
-            history = [*history, *job.output, turn % 6]
-        stats = world.stats
-        cached[world.overlap].append([stats[n] for n in ("blocks_used", "tree_tokens")])
-    assert cached[False] == cached[True]
-
-
-# ---------------------------------------------------------------- the simulated executor
-
-
-def test_the_device_works_while_the_host_plans() -> None:
-    """Four requests of equal length: with overlap a step takes the longer of the two, without
-    their sum."""
-    cost = CostModel(step=4e-3, token=0, context=0, copy=0, host=3e-3, host_row=0)
-    seconds = {}
-    for overlap in (False, True):
-        world = World(overlap=overlap)
-        world.executor._cost, world.executor._overlaps = cost, overlap
-        for seed in range(4):
-            world.submit(ids(5, seed), 100)
-        world.drain()
-        seconds[overlap] = world.executor.clock()
-        assert world.executor.device_seconds == pytest.approx(100 * 4e-3)
-    assert seconds[False] == pytest.approx(100 * 7e-3)
-    assert seconds[True] == pytest.approx(100 * 4e-3 + 3e-3)
-
-
-def test_the_simulated_executor_notices_wrong_sources() -> None:
-    def spoilt(change: Callable[[StepPlan], StepPlan]) -> None:
-        world = ahead(block_size=4)
-        for seed in range(3):
-            world.submit(ids(4 + seed, seed), 9)
-        launched(world)
-        plan = world.scheduler.plan()
-        assert plan is not None
-        world.flights.append(world.executor.launch(change(plan)))
-        world.executor.collect(world.flights[0])
-        world.executor.collect(world.flights[1])
-
-    def replaced(plan: StepPlan, **fields: object) -> StepPlan:
-        return dataclasses.replace(plan, **fields)  # type: ignore[arg-type]
-
-    def resourced(plan: StepPlan) -> StepPlan:
-        samples = [dataclasses.replace(sample, source=0) for sample in plan.samples]
-        return dataclasses.replace(plan, samples=samples)
-
-    spoilt(lambda plan: plan)
-    for change in (
-        lambda plan: replaced(plan, feeds=plan.feeds[:-1]),
-        lambda plan: replaced(plan, feeds=np.stack((plan.feeds[:, 0], plan.feeds[::-1, 1]), 1)),
-        resourced,
-    ):
-        with pytest.raises(BadPlan):
-            spoilt(change)
-    executor = SimulatedExecutor(8, 4)
-    world = ahead()
-    world.submit([1], 3)
-    launched(world)
-    plan = launched(world)
-    with pytest.raises(BadPlan, match="not under way"):
-        executor.launch(plan)
