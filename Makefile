@@ -15,6 +15,7 @@ RESULTS ?= benchmarks/results
 
 # Tests run in so many processes, each file's in one. No test knows of it.
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test kernels lint mypy-tree format wheel clean
@@ -57,12 +58,12 @@ demo: $(READY)
 check: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/gpu --on-cpu
+	$(PYTEST)
+	$(PYTEST) tests/gpu --on-cpu
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

@@ -53,9 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folders = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
-    for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
-            item.add_marker(pytest.mark.slow)
+
+    def is_slow(item: pytest.Item) -> bool:
+        return any(item.path.is_relative_to(folder) for folder in folders)
+
+    for item in filter(is_slow, items):
+        item.add_marker(pytest.mark.slow)
+    # Their files take long: they come first, so that no worker is left alone with one at the end.
+    items.sort(key=is_slow, reverse=True)
 
 
 @pytest.fixture(autouse=True)

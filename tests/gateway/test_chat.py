@@ -79,10 +79,9 @@ def ids_of(tokenizer: Tokenizer, parts: tuple[Any, ...]) -> list[int]:
     return tokenizer.encode_pieces([Piece(part.text, part.special) for part in parts])
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS)
-@pytest.mark.parametrize("tools", [None, TOOLS])
-@pytest.mark.parametrize("generate", [True, False])
-def test_ids_like_transformers(messages: Any, tools: Any, generate: bool) -> None:
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """The library's own tokenizer."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folder_of("qwen3") / "tokenizer.json")
@@ -90,6 +89,13 @@ def test_ids_like_transformers(messages: Any, tools: Any, generate: bool) -> Non
     theirs.chat_template = json.loads(
         (folder_of("qwen3") / "tokenizer_config.json").read_text("utf-8")
     )["chat_template"]
+    return theirs
+
+
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("generate", [True, False])
+def test_ids_like_transformers(theirs: Any, messages: Any, tools: Any, generate: bool) -> None:
     tokenizer = load("qwen3")
     parts = load_chat(str(folder_of("qwen3")), tokenizer).render(messages, tools, generate)
     expected = theirs.apply_chat_template(
