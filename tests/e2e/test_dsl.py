@@ -30,26 +30,11 @@ FEW_SHOT = (
 )
 
 
-@pytest.fixture(scope="module")
-def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
-    with rl.Runtime(
-        demo_model,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        num_blocks=1024,
-        check_invariants=True,
-        http_port=0,
-        launch_timeout=240,
-    ) as started:
-        rl.set_default_backend(started)
-        yield started
-        rl.set_default_backend(None)
-
-
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(runtime: rl.Runtime) -> Iterator[None]:
+    rl.set_default_backend(runtime)
     yield
+    rl.set_default_backend(None)
     gc.collect()
     eventually(lambda: (info := runtime.get_server_info())["branches"] == 0 and not info["running"])
 

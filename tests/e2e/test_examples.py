@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(
     path.stem for path in EXAMPLES.glob("*.py") if path.stem not in {"__init__", "backend"}
 )
-
-
-@pytest.fixture(scope="module")
-def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
-    # float32: what is promised to be the same, warm and cold, is promised for it.
-    with rl.Runtime(model=demo_model, dtype="float32", threads=1, check_invariants=True) as runtime:
-        yield runtime
 
 
 def run(name: str, *arguments: str, typed: str = "") -> str:

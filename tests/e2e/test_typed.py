@@ -9,8 +9,6 @@ import enum
 import json
 import urllib.request
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
@@ -96,12 +94,6 @@ KINDS: list[Any] = [
     Message,
     Annotated[list[Message], pydantic.Field(max_length=1)],
 ]
-
-
-@pytest.fixture(scope="module")
-def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
-    with rl.Runtime(model=demo_model, threads=1, http_port=0, check_invariants=True) as runtime:
-        yield runtime
 
 
 @rl.function
