@@ -19,17 +19,17 @@ from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
 
 SIDE = 2048
-"""Of the square product."""
+"""Rows and columns of the square product."""
 GPU_SIDE = 8192
 READ_BYTES = 256 << 20
-"""More than caches hold, as a rule."""
+"""How much memory is read: more than caches hold, as a rule."""
 GPU_READ_BYTES = 1 << 30
 WEIGHT_OUTPUTS, WEIGHT_INPUTS = 8192, 1024
-"""Of the weights that are read; fewer outputs where they would be more bytes than asked for."""
+"""Shape of a weight that is read, with fewer outputs where fewer bytes are asked for."""
 ATTENDED = 1024
 BLOCK = 16
 TRIES = 2
-"""At least; the first one, which maps memory and wakes threads, does not count."""
+"""Tries, at least. The first one, which maps memory and wakes threads, does not count."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Heads:
-    """How many of queries, of keys; numbers of each."""
+    """Query heads, key heads, and the numbers in each head."""
 
     query: int
     kv: int
@@ -51,7 +51,7 @@ class Heads:
 
 
 def best_seconds(work: Callable[[], object], seconds: float) -> float:
-    """Of one call, among those of so many seconds and at least `TRIES`."""
+    """The shortest of the calls that fit into `seconds`, of at least `TRIES`."""
     work()
     best, tries, end = float("inf"), 0, time.perf_counter() + seconds
     while tries < TRIES or time.perf_counter() < end:
@@ -81,9 +81,9 @@ def product_rates(
 
 
 def read_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL | None) -> float:
-    """Bytes/s of reading the same `size` bytes of main memory again and again: as few as a cache
-    holds come from there. By torch's sum or, where that is faster, as weights that a `library`
-    multiplies by one row. Leaves torch with that many threads."""
+    """Bytes/s of reading the same `size` bytes again and again: from main memory or, if they are
+    few enough, from a cache. They are read by torch's sum or, where that is faster, as weights that a
+    `library` multiplies by one row. Leaves torch with that many threads."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
         memory = torch.ones(max(size // 4, 1))
@@ -109,8 +109,8 @@ def _weight_bandwidth(threads: int, seconds: float, size: int, library: ctypes.C
 def attention_rate(
     dtype: torch.dtype, heads: Heads, threads: int, seconds: float, library: ctypes.CDLL
 ) -> float:
-    """FLOP/s of native attention of a prompt of `ATTENDED` tokens to itself: four per number of a
-    query head for each pair of tokens, one of which sees the other."""
+    """FLOP/s of native attention of a prompt of `ATTENDED` tokens to itself. Each pair of tokens of
+    which one sees the other counts four per number of a query head."""
     shape = (ATTENDED // BLOCK, BLOCK, heads.kv, heads.dim)
     keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
     batch = AttentionBatch(

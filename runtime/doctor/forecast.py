@@ -13,12 +13,12 @@ PROMPTS = (256, 1024, 4096)
 REQUESTS = (1, 8, 64)
 """How many requests decode at once."""
 CONTEXT = 1024
-"""Tokens that each of these stands on."""
+"""Tokens of context that each of these requests has."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Tokens: of the longest context, of the KV cache, of one step at most."""
+    """Tokens that fit: into the context, into the KV cache, into one step."""
 
     context: int
     cache: int
@@ -47,8 +47,8 @@ class Forecast:
 
 
 def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room) -> Forecast:
-    """For as many of `PROMPTS` and `REQUESTS` as there is room for, the model's longest prompt in
-    place of longer ones.
+    """The forecast for all of `PROMPTS` and `REQUESTS` that there is room for. The model's longest
+    prompt takes the place of longer ones.
 
     A step takes as long as its products and its attention at their rates, or as its reading at the
     bandwidth, whichever is longer. A real one takes longer: what lies between products and
@@ -77,7 +77,7 @@ def forecast(spec: ModelSpec, element: Elements, ceilings: Ceilings, room: Room)
 def prompt_seconds(
     spec: ModelSpec, element: Elements, ceilings: Ceilings, prompt: int, step_tokens: int
 ) -> float:
-    """Of the steps that compute a prompt of which nothing is cached."""
+    """Seconds of the steps that compute a prompt of which nothing is cached."""
     return sum(
         step_seconds(spec, element, ceilings, [Row(min(step_tokens, prompt - start), end)])
         for start in range(0, prompt, step_tokens)

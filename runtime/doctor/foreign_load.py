@@ -32,7 +32,7 @@ class ForeignLoad:
         return sum(times) - times.idle - getattr(times, "iowait", 0.0)
 
     def _own(self) -> float:
-        """CPU seconds of the own processes, of which those that ended are not known any more."""
+        """CPU seconds of the own processes, without those that have ended."""
         total = 0.0
         try:
             head = psutil.Process(self._pid)

@@ -37,10 +37,10 @@ from rootlace.wire.errors import UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SECONDS = 0.3
-"""For each ceiling, at least."""
+"""How long each ceiling is measured, at least."""
 
 Progress = Callable[[str, float], None]
-"""What is done now, and which share of all is done."""
+"""Called with what is done now, and with the share of the whole that is done."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Measured:
-    """FLOP/s by dtype and by what computed ("native", "torch"), bytes/s. `foreign_cores`: what
-    other programs kept busy meanwhile; much above 0 the figures are too low."""
+    """FLOP/s by dtype and by what computed ("native", "torch"), and bytes/s. `foreign_cores`: how
+    many cores other programs kept busy meanwhile; far above 0 the figures are too low."""
 
     threads: int
     product_rates: dict[str, dict[str, float]]
@@ -199,9 +199,9 @@ def _ceilings(
     library: ctypes.CDLL | None,
     weights: int | None,
 ) -> Ceilings:
-    """For a model that computes with `library` (None: with torch). Attention is measured where that
-    is native; else it counts as a product. `weights`: their bytes, None on a GPU; where they are
-    few, they may stay in a cache, and so many are read to see."""
+    """The ceilings for a model that computes with `library` (None: with torch). Attention is
+    measured where it is native, and counts as a product elsewhere. `weights`: their bytes, None on
+    a GPU. Few weights may stay in a cache, so that reading is measured with as many bytes."""
     rates, bandwidth = measured.product_rates[_name(dtype)], measured.read_bandwidth
     if weights is not None and weights < READ_BYTES:
         bandwidth = read_bandwidth(measured.threads, SECONDS, weights, library)

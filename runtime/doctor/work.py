@@ -20,7 +20,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Elements:
-    """Bytes of a number: of a weight, of what the KV cache stores."""
+    """Bytes per number: in weights, and in the KV cache."""
 
     weight: int
     kv: int
@@ -28,7 +28,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class StepWork:
-    """Flops of products and of attention, bytes."""
+    """Flops of products, flops of attention, and bytes read."""
 
     products: float
     attention: float
@@ -44,11 +44,12 @@ def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
 
 
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
-    """Of a step that samples a token for each row.
+    """The work of a step that samples a token for each row.
 
-    A product has two flops per weight and token, attention four per number of a query head for each
-    token that a token attends to (its score, and the value that is added). Read are all weights but
-    the embedding (of which a step takes a few rows), and each row's cached keys and values.
+    A product takes two flops per weight and token; attention takes, for each token that a token
+    attends to, four per number of a query head (its score, and the value that is added). A step
+    reads all weights but the embedding (of which it takes a few rows), and each row's cached keys
+    and values.
     """
     tokens = sum(row.new for row in rows)
     weights = sum(_product_weights(part) for part in _parts(spec))
@@ -70,7 +71,7 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
 
 
 def _layer_numbers(spec: ModelSpec) -> int:
-    """Of all layers: products, their biases, norms."""
+    """How many numbers all layers have: products, their biases, norms."""
     return sum(
         math.prod(shape)
         for part in _parts(spec)
@@ -83,7 +84,7 @@ def _product_weights(part: Part) -> int:
 
 
 def _pairs(row: Row, window: int | None) -> int:
-    """Of a new token and a token that it attends to: itself, and those before it in its window."""
+    """Pairs of a new token and a token it attends to: itself, or one before it in its window."""
     first, last = row.context - row.new + 1, row.context
     if window is None or window >= last:
         return (first + last) * row.new // 2
