@@ -299,17 +299,50 @@ def test_no_fallback_fails_the_request_alone() -> None:
         place = matcher.mask_row()
         assert place is not None
         matcher.prepare_mask()
-        assert place.table.filled(place.row)  # promised rows are filled, if need be with nothing
+        assert place.table.filled(place.row) == (not matcher.error())
         if matcher.error():
             break
         take(matcher, b"a", b"b")
-    assert not place.table.rows[place.row].any()
+    assert not matcher.allowed_mask().any()
     assert "not there either" in matcher.error()
     while matcher.advance(IDS[b"a"]) and matcher.advance(IDS[b"b"]):
         pass
     assert "not there either" in matcher.error()
     assert not matcher.is_finished()
     assert not matcher.allowed_mask().any()
+
+
+def test_a_mask_that_fails_in_the_fallback_fails_one_request_alone() -> None:
+    """As where llguidance exceeds its bounds at one request's mask: nobody else inherits that."""
+
+    class Failing:
+        """Makes no mask, as long as there is something to fail with."""
+
+        backend, nbytes = "failing", 0
+
+        def matcher(self) -> Matcher:
+            return Broken(grammar(EXPLOSIVE, max_states=5000)) if failures else sound.matcher()
+
+    class Broken(Cursor):
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            out[:] = 0
+            self._error = failures.pop() if failures else ""
+
+    failures = ["the mask exceeds a bound"]
+    sound = grammar(EXPLOSIVE, max_states=5000)
+    made = grammar(EXPLOSIVE, max_states=12, fallback=Failing)
+    first, second = made.matcher(), made.matcher()
+    plain = sound.matcher()
+    while failures:
+        for matcher in (first, second, plain):
+            take(matcher, b"a")
+        first.prepare_mask()
+    assert first.error() == "the mask exceeds a bound"
+    place = second.mask_row()
+    assert place is None or place.table.filled(place.row)  # it may not be filled in time
+    second.prepare_mask()
+    np.testing.assert_array_equal(second.allowed_mask(), plain.allowed_mask())
+    assert second.allowed_mask().any()
 
 
 def test_threads_on_one_grammar() -> None:

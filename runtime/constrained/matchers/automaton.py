@@ -15,7 +15,7 @@ from rootlace.runtime.constrained.matchers.places import ENDED, PlacedGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import ForcedTokenizer, Grammar, Matcher
-from rootlace.runtime.contracts.plan import SteppedAutomaton
+from rootlace.runtime.contracts.plan import MaskRow, SteppedAutomaton
 
 
 class AutomatonGrammar(PlacedGrammar):
@@ -81,10 +81,17 @@ class AutomatonGrammar(PlacedGrammar):
             return False
         return True
 
+    def row(self, state: int) -> MaskRow | None:
+        """Once there is a fallback, only rows that are filled: its masks may fail."""
+        row = super().row(state)
+        if self._fallback is None or row is None or self.table.filled(row.row):
+            return row
+        return None
+
     def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
-        """The same language has the same mask, whoever makes it. A row that was promised is filled
-        even if nobody can."""
-        row = self.row(state)
+        """The same language has the same mask, whoever makes it. A mask that failed is the
+        request's alone."""
+        row = None if failed else super().row(state)
         if row is not None:
             self.table.store(row.row, words)
 
