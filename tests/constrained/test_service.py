@@ -215,8 +215,8 @@ def test_the_child_ends_with_its_input(service: CompileService) -> None:
     pid = service.trial_pid
     assert pid is not None
     child = psutil.Process(pid)
-    assert service._trial._child is not None and service._trial._child.stdin is not None
-    service._trial._child.stdin.close()
+    assert service._trial._child is not None
+    service._trial._child.pipe.close()
     assert child.wait(timeout=100) == 0
 
 

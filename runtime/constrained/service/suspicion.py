@@ -28,7 +28,15 @@ MAX_REFERENCES = 64
 MAX_MULTIPLE = 1_000
 MAX_COMBINATIONS = 4_096
 
-_COUNT = re.compile(r"\{\s*(\d{0,9})\s*(?:,\s*(\d{0,9})\s*)?\}")
+_PIECE = re.compile(
+    r"""
+      \\.?
+    | \[ \^? \]? (?: [^]\\] | \\.? )* \]?
+    | (?P<count> \{ \s* (\d{0,9}) \s* (?: , \s* (\d{0,9}) \s* )? \} )
+    | (?P<group> \( ) (?= (?P<look> \? <? [=!] )? )
+    | .""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
 def is_suspicious(constraint: Constraint) -> bool:
@@ -43,105 +51,64 @@ def is_suspicious(constraint: Constraint) -> bool:
         value = json.loads(constraint.source)
     except (ValueError, RecursionError):
         return False  # it will be refused at once
-    return _SchemaScan().exceeds(value)
+    return _schema_is_suspicious(value)
 
 
 def pattern_is_suspicious(pattern: str) -> bool:
     """See the module; `pattern` may be malformed."""
-    totals, last, around = [0], [0], 0
-    i = 0
-    while i < len(pattern):
-        character = pattern[i]
-        if character == "\\":
-            totals[-1] += 1
-            last[-1] = 1
-            i += 2
-            continue
-        if character == "[":
-            i = _class_end(pattern, i)
-            totals[-1] += 1
-            last[-1] = 1
-            continue
-        if character == "(":
-            around += pattern.startswith(("(?=", "(?!", "(?<=", "(?<!"), i)
-            totals.append(0)
+    items, last = [0], [0]  # of the groups that are open: all, and those of the last atom
+    looks = 0
+    for piece in _PIECE.finditer(pattern):
+        if piece["group"]:
+            looks += piece["look"] is not None
+            items.append(0)
             last.append(0)
-            if len(totals) > MAX_DEPTH:
+            if len(items) > MAX_DEPTH:
                 return True
-        elif character == ")":
-            if len(totals) > 1:
-                inside = max(totals.pop(), 1)
-                last.pop()
-                totals[-1] += inside
-                last[-1] = inside
-        elif character == "{" and (count := _COUNT.match(pattern, i)):
-            most = max(int(number or 0) for number in (count[1], count[2] or ""))
-            totals[-1] += last[-1] * max(most - 1, 0)
+        elif piece["count"]:
+            most = max(int(number or 0) for number in piece.group(2, 3))
+            items[-1] += last[-1] * max(most - 1, 0)
             last[-1] *= max(most, 1)
-            i = count.end()
-            if totals[-1] > MAX_ITEMS:
+            if items[-1] > MAX_ITEMS:
                 return True
-            continue
-        elif character not in "*+?|^$ \n":
-            totals[-1] += 1
+        elif piece[0] == ")":
+            if len(items) > 1:
+                last.pop()
+                last[-1] = max(items.pop(), 1)
+                items[-1] += last[-1]
+        elif piece[0] not in "*+?|^$ \n":
+            items[-1] += 1
             last[-1] = 1
-        i += 1
-    items = sum(totals)
-    return items > MAX_ITEMS or (around > 0 and items > MAX_LOOKAROUND_ITEMS)
+    return sum(items) > MAX_ITEMS or (looks > 0 and sum(items) > MAX_LOOKAROUND_ITEMS)
 
 
-def _class_end(pattern: str, start: int) -> int:
-    i = start + 1
-    if pattern.startswith("^", i):
-        i += 1
-    if pattern.startswith("]", i):
-        i += 1
-    while i < len(pattern) and pattern[i] != "]":
-        i += 2 if pattern[i] == "\\" else 1
-    return i + 1
-
-
-class _SchemaScan:
-    """One walk over a schema, without recursion."""
-
-    def __init__(self) -> None:
-        self._references = 0
-        self._combinations = 1
-        self._combines = False
-
-    def exceeds(self, value: Any) -> bool:
-        stack = [(value, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if depth > MAX_DEPTH:
-                return True
-            if isinstance(node, list):
-                stack += [(item, depth + 1) for item in node if isinstance(item, dict | list)]
-            elif isinstance(node, dict):
-                if self._object_exceeds(node):
-                    return True
-                stack += [
-                    (item, depth + 1) for item in node.values() if isinstance(item, dict | list)
-                ]
-        return self._combines and self._combinations > MAX_COMBINATIONS
-
-    def _object_exceeds(self, node: dict[str, Any]) -> bool:
+def _schema_is_suspicious(schema: Any) -> bool:
+    references, combinations, combines = 0, 1, False
+    stack = [(schema, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            return True
+        if isinstance(node, list):
+            stack += [(item, depth + 1) for item in node if isinstance(item, dict | list)]
+        if not isinstance(node, dict):
+            continue
+        stack += [(item, depth + 1) for item in node.values() if isinstance(item, dict | list)]
         alternatives = [node[key] for key in ("anyOf", "oneOf") if isinstance(node.get(key), list)]
         for options in alternatives:
             # Beyond this the number says no more, and would only grow in digits.
-            self._combinations = min(self._combinations * max(len(options), 1), 2**62)
-        combined = len(alternatives) + ("$ref" in node) + ("properties" in node)
-        if isinstance(node.get("allOf"), list) or (alternatives and combined > 1):
-            self._combines = True
-        self._references += "$ref" in node or "$dynamicRef" in node
-        if self._references > MAX_REFERENCES:
-            return True
+            combinations = min(combinations * max(len(options), 1), 2**62)
+        beside = len(alternatives) + ("$ref" in node) + ("properties" in node)
+        combines |= isinstance(node.get("allOf"), list) or (bool(alternatives) and beside > 1)
+        references += "$ref" in node or "$dynamicRef" in node
         patterns = [node.get("pattern")]
         if isinstance(node.get("patternProperties"), dict):
             patterns += node["patternProperties"]
+        if references > MAX_REFERENCES or _is_large_multiple(node.get("multipleOf")):
+            return True
         if any(isinstance(p, str) and pattern_is_suspicious(p) for p in patterns):
             return True
-        return _is_large_multiple(node.get("multipleOf"))
+    return combines and combinations > MAX_COMBINATIONS
 
 
 def _is_large_multiple(number: Any) -> bool:

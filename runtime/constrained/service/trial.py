@@ -3,9 +3,9 @@
 It gets the vocabulary once, then constraints one at a time, and says of each whether it compiles.
 Its address space is bounded; time is for the parent to bound, which kills it.
 
-Frames on its standard input and output are MessagePack behind four bytes of length (big-endian).
-When the input ends, the parent has, and the child exits; should it be inside a call then that does
-not let go of the interpreter, an alarm of the operating system ends it some time after the bound.
+Its standard input is one end of a `multiprocessing.Pipe`: messages in MessagePack go both ways.
+When it ends, the parent has, and the child exits; should it be inside a call then that does not let
+go of the interpreter, an alarm of the operating system ends it some time after the bound.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import os
 import queue
 import resource
 import signal
-import struct
 import sys
 import threading
-from collections.abc import Callable
-from typing import IO
+from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 import psutil
@@ -31,7 +30,6 @@ from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Constraint
 
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
-_LENGTH = struct.Struct(">I")
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -64,28 +62,6 @@ def setup_of(
     )
 
 
-def write_frame(stream: IO[bytes], message: object) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
-
-
-def read_frame(read: Callable[[int], bytes]) -> bytes:
-    """The next frame, by `read(n)`, which gives at most n bytes. Raises EOFError at the end."""
-    (length,) = _LENGTH.unpack(_exactly(read, _LENGTH.size))
-    return _exactly(read, length)
-
-
-def _exactly(read: Callable[[int], bytes], count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = read(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
-
-
 # ---------------------------------------------------------------- the child
 
 
@@ -93,28 +69,25 @@ def main() -> int:
     """Exit status 0 when the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it is doing
-    # Answers have the output for themselves, whatever a library may print.
-    with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)
-        frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        # Reads the file descriptor itself; see `processes.call_when_parent_ends`.
-        threading.Thread(target=_read_all, args=(frames,), daemon=True).start()
-        setup = msgspec.msgpack.decode(frames.get(), type=Setup)
-        compiler = GrammarCompiler(
-            Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
-            config=setup.config,
-            documents=setup.documents,
-        )
-        for constraint in WARM_UP:  # what is built once is built now
-            attempt(compiler, constraint)
-        _limit_memory(setup.config.compile_memory_bytes)
-        write_frame(answers, Verdict())
-        while True:
-            constraint = msgspec.msgpack.decode(frames.get(), type=Constraint)
-            signal.setitimer(signal.ITIMER_REAL, 2 * setup.config.compile_seconds + 1)
-            verdict = attempt(compiler, constraint)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            write_frame(answers, verdict)
+    parent: Connection[Any, Any] = Connection(0)
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_all, args=(parent, messages), daemon=True).start()
+    setup = msgspec.msgpack.decode(messages.get(), type=Setup)
+    compiler = GrammarCompiler(
+        Vocabulary(setup.tokenizer_json, setup.size, setup.eos_token_ids),
+        config=setup.config,
+        documents=setup.documents,
+    )
+    for constraint in WARM_UP:  # what is built once is built now
+        attempt(compiler, constraint)
+    _limit_memory(setup.config.compile_memory_bytes)
+    parent.send_bytes(msgspec.msgpack.encode(Verdict()))
+    while True:
+        constraint = msgspec.msgpack.decode(messages.get(), type=Constraint)
+        signal.setitimer(signal.ITIMER_REAL, 2 * setup.config.compile_seconds + 1)
+        verdict = attempt(compiler, constraint)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        parent.send_bytes(msgspec.msgpack.encode(verdict))
 
 
 def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
@@ -130,10 +103,10 @@ def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
     return Verdict()
 
 
-def _read_all(frames: queue.SimpleQueue[bytes]) -> None:
+def _read_all(parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes]) -> None:
     try:
         while True:
-            frames.put(read_frame(lambda count: os.read(0, count)))
+            messages.put(parent.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
 

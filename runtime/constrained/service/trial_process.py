@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.service.trial import Setup, Verdict, read_frame, write_frame
+from rootlace.runtime.constrained.service.trial import Setup, Verdict
 from rootlace.wire.errors import InternalError, InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
@@ -24,13 +24,18 @@ LOOK_SECONDS = 0.1
 """How often a child that does not answer is looked at."""
 
 
+class _Child(NamedTuple):
+    process: subprocess.Popen[bytes]
+    pipe: Connection[Any, Any]
+
+
 class TrialProcess:
     """Compiles in a child that is started at the first trial. `run` is for one thread only."""
 
     def __init__(self, setup: Callable[[], Setup], config: ConstraintConfig) -> None:
         self._setup = setup
         self._config = config
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: _Child | None = None
         self._ended = False
         self._lock = threading.Lock()
 
@@ -38,7 +43,7 @@ class TrialProcess:
     def pid(self) -> int | None:
         """The child's, if there is one now."""
         child = self._child
-        return None if child is None or self._ended else child.pid
+        return None if child is None or self._ended else child.process.pid
 
     def run(self, constraint: Constraint) -> None:
         """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""
@@ -63,30 +68,28 @@ class TrialProcess:
         with self._lock:
             self._ended = True
             if self._child is not None:
-                self._child.kill()
-                self._child.wait()
+                self._child.process.kill()
+                self._child.process.wait()
 
     def _kill(self) -> None:
         """The next trial starts another child."""
         with self._lock:
             child, self._child = self._child, None
-        assert child is not None and child.stdin is not None and child.stdout is not None
-        child.kill()
-        child.wait()
-        for stream in (child.stdin, child.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
+        assert child is not None
+        child.process.kill()
+        child.process.wait()
+        child.pipe.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> _Child:
         setup = self._setup()
-        with self._lock:
+        ours, theirs = Pipe()
+        with self._lock, theirs:
             if self._ended:
                 raise ServerUnavailable("the runtime is stopping")
-            child = self._child = subprocess.Popen(
-                processes.child_command("rootlace.runtime.constrained.service.trial"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
+            command = processes.child_command("rootlace.runtime.constrained.service.trial")
+            # What a library may print goes to standard error.
+            process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2)
+            child = self._child = _Child(process, ours)
         try:
             _ask(child, setup, START_SECONDS)
         except (EOFError, OSError) as error:  # TimeoutError is an OSError
@@ -144,24 +147,15 @@ class _Spent:
         return computed + self._slept
 
 
-def _ask(child: subprocess.Popen[bytes], message: Setup | Constraint, seconds: float) -> Verdict:
+def _ask(child: _Child, message: Setup | Constraint, seconds: float) -> Verdict:
     """The child's answer. Raises TimeoutError if it spends more than `seconds` on it, computing or
     asleep, and EOFError or OSError if it has ended."""
-    assert child.stdin is not None and child.stdout is not None
     try:
-        spent = _Spent(child)
+        spent = _Spent(child.process)
     except psutil.NoSuchProcess:
         raise EOFError from None
-    write_frame(child.stdin, message)
-    descriptor = child.stdout.fileno()
-
-    def read(count: int) -> bytes:
-        # poll, not select: an engine may have more than 1024 files open.
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        while not poll.poll(LOOK_SECONDS * 1000):
-            if spent.seconds() > seconds:
-                raise TimeoutError
-        return os.read(descriptor, count)
-
-    return msgspec.msgpack.decode(read_frame(read), type=Verdict)
+    child.pipe.send_bytes(msgspec.msgpack.encode(message))
+    while not child.pipe.poll(LOOK_SECONDS):
+        if spent.seconds() > seconds:
+            raise TimeoutError
+    return msgspec.msgpack.decode(child.pipe.recv_bytes(), type=Verdict)
