@@ -89,6 +89,11 @@ def _not_json(name: str) -> None:
     raise ValueError(f"{name} is not a JSON value")
 
 
+def is_text(value: str) -> bool:
+    """Whether it has no lone surrogate."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def parsed_choices(source: str) -> list[str]:
     """The texts of a `choices` constraint, each once. Raises InvalidConstraint."""
     choices = parsed("choices", source)
@@ -97,7 +102,7 @@ def parsed_choices(source: str) -> list[str]:
     for index, choice in enumerate(choices):
         if not isinstance(choice, str) or not choice:
             raise InvalidConstraint(f"choices[{index}]: must be a string of at least one character")
-        if any("\ud800" <= character <= "\udfff" for character in choice):
+        if not is_text(choice):
             raise InvalidConstraint(f"choices[{index}]: a lone surrogate is no character")
     return list(dict.fromkeys(choices))
 

@@ -20,14 +20,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.syntax import Literal
-from rootlace.runtime.constrained.sources.source import parsed
+from rootlace.runtime.constrained.sources.source import is_text, parsed
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_TAGS = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,107 +51,91 @@ class StructuralTag:
     stop_after_first: bool = False
 
 
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+_Some = msgspec.Meta(min_length=1, max_length=MAX_TAGS)
+
+
+class _Structure(msgspec.Struct):
+    begin: _Name
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class _Structures(msgspec.Struct):
+    structures: Annotated[list[_Structure], _Some]
+    triggers: Annotated[list[_Name], _Some]
+
+
+class _Content(msgspec.Struct, tag_field="type", tag="json_schema"):
+    json_schema: dict[str, Any] | bool
+
+
+class _TriggeredTag(msgspec.Struct):
+    begin: _Name
+    content: _Content
+    end: str
+
+
+class _TriggeredTags(msgspec.Struct, tag_field="type", tag="triggered_tags"):
+    tags: Annotated[list[_TriggeredTag], _Some]
+    triggers: Annotated[list[_Name], _Some]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: Any = None
+
+
+class _Format(msgspec.Struct):
+    format: _TriggeredTags
+
+
 def parse_structural_tag(source: str) -> StructuralTag:
     """Raises InvalidConstraint naming the place."""
     value = parsed("structural_tag", source)
-    if not isinstance(value, dict):
-        raise _wrong("", "must be a JSON object")
-    if "format" in value:
-        return _triggered_tags(value["format"])
+    if not (isinstance(value, dict) and "format" in value):
+        older = _converted(value, _Structures)
+        tags = [
+            Tag(one.begin, one.schema, one.end, f"structures[{index}].schema")
+            for index, one in enumerate(older.structures)
+        ]
+        return _checked(tags, older.triggers, "structures")
+    newer = _converted(value, _Format).format
+    if newer.excludes:
+        raise _wrong("format.excludes", "is not supported")
     tags = [
         Tag(
-            _text(item, "begin", place),
-            _schema(item, "schema", place),
-            _text(item, "end", place, may_be_empty=True),
-            f"{place}.schema",
+            one.begin, one.content.json_schema, one.end, f"format.tags[{index}].content.json_schema"
         )
-        for place, item in _objects(value, "structures", "")
+        for index, one in enumerate(newer.tags)
     ]
-    return _checked(StructuralTag(tuple(tags), _triggers(value, "")), "structures")
+    flags = (newer.at_least_one, newer.stop_after_first)
+    return _checked(tags, newer.triggers, "format.tags", *flags)
 
 
-def _triggered_tags(value: Any) -> StructuralTag:
-    if not isinstance(value, dict) or value.get("type") != "triggered_tags":
-        raise _wrong("format.type", 'must be "triggered_tags"')
-    if value.get("excludes"):
-        raise _wrong("format.excludes", "is not supported")
-    tags = []
-    for place, item in _objects(value, "tags", "format."):
-        content = item.get("content")
-        if not isinstance(content, dict) or content.get("type") != "json_schema":
-            raise _wrong(f"{place}.content.type", 'must be "json_schema"')
-        tags.append(
-            Tag(
-                _text(item, "begin", place),
-                _schema(content, "json_schema", f"{place}.content"),
-                _text(item, "end", place, may_be_empty=True),
-                f"{place}.content.json_schema",
-            )
-        )
-    flags = {}
-    for name in ("at_least_one", "stop_after_first"):
-        flags[name] = value.get(name, False)
-        if not isinstance(flags[name], bool):
-            raise _wrong(f"format.{name}", "must be a boolean")
-    triggers = _triggers(value, "format.")
-    return _checked(StructuralTag(tuple(tags), triggers, **flags), "format.tags")
+def _converted(value: Any, type_: type[T]) -> T:
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$")
+        raise _wrong(place.strip(".`"), what) from None
 
 
-def _objects(value: dict[str, Any], name: str, prefix: str) -> list[tuple[str, dict[str, Any]]]:
-    items = value.get(name)
-    if not isinstance(items, list) or not 0 < len(items) <= MAX_TAGS:
-        raise _wrong(prefix + name, f"must be an array of 1 to {MAX_TAGS} objects")
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise _wrong(f"{prefix}{name}[{index}]", "must be an object")
-    return [(f"{prefix}{name}[{index}]", item) for index, item in enumerate(items)]
-
-
-def _triggers(value: dict[str, Any], prefix: str) -> tuple[str, ...]:
-    triggers = value.get("triggers")
-    if not isinstance(triggers, list) or not 0 < len(triggers) <= MAX_TAGS:
-        raise _wrong(f"{prefix}triggers", f"must be an array of 1 to {MAX_TAGS} strings")
-    for index, trigger in enumerate(triggers):
-        if not isinstance(trigger, str) or not trigger or not _is_text(trigger):
-            place = f"{prefix}triggers[{index}]"
-            raise _wrong(place, "must be a string of at least one character")
-    return tuple(dict.fromkeys(triggers))
-
-
-def _text(item: dict[str, Any], name: str, place: str, may_be_empty: bool = False) -> str:
-    value = item.get(name)
-    if not isinstance(value, str) or not (value or may_be_empty) or not _is_text(value):
-        raise _wrong(f"{place}.{name}", "must be a string" + (", not empty" * (not may_be_empty)))
-    return value
-
-
-def _schema(item: dict[str, Any], name: str, place: str) -> dict[str, Any] | bool:
-    value = item.get(name)
-    if not isinstance(value, dict | bool):
-        raise _wrong(f"{place}.{name}", "must be a JSON schema: an object or a boolean")
-    return value
-
-
-def _is_text(value: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _checked(found: StructuralTag, name: str) -> StructuralTag:
-    for index, tag in enumerate(found.tags):
-        if not any(tag.begin.startswith(trigger) for trigger in found.triggers):
-            raise _wrong(
-                f"{name}[{index}].begin", f"{tag.begin!r} starts with none of the triggers"
-            )
-    for trigger in found.triggers:
-        if not any(tag.begin.startswith(trigger) for tag in found.tags):
-            raise _wrong("triggers", f"no tag begins with {trigger!r}")
+def _checked(tags: list[Tag], triggers: list[str], name: str, *flags: bool) -> StructuralTag:
+    found = StructuralTag(tuple(tags), tuple(dict.fromkeys(triggers)), *flags)
     first = first_triggers(found)
-    for index, tag in enumerate(found.tags):
+    for index, tag in enumerate(tags):
+        place = f"{name}[{index}].begin"
+        if not is_text(tag.begin + tag.end):
+            raise _wrong(place, "a lone surrogate is no character")
+        if not any(tag.begin.startswith(trigger) for trigger in triggers):
+            raise _wrong(place, f"{tag.begin!r} starts with none of the triggers")
         if not any(tag.begin.startswith(trigger) for trigger in first):
             raise _wrong(
-                f"{name}[{index}].begin",
+                place,
                 f"the trigger of {tag.begin!r} holds another trigger, which is complete first",
             )
+    for trigger in triggers:
+        if not any(tag.begin.startswith(trigger) for tag in tags):
+            raise _wrong("triggers", f"no tag begins with {trigger!r}")
     return found
 
 
