@@ -14,8 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rootlace.runtime.constrained.matchers.checked_text import CheckedText
-from rootlace.runtime.constrained.schema.scan import NUMBER_BYTES
-from rootlace.runtime.constrained.schema.verify import Verifier, Violation
+from rootlace.runtime.constrained.schema.verify import NUMBER_BYTES, Verifier, Violation
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar, Matcher

@@ -9,12 +9,12 @@ today; `check` refuses what is malformed and resolves references. `conjunction` 
 apply together apart into cases without `anyOf`, `not`, `if` and the like (`contradiction` and
 `evaluated` help), `shapes` writes a case as schemas of one type each (`number_shapes`, `keys`), and
 `normal` puts them together: the normal form, whose few keywords are listed there. A keyword that a
-shape does not hold is noted (`residual`); `verify` (with `scan`, `keywords` and `search`) checks
+shape does not hold is noted (`residual`); `verify` (with `keywords` and `search`) checks
 those, each value as soon as it is complete.
 
 **Speed** comes from `regular`, the writer of regular forms: of a whole schema, or of what is
 declared in one that llguidance runs. `spellings` says how strings and numbers are written, with
-`json_text`, `numeric_range`, `pattern` and `formats`; `trees` builds regex trees.
+`json_text`, `numeric_range`, `pattern` and `formats`.
 
 **Rescue**: what llguidance cannot hold of a normal form. `mask` shows it a weaker schema and notes
 what is lost; `weaken` gives up keyword after keyword where a schema is refused all the same;

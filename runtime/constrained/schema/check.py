@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import jsonschema_specifications
@@ -152,28 +153,13 @@ class CheckedSchema:
                 or keyword in IN_PLACE
                 or (keyword == "$dynamicRef" and len(self.dynamic_targets(located)) == 1)
             ]
-        done: set[Located] = set()
-        for start in edges:
-            if start in done:
-                continue
-            path = [start]
-            open_: set[Located] = {start}
-            stack = [iter(edges[start])]
-            while stack:
-                following = next(stack[-1], None)
-                if following is None:
-                    stack.pop()
-                    open_.discard(path[-1])
-                    done.add(path.pop())
-                elif following in open_:
-                    raise invalid(
-                        following.pointer,
-                        "the schema refers to itself without taking in a part of the value",
-                    )
-                elif following not in done:
-                    path.append(following)
-                    open_.add(following)
-                    stack.append(iter(edges.get(following, ())))
+        try:
+            TopologicalSorter(edges).prepare()
+        except CycleError as error:
+            raise invalid(
+                error.args[1][0].pointer,
+                "the schema refers to itself without taking in a part of the value",
+            ) from None
 
     def is_dynamic(self) -> bool:
         """Whether where a reference leads depends on the way to it."""
@@ -201,14 +187,8 @@ class CheckedSchema:
             while "/" in place:
                 place = place.rpartition("/")[0]
                 inside.add(place)
-        queue = [located for located in self._reachable() if located.pointer in inside]
-        found = set(queue)
-        while queue:
-            for located in above.get(queue.pop(), ()):
-                if located not in found:
-                    found.add(located)
-                    queue.append(located)
-        return found
+        start = [located for located in self._reachable() if located.pointer in inside]
+        return set(reached(start, lambda one: above.get(one, ())))
 
     def patterns(self) -> Iterator[tuple[str, str, bool]]:
         """(pointer, pattern, whether it is one of keys) of what is in use."""
@@ -225,14 +205,9 @@ class CheckedSchema:
     def _closure(self, unused: bool) -> list[Located]:
         """The root, and every schema it contains or refers to."""
         if unused not in self._closures:
-            found = {self.root: None}
-            queue = [self.root]
-            while queue:
-                for _, other in self.neighbours(queue.pop(), unused):
-                    if other not in found:
-                        found[other] = None
-                        queue.append(other)
-            self._closures[unused] = list(found)
+            self._closures[unused] = reached(
+                [self.root], lambda one: [other for _, other in self.neighbours(one, unused)]
+            )
         return self._closures[unused]
 
     def _name_all(self, document: Any, name: str) -> None:
@@ -259,6 +234,20 @@ class CheckedSchema:
         return name
 
 
+def reached(
+    start: Iterable[Located], following: Callable[[Located], Iterable[Located]]
+) -> list[Located]:
+    """`start` and all that follows from there, each once, `start` first."""
+    found = dict.fromkeys(start)
+    queue = list(found)
+    while queue:
+        for other in following(queue.pop()):
+            if other not in found:
+                found[other] = None
+                queue.append(other)
+    return list(found)
+
+
 def invalid(pointer: str, reason: str) -> InvalidConstraint:
     return InvalidConstraint(f"json_schema: {pointer}: {reason}")
 
@@ -273,20 +262,40 @@ def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
 
 # ---------------------------------------------------------------- shape
 
-_COUNTS = frozenset(
-    [
-        "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-        "minContains", "maxContains",
-    ]
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict | bool)
+
+
+def _is_number(value: Any, types: Any = int | float) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, of: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, of) for item in value)
+
+
+_ANYTHING = ("default", "const", "examples")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minContains", "maxContains",
 )  # fmt: skip
-_NUMBERS = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
-_STRINGS = frozenset(
-    [
-        "title", "description", "$comment", "format", "contentEncoding", "contentMediaType",
-    ]
-)  # fmt: skip
-_ANYTHING = frozenset(["default", "const", "enum", "examples"])
-_TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+_TEXTS = ("title", "description", "$comment", "format", "contentEncoding", "contentMediaType")
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(MAP, lambda v: isinstance(v, dict) and all(map(_is_schema, v.values()))),
+    **dict.fromkeys(LIST, lambda v: _is_list(v, dict | bool)),
+    **dict.fromkeys(ONE, _is_schema),
+    **dict.fromkeys(_COUNTS, lambda v: _is_number(v, int) and v >= 0),
+    **dict.fromkeys(_NUMBERS, _is_number),
+    **dict.fromkeys(_TEXTS, lambda v: isinstance(v, str)),
+    **dict.fromkeys(_ANYTHING, lambda v: True),
+    "enum": lambda v: _is_list(v, object),
+    "type": lambda v: isinstance(v, str) and v in _TYPES,
+    "required": lambda v: _is_list(v, str) and len(set(v)) == len(v),
+}
+"""Of keywords: whether their own value (not the schemas below it) is right beyond doubt."""
 
 
 def _check_shape(schema: Any, dialect: Dialect) -> None:
@@ -306,12 +315,14 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
         if not isinstance(node.get("$schema", ""), str):
             raise invalid(f"{pointer}/$schema", "it must be a string")
         dialect = dialect_of(node, dialect)
-        for key in _NUMBERS | {"multipleOf"}:
+        for key in (*_NUMBERS, "multipleOf"):
             if key in node and not _is_finite(node[key]):
                 raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
-        flat = {key: value for key, value in node.items() if not _plain(key, value)}
+        flat = {k: v for k, v in node.items() if k not in _PLAIN or not _PLAIN[k](v)}
         if flat and dialect.number == 4:  # there, some keywords are about others
-            flat = {key: value for key, value in node.items() if key not in _ANYTHING} | flat
+            flat = {
+                key: value for key, value in node.items() if key not in (*_ANYTHING, "enum")
+            } | flat
         if flat:
             _check_flat(flat, dialect, pointer)
         queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
@@ -322,38 +333,6 @@ def _is_finite(value: Any) -> bool:
         return not isinstance(value, int | float) or math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _plain(key: str, value: Any) -> bool:
-    """Whether a keyword's own value (not the schemas below it) is right beyond doubt."""
-    if key in _ANYTHING:
-        return key != "enum" or (isinstance(value, list) and len(value) > 0)
-    if key == "type" and isinstance(value, str):
-        return value in _TYPES
-    if key in _COUNTS:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if key in _NUMBERS:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if key in _STRINGS:
-        return isinstance(value, str)
-    if key == "required":
-        return (
-            isinstance(value, list)
-            and len(value) > 0
-            and all(isinstance(v, str) for v in value)
-            and len(set(value)) == len(value)
-        )
-    if key in MAP:
-        return isinstance(value, dict) and all(isinstance(v, dict | bool) for v in value.values())
-    if key in ONE:
-        return isinstance(value, dict | bool)
-    if key in LIST:
-        return (
-            isinstance(value, list)
-            and len(value) > 0
-            and all(isinstance(v, dict | bool) for v in value)
-        )
-    return False
 
 
 def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
@@ -71,15 +71,13 @@ class _Partial:
     notes: set[Residual] = field(default_factory=set)
 
     def fork(self, option: _Option, rest: list[list[_Option]]) -> _Partial:
-        return _Partial(
-            [atom for atom in option.atoms if atom not in self.done],
-            set(self.done),
-            list(rest),
-            self.types,
-            self.integer,
-            list(self.leaves),
-            self.valued,
-            self.notes | set(option.notes),
+        return replace(
+            self,
+            pending=[atom for atom in option.atoms if atom not in self.done],
+            done=set(self.done),
+            choices=list(rest),
+            leaves=list(self.leaves),
+            notes=self.notes | set(option.notes),
         )
 
 

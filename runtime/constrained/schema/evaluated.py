@@ -3,32 +3,33 @@ sections 11.2 and 11.3)."""
 
 from __future__ import annotations
 
-from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
+from typing import Any
+
+from rootlace.runtime.constrained.schema.check import CheckedSchema, Located, reached
 from rootlace.runtime.constrained.schema.dialect import keywords
 
 _ALTERNATIVES = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
 _APPLIED = frozenset(["$ref", "allOf", *_ALTERNATIVES])
 
 
-def in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool]:
-    """The schemas that may apply to the value that `root` applies to, `root` first, and whether
-    all of them do (none is an alternative)."""
-    found = {root: None}
-    queue, sure = [root], True
-    while queue:
-        located = queue.pop()
-        if not isinstance(located.schema, dict):
-            continue
-        schema = keywords(located.schema, located.dialect)
-        sure = sure and not any(key in schema for key in _ALTERNATIVES)
+def _in_place(
+    checked: CheckedSchema, root: Located
+) -> tuple[list[tuple[Located, dict[str, Any]]], bool]:
+    """The schemas (with their keywords) that may apply to the value that `root` applies to, `root`
+    first, and whether all of them do (none is an alternative)."""
+
+    def applied(located: Located) -> list[Located]:
         below = [one for key, one in checked.neighbours(located) if key in _APPLIED]
-        if "$dynamicRef" in schema:
+        if isinstance(located.schema, dict) and "$dynamicRef" in located.schema:
             below += checked.dynamic_targets(located)
-        for one in below:
-            if one not in found:
-                found[one] = None
-                queue.append(one)
-    return list(found), sure
+        return below
+
+    found = [
+        (located, keywords(located.schema, located.dialect))
+        for located in reached([root], applied)
+        if isinstance(located.schema, dict)
+    ]
+    return found, not any(key in schema for _, schema in found for key in _ALTERNATIVES)
 
 
 def evaluated_keys(
@@ -38,11 +39,8 @@ def evaluated_keys(
     they are in every case."""
     names: set[str] = set()
     patterns: list[str] = []
-    all_, sure = in_place(checked, root)
-    for located in all_:
-        if not isinstance(located.schema, dict):
-            continue
-        schema = keywords(located.schema, located.dialect)
+    schemas, sure = _in_place(checked, root)
+    for located, schema in schemas:
         if "$recursiveRef" in schema or "additionalProperties" in schema:
             return None, [], sure
         if located != root and schema.get("unevaluatedProperties", False) is not False:
@@ -55,11 +53,8 @@ def evaluated_keys(
 def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, bool]:
     """How many items from the first may be evaluated (None: any), and whether they always are."""
     count = 0
-    all_, sure = in_place(checked, root)
-    for located in all_:
-        if not isinstance(located.schema, dict):
-            continue
-        schema = keywords(located.schema, located.dialect)
+    schemas, sure = _in_place(checked, root)
+    for located, schema in schemas:
         if "items" in schema:
             return None, sure
         if "contains" in schema or "$recursiveRef" in schema:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.trees import NOTHING, with_length
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import Atom, Conjunction
 from rootlace.runtime.constrained.schema.evaluated import evaluated_keys
@@ -12,46 +14,34 @@ from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_form
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
-from rootlace.runtime.constrained.schema.trees import NOTHING, with_length
-
-
-class Lookup(Protocol):
-    """What is asked of `Shapes`."""
-
-    checked: CheckedSchema
-
-    def child(self, parent: Located, path: str, schema: Any, /) -> Atom: ...
-
-    def satisfies(self, located: Located, value: Any, /) -> bool: ...
 
 
 class Keys:
     """What one schema says of the values of keys."""
 
     def __init__(
-        self, shapes: Lookup, located: Located, leaf: dict[str, Any], notes: set[Residual]
+        self,
+        checked: CheckedSchema,
+        satisfies: Callable[[Located, Any], bool],
+        located: Located,
+        leaf: dict[str, Any],
+        notes: set[Residual],
     ) -> None:
-        self._shapes = shapes
+        """`satisfies` as in `Cases`; `notes` takes in what is not held."""
+        self._checked = checked
+        self._satisfies = satisfies
         self._located = located
         self._leaf = leaf
         self._notes = notes
         self.pointer = located.pointer
         self._patterns: dict[str, Any] = leaf.get("patternProperties", {})
         self._unevaluated = leaf.get("unevaluatedProperties", True)
-        self._names: set[str] | None = set()
-        self._known: list[str] = []
+        self.known_names: set[str] | None = set()
+        self.known_patterns: list[str] = []
         if self._unevaluated is not True:
-            self._names, self._known, sure = evaluated_keys(shapes.checked, located)
+            self.known_names, self.known_patterns, sure = evaluated_keys(checked, located)
             if not sure:
                 self._note("unevaluatedProperties")
-
-    @property
-    def known_names(self) -> set[str]:
-        return self._names or set()
-
-    @property
-    def known_patterns(self) -> list[str]:
-        return self._known
 
     def _note(self, keyword: str) -> None:
         self._notes.add(Residual(f"{self.pointer}/{keyword}", keyword))
@@ -60,7 +50,7 @@ class Keys:
         value = self._leaf[keyword]
         for part in path:
             value = value[part]
-        return self._shapes.child(self._located, "/".join(("", keyword, *path)), value)
+        return Atom(self._checked.child(self._located, "/".join(("", keyword, *path)), value))
 
     def of_name(self, name: str) -> list[Atom]:
         atoms = []
@@ -71,11 +61,11 @@ class Keys:
             atoms.append(self._atom("additionalProperties"))
         if "propertyNames" in self._leaf:
             names = self._atom("propertyNames").located
-            if not self._shapes.satisfies(names, name):
+            if not self._satisfies(names, name):
                 atoms.append(NEVER)
-        if self._names is None or self._unevaluated is True or name in self._names:
+        if self.known_names is None or self._unevaluated is True or name in self.known_names:
             return atoms
-        if not any(searcher(pattern)(name) for pattern in self._known):
+        if not any(searcher(pattern)(name) for pattern in self.known_patterns):
             atoms.append(self._atom("unevaluatedProperties"))
         return atoms
 
@@ -84,7 +74,7 @@ class Keys:
         atoms = []
         if "additionalProperties" in self._leaf:
             atoms.append(self._atom("additionalProperties"))
-        if self._unevaluated is not True and self._names is not None:
+        if self._unevaluated is not True and self.known_names is not None:
             atoms.append(self._atom("unevaluatedProperties"))
         names = self._leaf.get("propertyNames")
         if _no_others(names):
@@ -100,8 +90,8 @@ class Keys:
                 self._note("additionalProperties")
             else:
                 atoms.append(self._atom("additionalProperties"))
-        open_ = self._unevaluated is True or self._names is None
-        if not open_ and pattern not in self._known:
+        open_ = self._unevaluated is True or self.known_names is None
+        if not open_ and pattern not in self.known_patterns:
             self._note("unevaluatedProperties")
         names = self._leaf.get("propertyNames")
         if _no_others(names):

@@ -351,9 +351,11 @@ class _Object:
             patterns |= {pattern: [] for pattern in leaf.get("patternProperties", {})}
             required |= dict.fromkeys(leaf.get("required", ()))
         names |= required
-        ends = [Keys(shapes, located, leaf, notes) for located, leaf in leaves]
+        ends = [
+            Keys(shapes.checked, shapes.satisfies, located, leaf, notes) for located, leaf in leaves
+        ]
         for keys in ends:
-            names |= dict.fromkeys(sorted(keys.known_names))
+            names |= dict.fromkeys(sorted(keys.known_names or ()))
             patterns |= {pattern: [] for pattern in keys.known_patterns}
         properties = {}
         for name in names:

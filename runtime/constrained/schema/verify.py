@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any
 
 from jsonschema import ValidationError
@@ -15,19 +16,15 @@ from rootlace.runtime.constrained.schema.dialect import keywords
 from rootlace.runtime.constrained.schema.formats import lenient_checker
 from rootlace.runtime.constrained.schema.keywords import bounded
 from rootlace.runtime.constrained.schema.residual import Residual
-from rootlace.runtime.constrained.schema.scan import (
-    START,
-    Event,
-    Kind,
-    Scan,
-    step,
-    with_key,
-)
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 64
 """How deep a checked value may be nested: jsonschema recurses along it."""
+
+NUMBER_BYTES = frozenset(b"0123456789+-.eE")
+_WHITESPACE = frozenset(b" \t\n\r")
+_LITERALS = (b"true", b"false", b"null")
 
 Schemas = tuple[Located, ...]
 """The schemas that apply to a value whatever else holds."""
@@ -53,25 +50,40 @@ class Violation:
         return f"{self.pointer}: {self.message}"
 
 
+class _Scalar(Enum):
+    STRING = auto()
+    KEY = auto()
+    NUMBER = auto()
+    LITERAL = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A value that is being read: the schemas it must satisfy; of a container, its parent, the
-    keys (or the items that must be unique, in a form that compares as JSON does) so far."""
+    """A container that is being read: its first byte, the schemas it must satisfy, the key or index
+    of the member that is being read (None: a key comes next), its keys so far or the items that
+    must be unique, in a form that compares as JSON does, and the pointer of that `uniqueItems`."""
 
     start: int
     schemas: Schemas
     parent: _Open | None
+    depth: int
+    member: str | int | None
     seen: tuple[Any, ...] = ()
-    unique: str = ""  # pointer of the uniqueItems that applies
+    unique: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    length: int
-    scan: Scan
-    open: _Open | None
-    scalar: _Open | None
-    complete: bool  # the root is there and satisfies the schema
+    """`scalar` is what is being read that has no parts, if anything is: from `start`, with the
+    schemas it must satisfy. `complete`: the root is there and satisfies the schema."""
+
+    length: int = 0
+    open: _Open | None = None
+    scalar: _Scalar | None = None
+    start: int = 0
+    schemas: Schemas = ()
+    escape: bool = False
+    complete: bool = False
 
 
 class Rules:
@@ -199,12 +211,16 @@ def _described(error: ValidationError, located: Located) -> tuple[str, str, str]
 
 
 class Verifier:
-    """One text. Not thread-safe."""
+    """One text. Not thread-safe.
+
+    The text is read byte by byte for the places where values begin and end. It is expected to be
+    JSON as far as a mask holds it to that; each value that ends is parsed.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._text = bytearray()
-        self._states = [_State(0, START, None, None, False)]
+        self._states = [_State()]
 
     @property
     def steps(self) -> int:
@@ -236,9 +252,9 @@ class Verifier:
         state = self._states[-1]
         if state.complete:
             return None
-        if state.scan.scalar is Kind.NUMBER and state.scan.frame is None:
+        if state.scalar is _Scalar.NUMBER and state.open is None:
             try:
-                self._end(state, Kind.NUMBER, state.scan.start, len(self._text))
+                self._end(state, len(self._text))
             except _Refused as refused:
                 return refused.violation
             return None
@@ -250,99 +266,114 @@ class Verifier:
 
     def number_length(self) -> int:
         """How long the number is that is being read; 0 where none is."""
-        scan = self._states[-1].scan
-        return len(self._text) - scan.start if scan.scalar is Kind.NUMBER else 0
+        state = self._states[-1]
+        return len(self._text) - state.start if state.scalar is _Scalar.NUMBER else 0
 
     def open_starts(self) -> list[int]:
         """Where the values begin that are being read, the innermost first."""
         state = self._states[-1]
-        starts = [state.scalar.start] if state.scalar else []
-        frame = state.open
-        while frame is not None:
-            starts.append(frame.start)
-            frame = frame.parent
+        starts = [state.start] if state.scalar not in (None, _Scalar.KEY) else []
+        opened = state.open
+        while opened is not None:
+            starts.append(opened.start)
+            opened = opened.parent
         return starts
 
     # ------------------------------------------------------------ one byte
 
     def _step(self, state: _State, byte: int, offset: int) -> _State:
-        try:
-            scan, events = step(state.scan, byte, offset)
-        except ValueError as error:
-            raise _Refused(offset, "", "#", str(error)) from None
-        following = replace(state, scan=scan)
-        for event, kind, start in events:
-            if event is Event.BEGIN:
-                following = self._begin(following, kind, start)
-            elif event is Event.KEY:
-                following = self._key(following, start, offset + 1)
-            else:
-                end = offset if kind is Kind.NUMBER else offset + 1
-                following = self._end(following, kind, start, end)
-        return following
+        scalar = state.scalar
+        if scalar is _Scalar.STRING or scalar is _Scalar.KEY:
+            if state.escape or byte == ord("\\"):
+                return replace(state, escape=not state.escape)
+            if byte != ord('"'):
+                return state
+            ended = self._key if scalar is _Scalar.KEY else self._end
+            return ended(state, offset + 1)
+        if scalar is _Scalar.LITERAL:
+            whole = bytes(self._text[state.start : offset + 1]) in _LITERALS
+            return self._end(state, offset + 1) if whole else state
+        if scalar is _Scalar.NUMBER:
+            if byte in NUMBER_BYTES:
+                return state
+            state = self._end(state, offset)  # it ends before this byte
+        if byte in _WHITESPACE:
+            return state
+        opened = state.open
+        if state.complete or (opened is None and byte in b",:]}"):
+            raise _Refused(offset, "", "#", f"byte {byte:#04x} at {offset} is not JSON here")
+        if opened is None or byte not in b",:]}":
+            return self._begin(state, byte, offset)
+        if byte == ord(":"):
+            return state
+        if byte == ord(","):
+            following = opened.member + 1 if isinstance(opened.member, int) else None
+            return replace(state, open=replace(opened, member=following))
+        closed = replace(state, open=opened.parent, start=opened.start, schemas=opened.schemas)
+        return self._end(closed, offset + 1)
 
-    def _begin(self, state: _State, kind: Kind, start: int) -> _State:
+    def _begin(self, state: _State, byte: int, start: int) -> _State:
         parent = state.open
-        frame = state.scan.frame
-        container = kind in (Kind.OBJECT, Kind.ARRAY)
-        if container and frame is not None:
-            if frame.depth > MAX_DEPTH:
-                raise _Refused(start, "", "#", f"nested more than {MAX_DEPTH} deep")
-            frame = frame.parent
-        if parent is None or frame is None:
+        if parent is None:
             schemas = self._rules.root
+        elif parent.member is None:
+            return replace(state, scalar=_Scalar.KEY, start=start)
         else:
-            member = frame.key if frame.kind is Kind.OBJECT else frame.count - 1
-            schemas = self._rules.of_member(parent.schemas, member)
+            schemas = self._rules.of_member(parent.schemas, parent.member)
+        depth = 1 if parent is None else parent.depth + 1
+        is_array = byte == ord("[")
+        if (is_array or byte == ord("{")) and depth > MAX_DEPTH:
+            raise _Refused(start, "", "#", f"nested more than {MAX_DEPTH} deep")
         for located in schemas:
             if located.schema is False:
                 raise _Refused(start, "false", located.pointer, "no value is allowed here")
-        opened = _Open(
-            start, schemas, parent, unique=_unique(schemas) if kind is Kind.ARRAY else ""
-        )
-        if container:
-            return replace(state, open=opened)
-        return replace(state, scalar=opened)
+        if is_array:
+            opened = _Open(start, schemas, parent, depth, 0, unique=_unique(schemas))
+        elif byte == ord("{"):
+            opened = _Open(start, schemas, parent, depth, None)
+        else:
+            scalar = (
+                _Scalar.STRING if byte == ord('"')
+                else _Scalar.NUMBER if byte in NUMBER_BYTES - frozenset(b"eE")
+                else _Scalar.LITERAL
+            )  # fmt: skip
+            return replace(state, scalar=scalar, start=start, schemas=schemas)
+        return replace(state, open=opened)
 
-    def _key(self, state: _State, start: int, end: int) -> _State:
+    def _key(self, state: _State, end: int) -> _State:
+        start, opened = state.start, state.open
         key = self._parsed(start, end)
-        opened = state.open
-        assert opened is not None and isinstance(key, str)
+        assert opened is not None
         if key in opened.seen:
             raise _Refused(start, "", "#", f"the key {key!r} is there twice")
         error = self._rules.key_error(opened.schemas, key)
         if error is not None:
             raise _Refused(start, *error)
-        opened = replace(opened, seen=(*opened.seen, key))
-        return replace(state, scan=with_key(state.scan, key), open=opened)
+        opened = replace(opened, member=key, seen=(*opened.seen, key))
+        return replace(state, scalar=None, open=opened)
 
-    def _end(self, state: _State, kind: Kind, start: int, end: int) -> _State:
+    def _end(self, state: _State, end: int) -> _State:
+        """A value that begins at `state.start`, in what is open, ends before `end`."""
+        start, parent = state.start, state.open
         value = self._parsed(start, end)
-        if kind in (Kind.OBJECT, Kind.ARRAY):
-            opened, parent = state.open, state.open.parent if state.open else None
-            following = replace(state, open=parent)
-        else:
-            opened, parent = state.scalar, state.open
-            following = replace(state, scalar=None)
-        assert opened is not None
+        number = state.scalar is _Scalar.NUMBER
+        following = replace(state, scalar=None)
         if parent is None:
             error = self._rules.whole_error(value)
             if error is not None:
-                raise _Refused(start, *error, number=kind is Kind.NUMBER)
+                raise _Refused(start, *error, number=number)
             return replace(following, complete=True)
-        for located in opened.schemas:
+        for located in state.schemas:
             error = self._rules.error(located, value) if self._rules.is_watched(located) else None
             if error is not None:
-                raise _Refused(start, *error, number=kind is Kind.NUMBER)
-        if parent.unique:
-            item = _comparable(value)
-            if item in parent.seen:
-                reason = "uniqueItems: the item is there twice"
-                number = kind is Kind.NUMBER
-                raise _Refused(start, "uniqueItems", parent.unique, reason, number)
-            grown = replace(parent, seen=(*parent.seen, item))
-            return replace(following, open=grown)
-        return following
+                raise _Refused(start, *error, number=number)
+        if not parent.unique:
+            return following
+        item = _comparable(value)
+        if item in parent.seen:
+            reason = "uniqueItems: the item is there twice"
+            raise _Refused(start, "uniqueItems", parent.unique, reason, number)
+        return replace(following, open=replace(parent, seen=(*parent.seen, item)))
 
     def _parsed(self, start: int, end: int) -> Any:
         try:
