@@ -9,17 +9,17 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.constrained.automaton.syntax import Chars, Literal
-from rootlace.runtime.constrained.sources.ebnf import grammar_of, is_gbnf
-from rootlace.runtime.constrained.sources.gbnf import (
-    Alternatives,
-    Node,
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
     Reference,
-    Repetition,
-    Rules,
-    Sequence,
-    parse_gbnf,
+    Regex,
+    Repeat,
 )
+from rootlace.runtime.constrained.sources.ebnf import grammar_of, is_gbnf
+from rootlace.runtime.constrained.sources.gbnf import Rules, parse_gbnf
 from rootlace.wire.errors import InvalidConstraint
 
 LONGEST = 6
@@ -52,21 +52,21 @@ def texts(rules: Rules, name: str) -> set[str]:
     """All texts of a rule of at most LONGEST characters: the least fixed point of the rules."""
     known: dict[str, set[str]] = {rule: set() for rule in rules}
 
-    def of(node: Node) -> set[str]:
+    def of(node: Regex) -> set[str]:
         if isinstance(node, Literal):
             return {node.text} if len(node.text) <= LONGEST else set()
         if isinstance(node, Chars):
             return {c for c in "abc" if any(a <= ord(c) <= b for a, b in node.ranges)}
         if isinstance(node, Reference):
             return known[node.name]
-        if isinstance(node, Alternatives):
+        if isinstance(node, Either):
             return set().union(*map(of, node.options))
-        if isinstance(node, Sequence):
+        if isinstance(node, Concat):
             found = {""}
             for part in node.parts:
                 found = joined(found, of(part))
             return found
-        assert isinstance(node, Repetition)
+        assert isinstance(node, Repeat)
         item, found, total = of(node.item), {""}, set()
         for count in range((LONGEST if node.most is None else node.most) + 1):
             if count >= node.least:

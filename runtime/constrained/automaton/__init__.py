@@ -1,8 +1,9 @@
 """Regular languages: from patterns to byte automata that are built as far as they are visited.
 
-The way of a pattern: `parse` reads it as `re` does into a tree (`syntax`), `nfa` (or `lookaround`,
-where it looks around) makes that an automaton over UTF-8 (`utf8`), and `dfa` determinises the
-states that are visited. All of these keep the promise that a mask allows exactly what some complete
-text goes on with. `emit` writes trees for other engines, `languages` asks interegular whether two
-languages overlap. The rescue path is `limits.TooLarge`: whoever gets it asks another engine.
+The way of a pattern: `parse` reads it as `re` does into a tree (`syntax`, built by `trees`), `nfa`
+(or `lookaround`, where it looks around) makes that an automaton over UTF-8 (`utf8`), and `dfa`
+determinises the states that are visited. All of these keep the promise that a mask allows exactly
+what some complete text goes on with. `emit` writes trees for other engines, `languages` asks
+interegular whether two languages overlap. The rescue path is `limits.TooLarge`: whoever gets it
+asks another engine.
 """

@@ -13,8 +13,6 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Concat,
     Either,
     Literal,
-    Look,
-    LookBehind,
     Regex,
     Repeat,
 )
@@ -63,7 +61,7 @@ class _Writer:
                 if known is None:
                     known = self._sets[id(regex)] = _set(regex)
                 return self._counted(known)
-            case Look() | LookBehind():
+            case _:
                 raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
     def _atom(self, regex: Regex) -> str:

@@ -128,6 +128,7 @@ class _Nodes:
                 self.behinds[node] = (chars.ranges, following, negative)
                 self._place(node, depth)
                 return node
+        raise AssertionError(regex)
 
     def _leaf(self, ranges: Ranges, following: int) -> int:
         node = self._new()

@@ -21,6 +21,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Literal,
     Look,
     LookBehind,
+    Reference,
     Regex,
     Repeat,
 )
@@ -272,8 +273,8 @@ class _Sizes:
                     return None if least else (0, 0)
                 copies = max(least, 1) if most is None else most
                 return size[0] * copies, size[1] * least
-            case Look() | LookBehind():
-                raise ValueError("look-around is not for this automaton")
+            case Look() | LookBehind() | Reference():
+                raise ValueError(f"{type(regex).__name__} is not for this automaton")
 
 
 class _Builder:
@@ -306,8 +307,8 @@ class _Builder:
                 return self._either(regex, following)
             case Repeat(item, least, most):
                 return self._repeat(item, least, most, following)
-            case Look() | LookBehind():
-                raise ValueError("look-around is not for this automaton")
+            case Look() | LookBehind() | Reference():
+                raise ValueError(f"{type(regex).__name__} is not for this automaton")
 
     def _either(self, regex: Either, following: int) -> int:
         key = id(regex)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.pattern_positions import Construct, place_of
+from rootlace.runtime.constrained.automaton.pattern_positions import CONSTRUCTS, place_of
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
     Concat,
@@ -28,18 +28,27 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.automaton.trees import (
+    BLANK,
+    NOTHING,
+    chars,
+    concat,
+    either,
+    lengths,
+    repeat,
+)
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
 from rootlace.wire.errors import InvalidConstraint
 
 # Private, and the one place where patterns are read as `re` reads them; the same from 3.11 on.
 sre: Any = importlib.import_module("re._constants")
 sre_parser: Any = importlib.import_module("re._parser")
 
-EMPTY = Literal("")
-NOTHING = Chars(())
 _ANY = Chars(char_sets.ALL)
 _NEWLINE = Chars(((10, 10),))
 _NOT_NEWLINE = Chars(char_sets.complement(((10, 10),)))
 _AT_END = Look(_ANY, negative=True)
+_READING_NOTHING = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 _UNBOUNDED = sre.MAXREPEAT
 _TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
 
@@ -64,8 +73,8 @@ def parse(pattern: str) -> Regex:
         flags = parsed.state.flags
         if flags & _TEMPLATE:
             raise InvalidConstraint("regex: the flag 't' is not supported")
-        return _Translation(pattern, bool(flags & re.VERBOSE)).sequence(
-            parsed, _Context(flags, at_begin=True, after_text=False, at_end=True)
+        return Translation(pattern, bool(flags & re.VERBOSE)).sequence(
+            parsed, Context(flags, at_begin=True, after_text=False, at_end=True)
         )
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
@@ -77,7 +86,7 @@ def parse(pattern: str) -> Regex:
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
+class Context:
     """Where a part of the pattern stands.
 
     `at_begin`: nothing has been read before it. `after_text`: something has. (Neither: it depends.)
@@ -90,53 +99,40 @@ class _Context:
     at_end: bool
 
 
-class _Translation:
+class Translation:
     """From the operations of Python's parser, pairs of a code and its argument, to trees."""
 
     def __init__(self, pattern: str, verbose: bool) -> None:
         self._pattern = pattern
         self._verbose = verbose
-        self._known: dict[tuple[Any, ...], Chars] = {}
+        self._known: dict[tuple[Any, ...], Regex] = {}
 
-    def sequence(self, operations: Sequence[tuple[Any, Any]], context: _Context) -> Regex:
+    def sequence(self, operations: Sequence[tuple[Any, Any]], context: Context) -> Regex:
         parts: list[Regex] = []
-        text: list[str] = []
         inner = replace(context, at_end=False)
         # The last operations that read nothing all stand at the end.
         last = len(operations)
-        while last and operations[last - 1][0] in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
+        while last and operations[last - 1][0] in _READING_NOTHING:
             last -= 1
         for index, (code, argument) in enumerate(operations):
-            if code is sre.LITERAL and not context.flags & re.IGNORECASE:
-                if 0xD800 <= argument <= 0xDFFF:
-                    return NOTHING
-                text.append(chr(argument))
-                part: Regex | None = None
-            else:
-                here = replace(inner, at_end=context.at_end and index >= last - 1)
-                part = self._operation(code, argument, here)
-                if text and part != EMPTY:
-                    parts.append(Literal("".join(text)))
-                    text.clear()
-                if part != EMPTY:
-                    parts.append(part)
-            if not inner.after_text and code not in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
-                least, most = (1, 1) if part is None else widths(part)
+            here = replace(inner, at_end=context.at_end and index >= last - 1)
+            part = self.operation(code, argument, here)
+            parts.append(part)
+            if not inner.after_text and code not in _READING_NOTHING:
+                least, most = lengths(part)
                 inner = replace(inner, at_begin=inner.at_begin and most == 0, after_text=least > 0)
-        if text:
-            parts.append(Literal("".join(text)))
-        if not parts:
-            return EMPTY
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+        return concat(*parts)
 
-    def _operation(self, code: Any, argument: Any, context: _Context) -> Regex:
+    def operation(self, code: Any, argument: Any, context: Context) -> Regex:
         flags = context.flags
+        if code is sre.LITERAL and not flags & re.IGNORECASE:
+            return NOTHING if 0xD800 <= argument <= 0xDFFF else Literal(chr(argument))
         if code in (sre.LITERAL, sre.NOT_LITERAL, sre.IN):
             return self._characters(code, argument, flags)
         if code is sre.ANY:
             return _ANY if flags & re.DOTALL else _NOT_NEWLINE
         if code is sre.BRANCH:
-            return Either(tuple(self.sequence(option, context) for option in argument[1]))
+            return either(*(self.sequence(option, context) for option in argument[1]))
         if code is sre.SUBPATTERN:
             _, added, removed, inner = argument
             if added & (re.ASCII | re.UNICODE):
@@ -158,35 +154,31 @@ class _Translation:
         if code is sre.AT:
             return self._anchor(argument, context)
         if code is sre.GROUPREF:
-            self._refuse(Construct.BACK_REFERENCE)
+            self._refuse("reference")
         if code is sre.GROUPREF_EXISTS:
-            self._refuse(Construct.CONDITIONAL)
+            self._refuse("conditional")
         if code is sre.FAILURE:
             return NOTHING
         raise InvalidConstraint(f"regex: {str(code).lower()} is not supported")
 
-    def _repeat(self, argument: Any, context: _Context) -> Regex:
+    def _repeat(self, argument: Any, context: Context) -> Regex:
         least, most, inner = argument
         item = self.sequence(inner, self._repeated(most, inner, context))
-        if most == 0 or item == EMPTY:
-            return EMPTY
-        if least == most == 1:
-            return item
-        return Repeat(item, int(least), None if most is _UNBOUNDED else int(most))
+        return repeat(item, int(least), None if most is _UNBOUNDED else int(most))
 
-    def _repeated(self, most: Any, inner: Any, context: _Context) -> _Context:
+    def _repeated(self, most: Any, inner: Any, context: Context) -> Context:
         """The context of what is repeated: with a second time, the first stands before it."""
         if most == 0 or most == 1:
             return context
         begin = context.at_begin and inner.getwidth()[1] == 0
         return replace(context, at_begin=begin, at_end=False)
 
-    def _possessive(self, argument: Any, context: _Context) -> Regex:
+    def _possessive(self, argument: Any, context: Context) -> Regex:
         """`x*+` of one character `x` is `x*(?!x)`: it would have taken another one."""
         least, most, inner = argument
         item = self._repeat((1, 1, inner), context)
         if not isinstance(item, Chars) and not (isinstance(item, Literal) and len(item.text) == 1):
-            self._refuse(Construct.POSSESSIVE)
+            self._refuse("possessive")
         if context.at_end or least == most:
             return self._repeat(argument, context)
         stop = Look(item, negative=True)
@@ -195,23 +187,23 @@ class _Translation:
         least, most = int(least), int(most)
         return Either((Repeat(item, most, most), Concat((Repeat(item, least, most - 1), stop))))
 
-    def _atomic(self, inner: Any, context: _Context) -> Regex:
+    def _atomic(self, inner: Any, context: Context) -> Regex:
         item = self.sequence(inner, replace(context, at_end=False))
         if not _is_single(item):
-            self._refuse(Construct.ATOMIC)
+            self._refuse("atomic")
         return item
 
-    def _anchor(self, anchor: Any, context: _Context) -> Regex:
+    def _anchor(self, anchor: Any, context: Context) -> Regex:
         lines = context.flags & re.MULTILINE
         if anchor is sre.AT_BEGINNING or anchor is sre.AT_BEGINNING_STRING:
             if context.at_begin:
-                return EMPTY
+                return BLANK
             if lines and anchor is sre.AT_BEGINNING:
                 return LookBehind(_NOT_NEWLINE, negative=True)
             return NOTHING if context.after_text else LookBehind(_ANY, negative=True)
         if anchor is sre.AT_END or anchor is sre.AT_END_STRING:
             if context.at_end:
-                return EMPTY
+                return BLANK
             if anchor is sre.AT_END_STRING:
                 return _AT_END
             if lines:
@@ -230,7 +222,7 @@ class _Translation:
         # Before Python 3.14, `\B` does not match in an empty text.
         return Concat((Either((LookBehind(_ANY, False), Look(_ANY, False))), place))
 
-    def _look_behind(self, inner: Any, negative: bool, context: _Context) -> Regex:
+    def _look_behind(self, inner: Any, negative: bool, context: Context) -> Regex:
         item = self.sequence(inner, replace(context, at_begin=False, at_end=False))
         options = item.options if isinstance(item, Either) else (item,)
         ranges: list[tuple[int, int]] = []
@@ -240,20 +232,21 @@ class _Translation:
             elif isinstance(option, Literal) and len(option.text) == 1:
                 ranges.append((ord(option.text), ord(option.text)))
             else:
-                self._refuse(Construct.LOOK_BEHIND)
+                self._refuse("behind")
         if context.at_begin:
-            return EMPTY if negative else NOTHING
+            return BLANK if negative else NOTHING
         return LookBehind(Chars(char_sets.union(ranges)), negative)
 
-    def _characters(self, code: Any, argument: Any, flags: int) -> Chars:
+    def _characters(self, code: Any, argument: Any, flags: int) -> Regex:
         members = tuple(argument) if code is sre.IN else ((code, argument),)
         key = (members, flags & (re.ASCII | re.IGNORECASE))
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._set(code, members, flags)
+            known = self._known[key] = chars(self.characters(code, members, flags))
         return known
 
-    def _set(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Chars:
+    def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
+        """The set of characters that `members` (`code` LITERAL: the only one) describe."""
         ascii_only = bool(flags & re.ASCII)
         ranges: list[tuple[int, int]] = []
         spelt = []
@@ -279,33 +272,11 @@ class _Translation:
             # The same set without anything special in its spelling, for `re` to judge.
             one = "".join(spelt) if code is sre.LITERAL else f"[{'^' * negated}{''.join(spelt)}]"
             result = char_sets.ignoring_case(one, result, ascii_only)
-        return Chars(result)
+        return result
 
-    def _refuse(self, construct: Construct) -> None:
+    def _refuse(self, construct: str) -> None:
         place = place_of(self._pattern, construct, self._verbose)
-        raise InvalidConstraint(f"regex: {construct.value}{place} is not supported")
-
-
-def widths(regex: Regex) -> tuple[int, float]:
-    """How many characters a text of `regex` has at least and at most."""
-    match regex:
-        case Literal(text):
-            return len(text), len(text)
-        case Chars():
-            return 1, 1
-        case Concat(parts):
-            inner = [widths(part) for part in parts]
-            return sum(least for least, _ in inner), sum(most for _, most in inner)
-        case Either(options):
-            inner = [widths(option) for option in options]
-            return min(least for least, _ in inner), max(most for _, most in inner)
-        case Repeat(item, least, most):
-            shortest, longest = widths(item)
-            if longest == 0:
-                return 0, 0
-            return shortest * least, float("inf") if most is None else longest * most
-        case Look() | LookBehind():
-            return 0, 0
+        raise InvalidConstraint(f"regex: {CONSTRUCTS[construct]}{place} is not supported")
 
 
 def _is_single(regex: Regex) -> bool:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 import re
 
+CONSTRUCTS = {
+    "reference": "a back-reference",
+    "conditional": "a conditional on a group",
+    "behind": "look-behind of other than one character",
+    "atomic": "an atomic group with a choice in it",
+    "possessive": "a possessive quantifier on more than one character",
+}
+"""Those that no automaton has, by the names of their groups in `_PIECES`."""
 
-class Construct(enum.Enum):
-    BACK_REFERENCE = "a back-reference"
-    CONDITIONAL = "a conditional on a group"
-    LOOK_BEHIND = "look-behind of other than one character"
-    ATOMIC = "an atomic group with a choice in it"
-    POSSESSIVE = "a possessive quantifier on more than one character"
-
-
-# A piece of a pattern: what the constructs look like, after what would hide them.
+# What the constructs look like, behind what would hide them.
 _PIECES = re.compile(
-    r"""(?P<comment>\(\?\#[^)]*\))
+    r"""\(\?\#[^)]*\)
     | \[ \^? \]? (?: [^]\\] | \\. )* \]
     | (?P<reference> \\[1-9] | \(\?P= )
     | \\.
@@ -29,27 +28,13 @@ _PIECES = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-_NAMES = {
-    Construct.BACK_REFERENCE: "reference",
-    Construct.CONDITIONAL: "conditional",
-    Construct.LOOK_BEHIND: "behind",
-    Construct.ATOMIC: "atomic",
-    Construct.POSSESSIVE: "possessive",
-}
 
-
-def place_of(pattern: str, construct: Construct, verbose: bool) -> str:
-    """The first place of `construct` in `pattern` as words; empty if it is not found."""
-    name = _NAMES[construct]
+def place_of(pattern: str, construct: str, verbose: bool) -> str:
+    """The first place of one of CONSTRUCTS in `pattern` as words; empty if it is not found."""
     position = 0
-    while position < len(pattern):
-        piece = _PIECES.match(pattern, position)
-        if piece is None:
-            break
-        if piece.lastgroup == "line_comment" and not verbose:
-            position += 1
-            continue
-        if piece.lastgroup == name:
+    while (piece := _PIECES.match(pattern, position)) is not None:
+        if piece.lastgroup == construct:
             return f" ({piece.group()!r} at position {position})"
-        position = piece.end()
+        is_character = piece.lastgroup == "line_comment" and not verbose
+        position = position + 1 if is_character else piece.end()
     return ""

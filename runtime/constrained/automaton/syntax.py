@@ -1,4 +1,4 @@
-"""Regular expressions as trees, whatever they were written as.
+"""Regular expressions, and the bodies of grammars' rules, as trees, whatever they were written as.
 
 The language is over Unicode scalar values (no surrogates); every tree describes whole texts.
 """
@@ -63,4 +63,12 @@ class LookBehind:
     negative: bool
 
 
-Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the rule `name` of a grammar describes; only grammars have it, not what is regular."""
+
+    name: str
+    line: int = 0
+
+
+Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind | Reference

@@ -24,8 +24,6 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Concat,
     Either,
     Literal,
-    Look,
-    LookBehind,
     Regex,
     Repeat,
 )
@@ -144,23 +142,17 @@ def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintC
     most = config.compile_memory_bytes // BYTES_PER_TRANSITION
     table = TokenTable(vocabulary.trie, (), dfa, 0)
     words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
-    total = 0
-    seen = {dfa.start}
-    waiting = [dfa.start]
-    while waiting:
-        state = waiting.pop()
+    total = state = 0
+    while state < dfa.num_states:
         table.write(state, words)
+        dfa.transitions(np.array([state]))  # finds the states that no token ends at, too
         total += int(np.unpackbits(words.view(np.uint8)).sum()) + 1
         if total > most:
             raise InvalidConstraint(
                 f"outlines-core: its index has more than {most} transitions, which take more than "
                 f"{config.compile_memory_bytes >> 20} MiB (compile_memory_bytes)"
             )
-        row = dfa.transitions(np.array([state]))[0]
-        for following in np.unique(row[row >= 0]).tolist():
-            if following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        state += 1
     return total
 
 
@@ -172,11 +164,8 @@ def _without_sentinel(regex: Regex) -> Regex:
             return regex
         case Chars(ranges):
             return Chars(char_sets.intersection(ranges, ((0, LAST - 1),)))
-        case Concat(parts):
-            return Concat(tuple(map(_without_sentinel, parts)))
-        case Either(options):
-            return Either(tuple(map(_without_sentinel, options)))
+        case Concat(parts) | Either(parts):
+            return type(regex)(tuple(map(_without_sentinel, parts)))
         case Repeat(item, least, most):
             return Repeat(_without_sentinel(item), least, most)
-        case Look() | LookBehind():
-            raise InvalidConstraint("outlines-core: look-around is not supported")
+    raise InvalidConstraint("outlines-core: look-around is not supported")

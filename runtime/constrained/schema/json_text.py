@@ -24,8 +24,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
-from rootlace.runtime.constrained.automaton.utf8 import Ranges
-from rootlace.runtime.constrained.schema.trees import (
+from rootlace.runtime.constrained.automaton.trees import (
     BLANK,
     chars,
     concat,
@@ -34,6 +33,7 @@ from rootlace.runtime.constrained.schema.trees import (
     optional,
     repeat,
 )
+from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
 MAX_DIGITS = 20
 """The digits we write at most before or after the decimal point. Python's own `json` refuses

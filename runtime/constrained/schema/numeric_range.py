@@ -15,8 +15,8 @@ from decimal import Decimal
 from fractions import Fraction
 
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
+from rootlace.runtime.constrained.automaton.trees import NOTHING, concat, either, repeat
 from rootlace.runtime.constrained.schema.json_text import MAX_DIGITS, digits
-from rootlace.runtime.constrained.schema.trees import NOTHING, concat, either, repeat
 
 _TOP = 10**MAX_DIGITS - 1
 _MAX_SUFFIXES = 1000

@@ -12,48 +12,30 @@ from __future__ import annotations
 
 import re
 import warnings
-from re import _constants as op  # type: ignore[attr-defined]
-from re import _parser as reader  # type: ignore[attr-defined]
 from typing import Any
 
-from rootlace.runtime.constrained.automaton.char_sets import (
-    ALL,
-    category,
-    complement,
-    intersection,
-    union,
-)
-from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
+from rootlace.runtime.constrained.automaton.char_sets import ALL, complement, intersection
+from rootlace.runtime.constrained.automaton.parse import Context, Translation, sre, sre_parser
+from rootlace.runtime.constrained.automaton.syntax import Chars, Regex
+from rootlace.runtime.constrained.automaton.trees import BLANK, concat, either, repeat
 from rootlace.runtime.constrained.automaton.utf8 import Ranges
-from rootlace.runtime.constrained.schema.trees import (
-    BLANK,
-    chars,
-    concat,
-    either,
-    repeat,
-)
 
 _ANYTHING = repeat(Chars(ALL), 0, None)
 _REFUSED_ESCAPES = frozenset("AZaNUkpPQEc0123456789")
-_ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
-_ECMA_SPACE: Ranges = union(
-    (c, c)
-    for c in (
-        *range(0x09, 0x0E),
-        0x20,
-        0xA0,
-        0x1680,
-        *range(0x2000, 0x200B),
-        0x2028,
-        0x2029,
-        0x202F,
-        0x205F,
-        0x3000,
-        0xFEFF,
-    )
+_TAKEN = (
+    *(sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN),
+    *(sre.BRANCH, sre.SUBPATTERN, sre.MAX_REPEAT, sre.MIN_REPEAT),
 )
-_DIGIT: Ranges = ((0x30, 0x39),)
-_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_ECMA_BREAKS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+ECMA_SPACE: Ranges = (
+    *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
+    *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
+)
+# The other classes are those of Python with re.ASCII.
+_IN_ECMA = {
+    (sre.CATEGORY, sre.CATEGORY_SPACE): [(sre.RANGE, part) for part in ECMA_SPACE],
+    (sre.CATEGORY, sre.CATEGORY_NOT_SPACE): [(sre.RANGE, part) for part in complement(ECMA_SPACE)],
+}
 
 
 class NotTranslated(ValueError):
@@ -66,11 +48,9 @@ def regex_of_pattern(pattern: str) -> Regex:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what Python warns of changes its meaning some day
-            tree = reader.parse(pattern)
+            tree = sre_parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, Warning) as error:
         raise NotTranslated(f"pattern {pattern!r}: {error}") from None
-    if tree.state.flags & ~re.UNICODE:
-        raise NotTranslated(f"pattern {pattern!r}: flags")
     return either(*(found.whole() for found in _anchored(list(tree))))
 
 
@@ -113,17 +93,17 @@ def _anchored(items: list[Any]) -> list[_Option]:
     """The options of a sequence at the top, where anchors may stand at either end (also within
     groups there, as in `^(a|b)$` or `(^a$)|b`)."""
     begins = ends = False
-    while items and items[0] == (op.AT, op.AT_BEGINNING):
+    while items and items[0] == (sre.AT, sre.AT_BEGINNING):
         begins, items = True, items[1:]
-    while items and items[-1] == (op.AT, op.AT_END):
+    while items and items[-1] == (sre.AT, sre.AT_END):
         ends, items = True, items[:-1]
     if not any(_has_anchor(item) for item in items):
         return [_Option(_sequence(items), begins, ends)]
     if len(items) == 1:
         kind, detail = items[0]
-        if kind is op.BRANCH:
+        if kind is sre.BRANCH:
             bodies = [list(branch) for branch in detail[1]]
-        elif kind is op.SUBPATTERN:
+        elif kind is sre.SUBPATTERN:
             bodies = [list(detail[3])]
         else:
             raise NotTranslated("an anchor inside the pattern")
@@ -144,77 +124,37 @@ def _anchored(items: list[Any]) -> list[_Option]:
 
 def _has_anchor(item: Any) -> bool:
     kind, detail = item
-    if kind is op.AT:
+    if kind is sre.AT:
         return True
-    if kind is op.BRANCH:
+    if kind is sre.BRANCH:
         return any(_has_anchor(inner) for branch in detail[1] for inner in branch)
-    if kind is op.SUBPATTERN:
+    if kind is sre.SUBPATTERN:
         return any(_has_anchor(inner) for inner in detail[3])
-    if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
+    if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
         return any(_has_anchor(inner) for inner in detail[2])
     return False
 
 
+class _Agreed(Translation):
+    """What both dialects take for a pattern without anchors."""
+
+    def operation(self, code: Any, argument: Any, context: Context) -> Regex:
+        if code is sre.ANY:
+            return Chars(complement(_ECMA_BREAKS))
+        if code not in _TAKEN or (code is sre.LITERAL and 0xD800 <= argument <= 0xDFFF):
+            raise NotTranslated(f"{str(code).lower()} inside the pattern")
+        return super().operation(code, argument, context)
+
+    def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
+        python = super().characters(code, members, flags)
+        as_ecma = tuple(one for member in members for one in _IN_ECMA.get(member, (member,)))
+        # Sets are negated in each dialect, before what they agree on is taken.
+        return intersection(python, super().characters(code, as_ecma, flags | re.ASCII))
+
+
+_AGREED = _Agreed("", verbose=False)
+_INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
+
+
 def _sequence(items: list[Any]) -> Regex:
-    return concat(*(_item(kind, detail) for kind, detail in items))
-
-
-def _item(kind: Any, detail: Any) -> Regex:
-    if kind is op.LITERAL:
-        if 0xD800 <= detail <= 0xDFFF:
-            raise NotTranslated("a surrogate")
-        return Literal(chr(detail))
-    if kind is op.NOT_LITERAL:
-        return chars(complement(((detail, detail),)))
-    if kind is op.ANY:
-        return chars(complement(_ECMA_BREAKS))
-    if kind is op.IN:
-        return chars(_class(detail))
-    if kind is op.BRANCH:
-        return either(*(_sequence(list(branch)) for branch in detail[1]))
-    if kind is op.SUBPATTERN:
-        _, set_flags, cleared_flags, body = detail
-        if set_flags or cleared_flags:
-            raise NotTranslated("flags inside the pattern")
-        return _sequence(list(body))
-    if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-        least, most, body = detail
-        top = None if most is op.MAXREPEAT else int(most)
-        return repeat(_sequence(list(body)), int(least), top)
-    raise NotTranslated(f"{str(kind).lower()} inside the pattern")
-
-
-def _class(members: list[Any]) -> Ranges:
-    """What both dialects take for the class; complements are formed in each of them first."""
-    negated = bool(members) and members[0][0] is op.NEGATE
-    ecma: list[tuple[int, int]] = []
-    python: list[tuple[int, int]] = []
-    for kind, detail in members[1:] if negated else members:
-        own: Ranges
-        theirs: Ranges
-        if kind is op.LITERAL:
-            own = theirs = ((detail, detail),)
-        elif kind is op.RANGE:
-            own = theirs = (detail,)
-        elif kind is op.CATEGORY:
-            own, theirs = _category(detail)
-        else:
-            raise NotTranslated(f"{str(kind).lower()} inside a class")
-        ecma.extend(own)
-        python.extend(theirs)
-    sides = [intersection(union(side), ALL) for side in (ecma, python)]
-    return intersection(*(complement(side) if negated else side for side in sides))
-
-
-def _category(name: Any) -> tuple[Ranges, Ranges]:
-    """A class like `\\d` in ECMA-262 and in Python."""
-    for positive, negative, ecma, escape in (
-        (op.CATEGORY_DIGIT, op.CATEGORY_NOT_DIGIT, _DIGIT, "\\d"),
-        (op.CATEGORY_WORD, op.CATEGORY_NOT_WORD, _WORD, "\\w"),
-        (op.CATEGORY_SPACE, op.CATEGORY_NOT_SPACE, _ECMA_SPACE, "\\s"),
-    ):
-        if name is positive:
-            return ecma, category(escape, ascii_only=False)
-        if name is negative:
-            return complement(ecma), category(escape.upper(), ascii_only=False)
-    raise NotTranslated(str(name).lower())
+    return _AGREED.sequence(items, _INSIDE)

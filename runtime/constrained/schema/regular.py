@@ -20,10 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.runtime.constrained.automaton.syntax import Literal, Regex
-from rootlace.runtime.constrained.schema import json_text
-from rootlace.runtime.constrained.schema.normal import Normal
-from rootlace.runtime.constrained.schema.spellings import Guidance, NotRegular, Ours
-from rootlace.runtime.constrained.schema.trees import (
+from rootlace.runtime.constrained.automaton.trees import (
     BLANK,
     NOTHING,
     concat,
@@ -32,6 +29,9 @@ from rootlace.runtime.constrained.schema.trees import (
     repeat,
     size,
 )
+from rootlace.runtime.constrained.schema import json_text
+from rootlace.runtime.constrained.schema.normal import Normal
+from rootlace.runtime.constrained.schema.spellings import Guidance, NotRegular, Ours
 
 MARK = "\0"
 """Marks begin with it. JSON has it nowhere."""

@@ -12,21 +12,19 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer
 
+from rootlace.runtime.constrained.automaton.char_sets import category, complement
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.automaton.syntax import Either
+from rootlace.runtime.constrained.schema.pattern import ECMA_SPACE
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_STATES = 4096
-_SPACE = r"\t\n\v\f\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_SETS = {"d": category(r"\d", True), "w": category(r"\w", True), "s": ECMA_SPACE}
+_SETS |= {name.upper(): complement(ranges) for name, ranges in _SETS.items()}
 _IN_CLASS = {
-    "d": "0-9",
-    "w": "A-Za-z0-9_",
-    "s": _SPACE,
-    "D": r"\x00-/:-\U0010ffff",
-    "W": r"\x00-/:-@\[-^`{-\U0010ffff",
-    "S": r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
-    r"\u2060-\u2fff\u3001-\ufefe\uff00-\U0010ffff",
+    name: "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+    for name, ranges in _SETS.items()
 }
 _ESCAPE = re.compile(
     r"\\(?:c(?P<control>[A-Za-z])|u\{(?P<braced>[0-9A-Fa-f]+)\}"

@@ -12,11 +12,7 @@ from typing import Any
 
 from rootlace.runtime.constrained.automaton.char_sets import ALL
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
-from rootlace.runtime.constrained.schema import formats, json_text, numeric_range
-from rootlace.runtime.constrained.schema.json_text import Layout, digits
-from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
-from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
-from rootlace.runtime.constrained.schema.trees import (
+from rootlace.runtime.constrained.automaton.trees import (
     NOTHING,
     concat,
     either,
@@ -26,6 +22,10 @@ from rootlace.runtime.constrained.schema.trees import (
     size,
     with_length,
 )
+from rootlace.runtime.constrained.schema import formats, json_text, numeric_range
+from rootlace.runtime.constrained.schema.json_text import Layout, digits
+from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
+from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
 
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ESCAPED_PUNCTUATION = re.compile(r"\\[-./+*?()\[\]{}^$|]")

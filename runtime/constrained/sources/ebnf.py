@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from rootlace.runtime.constrained.automaton.syntax import Regex
-from rootlace.runtime.constrained.sources.gbnf import Reference, parse_gbnf
+from rootlace.runtime.constrained.automaton.syntax import Reference, Regex
+from rootlace.runtime.constrained.sources.gbnf import parse_gbnf
 from rootlace.runtime.constrained.sources.grammar_rules import Regular
 from rootlace.runtime.constrained.sources.lexemes import lark_of
 from rootlace.wire.errors import InvalidConstraint
@@ -32,7 +32,7 @@ def grammar_of(text: str) -> Regex | str:
     if not is_gbnf(text):
         return text
     grammar = Regular(parse_gbnf(text), "root")
-    regex = grammar.of(Reference("root", 0))
+    regex = grammar.of(Reference("root"))
     return lark_of(grammar) if regex is None else regex
 
 

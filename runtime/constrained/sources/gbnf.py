@@ -10,42 +10,25 @@ A rule goes on until the next `name ::=`. Escapes: `\\n \\r \\t \\b \\f \\v \\0`
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal
+from rootlace.runtime.constrained.automaton.syntax import (
+    LAST,
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Reference,
+    Regex,
+    Repeat,
+)
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_NESTING = 100
 MAX_COUNT = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    name: str
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sequence:
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Alternatives:
-    options: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    item: Node
-    least: int
-    most: int | None
-
-
-Node = Literal | Chars | Reference | Sequence | Alternatives | Repetition
-
-Rules = dict[str, Node]
+Rules = dict[str, Regex]
 """Each rule's body by its name, in the order they were written."""
 
 _BLANK = re.compile(r"(?:\s+|#[^\n]*)+")
@@ -84,15 +67,15 @@ class _Parser:
             raise self._error("there is no rule")
         return rules
 
-    def _alternatives(self) -> Node:
+    def _alternatives(self) -> Regex:
         options = [self._sequence()]
         while self._text.startswith("|", self._at):
             self._at += 1
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Alternatives(tuple(options))
+        return options[0] if len(options) == 1 else Either(tuple(options))
 
-    def _sequence(self) -> Node:
-        parts: list[Node] = []
+    def _sequence(self) -> Regex:
+        parts: list[Regex] = []
         self._skip()
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             item = self._item()
@@ -100,9 +83,9 @@ class _Parser:
                 break
             parts.append(self._repeated(item))
             self._skip()
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
 
-    def _item(self) -> Node | None:
+    def _item(self) -> Regex | None:
         """None at the beginning of the next rule."""
         character = self._text[self._at]
         if character in "\"'":
@@ -123,7 +106,7 @@ class _Parser:
         self._at = name.end()
         return reference
 
-    def _group(self) -> Node:
+    def _group(self) -> Regex:
         opened = self._at
         self._depth += 1
         if self._depth > MAX_NESTING:
@@ -139,19 +122,19 @@ class _Parser:
         self._depth -= 1
         return body
 
-    def _repeated(self, item: Node) -> Node:
+    def _repeated(self, item: Regex) -> Regex:
         while True:
             self._skip()
             character = self._text[self._at : self._at + 1]
             if character and character in "*+?":
                 self._at += 1
-                item = Repetition(item, int(character == "+"), 1 if character == "?" else None)
+                item = Repeat(item, int(character == "+"), 1 if character == "?" else None)
             elif character == "{":
                 item = self._counted(item)
             else:
                 return item
 
-    def _counted(self, item: Node) -> Node:
+    def _counted(self, item: Regex) -> Regex:
         counts = _COUNTS.match(self._text, self._at)
         if counts is None or not (counts[1] or counts[3]):
             raise self._error("expected a count like {2}, {2,} or {2,3}")
@@ -164,9 +147,9 @@ class _Parser:
         if most is not None and most < least:
             raise self._error(f"the count {counts[0]} allows nothing")
         self._at = counts.end()
-        return Repetition(item, least, most)
+        return Repeat(item, least, most)
 
-    def _literal(self, quote: str) -> Node:
+    def _literal(self, quote: str) -> Regex:
         opened = self._at
         self._at += 1
         characters: list[str] = []
@@ -178,7 +161,7 @@ class _Parser:
         self._at += 1
         return Literal("".join(characters))
 
-    def _characters(self) -> Node:
+    def _characters(self) -> Regex:
         opened = self._at
         self._at += 1
         negated = self._text.startswith("^", self._at)

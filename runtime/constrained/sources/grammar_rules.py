@@ -12,21 +12,15 @@ from __future__ import annotations
 from collections import deque
 
 from rootlace.runtime.constrained.automaton.syntax import (
-    Chars,
     Concat,
     Either,
     Literal,
+    Reference,
     Regex,
     Repeat,
 )
-from rootlace.runtime.constrained.sources.gbnf import (
-    Alternatives,
-    Node,
-    Reference,
-    Repetition,
-    Rules,
-    Sequence,
-)
+from rootlace.runtime.constrained.automaton.trees import BLANK
+from rootlace.runtime.constrained.sources.gbnf import Rules
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_REGULAR_ITEMS = 20_000
@@ -34,8 +28,6 @@ MAX_REGULAR_ITEMS = 20_000
 
 MAX_REGULAR_DEPTH = 100
 """And one in which regular rules call each other more than so deep."""
-
-EMPTY = Literal("")
 
 
 class Regular:
@@ -68,24 +60,18 @@ class Regular:
             if name not in self._regex and self._resolve(name):
                 waiting.extend(callers[name])
 
-    def of(self, node: Node) -> Regex | None:
-        """The regular expression of a part of a rule, if it is one."""
+    def of(self, node: Regex) -> Regex | None:
+        """A part of a rule as a regular expression without references, if it is one."""
         match node:
-            case Literal() | Chars():
-                return node
             case Reference(name):
                 return self._regex.get(name)
-            case Repetition(item, least, most):
+            case Repeat(item, least, most):
                 inner = self.of(item)
                 return None if inner is None else Repeat(inner, least, most)
-            case Sequence(parts):
-                found = [self.of(part) for part in parts]
-                regular = tuple(part for part in found if part is not None)
-                return Concat(regular) if len(regular) == len(parts) else None
-            case Alternatives(options):
-                found = [self.of(option) for option in options]
-                regular = tuple(option for option in found if option is not None)
-                return Either(regular) if len(regular) == len(options) else None
+            case Concat(parts) | Either(parts):
+                regular = tuple(found for part in parts if (found := self.of(part)) is not None)
+                return type(node)(regular) if len(regular) == len(parts) else None
+        return node
 
     def _resolve(self, name: str) -> bool:
         body = self.rules[name]
@@ -113,42 +99,39 @@ class Regular:
         self._depth[name] = depth
         return True
 
-    def _items(self, node: Node) -> int:
+    def _items(self, node: Regex) -> int:
         match node:
             case Literal(text):
                 return max(len(text), 1)
-            case Chars():
-                return 1
             case Reference(name):
                 return self._size.get(name, 1)
-            case Repetition(item):
-                return self._items(item) + 1
-            case Sequence(parts):
+            case Repeat(item):
+                return 1 + self._items(item)
+            case Concat(parts) | Either(parts):
                 return 1 + sum(map(self._items, parts))
-            case Alternatives(options):
-                return 1 + sum(map(self._items, options))
+        return 1
 
-    def _linear(self, node: Node, name: str, at_end: bool) -> tuple[Regex, Regex] | None:
+    def _linear(self, node: Regex, name: str, at_end: bool) -> tuple[Regex, Regex] | None:
         """(b, p) with node = b | p·name (`at_end`) or node = b | name·p; None: not of that form."""
         regex = self.of(node)
         if regex is not None:
             return regex, Either(())
         match node:
             case Reference():
-                return (Either(()), EMPTY) if node.name == name else None
-            case Repetition(item, 0, 1):
+                return (Either(()), BLANK) if node.name == name else None
+            case Repeat(item, 0, 1):
                 inner = self._linear(item, name, at_end)
-                return None if inner is None else (Either((EMPTY, inner[0])), inner[1])
-            case Sequence(parts):
+                return None if inner is None else (Either((BLANK, inner[0])), inner[1])
+            case Concat(parts):
                 own, rest = (parts[-1], parts[:-1]) if at_end else (parts[0], parts[1:])
-                others = self.of(Sequence(rest))
+                others = self.of(Concat(rest))
                 inner = self._linear(own, name, at_end)
                 if others is None or inner is None:
                     return None
                 if at_end:
                     return Concat((others, inner[0])), Concat((others, inner[1]))
                 return Concat((inner[0], others)), Concat((inner[1], others))
-            case Alternatives(options):
+            case Either(options):
                 found = [self._linear(option, name, at_end) for option in options]
                 linear = [pair for pair in found if pair is not None]
                 if len(linear) != len(options):
@@ -157,15 +140,12 @@ class Regular:
         return None
 
 
-def _references(node: Node) -> list[Reference]:
-    found: list[Reference] = []
-    stack = [node]
-    while stack:
-        match stack.pop():
-            case Reference() as reference:
-                found.append(reference)
-            case Repetition(item):
-                stack.append(item)
-            case Sequence(parts) | Alternatives(parts):
-                stack.extend(parts)
-    return found
+def _references(node: Regex) -> list[Reference]:
+    match node:
+        case Reference():
+            return [node]
+        case Repeat(item):
+            return _references(item)
+        case Concat(parts) | Either(parts):
+            return [reference for part in parts for reference in _references(part)]
+    return []

@@ -6,7 +6,11 @@ and FOLLOW; Aho, Sethi & Ullman, section 4.4), on bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from functools import reduce
+from itertools import groupby
+from operator import or_
 
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.emit import pattern_of
@@ -18,51 +22,14 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Concat,
     Either,
     Literal,
-    Look,
-    LookBehind,
+    Reference,
     Regex,
     Repeat,
 )
-from rootlace.runtime.constrained.sources.gbnf import (
-    Alternatives,
-    Node,
-    Reference,
-    Repetition,
-    Sequence,
-)
+from rootlace.runtime.constrained.automaton.trees import concat, lengths
 from rootlace.runtime.constrained.sources.grammar_rules import Regular
 
 _ANYTHING = Repeat(Chars(char_sets.ALL), 0, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Lexeme:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    rule: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    parts: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    options: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    item: Tree
-    least: int
-    most: int | None
-
-
-Tree = Lexeme | Call | Row | Choice | Loop
 
 
 def lark_of(grammar: Regular) -> str:
@@ -77,117 +44,84 @@ def lark_of(grammar: Regular) -> str:
 
 
 class _Lexed:
-    """The rules that can be reached, over lexemes; those in `split` are taken apart."""
+    """The rules that can be reached, by their names in Lark, as trees of references to rules and
+    lexemes. The lexemes in `split` are taken apart."""
 
     def __init__(self, grammar: Regular, split: set[Regex]) -> None:
         self._grammar = grammar
         self._split = split
-        self._numbers: dict[Regex, int] = {}
-        self.rules: dict[str, Tree] = {}
-        self.root = grammar.root
-        waiting = [grammar.root]
+        self._rule_names = {grammar.root: "r0"}
+        self._lexeme_names: dict[Regex, str] = {}
+        self.rules: dict[str, Regex] = {}
+        waiting = deque([grammar.root])
         while waiting:
-            name = waiting.pop()
-            if name not in self.rules:
-                self._called: list[str] = []
-                self.rules[name] = self._tree(grammar.rules[name])
-                waiting += self._called
-        self.lexemes = list(self._numbers)
+            rule = waiting.popleft()
+            known = len(self._rule_names)
+            self.rules[self._rule_names[rule]] = self._tree(grammar.rules[rule])
+            waiting.extend(list(self._rule_names)[known:])
+        self.lexemes = {name: regex for regex, name in self._lexeme_names.items()}
 
-    def _tree(self, node: Node) -> Tree:
+    def _tree(self, node: Regex) -> Regex:
         regex = self._grammar.of(node)
         if regex is not None:
             return self._regular(regex)
         match node:
-            case Reference(name):
-                self._called.append(name)
-                return Call(name)
-            case Repetition(item, least, most):
-                return Loop(self._tree(item), least, most)
-            case Alternatives(options):
-                return Choice(tuple(map(self._tree, options)))
-            case Sequence(parts):
-                return Row(tuple(self._runs(parts)))
+            case Reference(rule):
+                return Reference(self._rule_names.setdefault(rule, f"r{len(self._rule_names)}"))
+            case Repeat(item, least, most):
+                return Repeat(self._tree(item), least, most)
+            case Either(options):
+                return Either(tuple(map(self._tree, options)))
+            case Concat(parts):
+                return Concat(tuple(self._runs(parts)))
         raise AssertionError(node)
 
-    def _runs(self, parts: tuple[Node, ...]) -> list[Tree]:
+    def _runs(self, parts: tuple[Regex, ...]) -> Iterator[Regex]:
         """Neighbours that are regular become one expression."""
-        trees: list[Tree] = []
-        run: list[Regex] = []
-        for part in parts:
-            regex = self._grammar.of(part)
-            if regex is not None:
-                run.append(regex)
-                continue
-            if run:
-                trees.append(self._regular(_joined(run)))
-                run = []
-            trees.append(self._tree(part))
-        if run:
-            trees.append(self._regular(_joined(run)))
-        return trees
+        known = [(part, self._grammar.of(part)) for part in parts]
+        for is_regular, run in groupby(known, lambda pair: pair[1] is not None):
+            if is_regular:
+                yield self._regular(concat(*(regex for _, regex in run if regex is not None)))
+            else:
+                yield from (self._tree(part) for part, _ in run)
 
-    def _regular(self, regex: Regex) -> Tree:
+    def _regular(self, regex: Regex) -> Regex:
         # A lexeme is never empty: what may be, is taken apart.
-        if not nullable(regex) and regex not in self._split:
-            return Lexeme(self._numbers.setdefault(regex, len(self._numbers)))
+        if lengths(regex)[0] > 0 and regex not in self._split:
+            return Reference(self._lexeme_names.setdefault(regex, f"T{len(self._lexeme_names)}"))
         match regex:
             case Literal(text):
-                return Row(tuple(self._regular(Chars(((ord(c), ord(c)),))) for c in text))
-            case Concat(parts):
-                return Row(tuple(map(self._regular, parts)))
-            case Either(options):
-                return Choice(tuple(map(self._regular, options)))
+                return Concat(tuple(self._regular(Chars(((ord(c), ord(c)),))) for c in text))
+            case Concat(parts) | Either(parts):
+                return type(regex)(tuple(map(self._regular, parts)))
             case Repeat(item, least, most):
-                return Loop(self._regular(item), least, most)
+                return Repeat(self._regular(item), least, most)
         raise AssertionError(regex)
 
     def lark(self) -> str:
-        names = {name: f"r{number}" for number, name in enumerate(self.rules)}
-        lines = [f"start: {names[self.root]}"]
-        lines += [f"{names[name]}: {_text(tree, names)}" for name, tree in self.rules.items()]
-        lines += [f"T{i}: /{pattern_of(regex)}/" for i, regex in enumerate(self.lexemes)]
-        return "\n".join(lines) + "\n"
+        lines = [f"{name}: {_text(tree)}" for name, tree in self.rules.items()]
+        lines += [f"{name}: /{pattern_of(regex)}/" for name, regex in self.lexemes.items()]
+        return "\n".join(["start: r0", *lines]) + "\n"
 
 
-def _joined(run: list[Regex]) -> Regex:
-    return run[0] if len(run) == 1 else Concat(tuple(run))
-
-
-def _text(tree: Tree, names: dict[str, str]) -> str:
+def _text(tree: Regex) -> str:
     match tree:
-        case Lexeme(number):
-            return f"T{number}"
-        case Call(rule):
-            return names[rule]
-        case Row(parts):
-            return " ".join(_text(part, names) for part in parts) if parts else '""'
-        case Choice(options):
+        case Reference(name):
+            return name
+        case Concat(parts):
+            return " ".join(map(_text, parts)) if parts else '""'
+        case Either(options):
             # What nothing matches.
-            texts = [_text(option, names) for option in options] or ["/[^\\s\\S]/"]
+            texts = list(map(_text, options)) or ["/[^\\s\\S]/"]
             return "(" + " | ".join(texts) + ")"
-        case Loop(item, least, most):
-            inner = f"({_text(item, names)})"
+        case Repeat(item, least, most):
+            inner = f"({_text(item)})"
             if most is None and least <= 1:
                 return inner + "*+"[least]
             if (least, most) == (0, 1):
                 return inner + "?"
             return f"{inner}{{{least},{'' if most is None else most}}}"
-
-
-def nullable(regex: Regex) -> bool:
-    """Whether the empty text matches."""
-    match regex:
-        case Literal(text):
-            return not text
-        case Chars() | Look() | LookBehind():
-            return False
-        case Concat(parts):
-            return all(map(nullable, parts))
-        case Either(options):
-            return any(map(nullable, options))
-        case Repeat(item, least, _):
-            return least == 0 or nullable(item)
+    raise AssertionError(tree)
 
 
 class _Conflicts:
@@ -198,111 +132,84 @@ class _Conflicts:
 
     def __init__(self, lexed: _Lexed) -> None:
         self._lexed = lexed
-        self._languages = [_language(regex) for regex in lexed.lexemes]
-        self._first = [
-            sum(1 << byte for byte in known.first_bytes()) if known else -1
-            for known in self._languages
-        ]
-        self._follow = [0] * len(self._languages)
-        self._rule_first = dict.fromkeys(lexed.rules, 0)
-        self._rule_empty = dict.fromkeys(lexed.rules, False)
-        self._rule_follow = dict.fromkeys(lexed.rules, 0)
+        self._languages = {name: _language(regex) for name, regex in lexed.lexemes.items()}
+        self._begins = dict.fromkeys(lexed.rules, (False, 0))
+        """Of rules and lexemes: whether they may be empty, and the bytes they may begin with."""
+        for name, language in self._languages.items():
+            first = sum(1 << byte for byte in language.first_bytes()) if language else -1
+            self._begins[name] = (False, first)
+        self._follow = dict.fromkeys(self._begins, 0)
 
     def found(self) -> set[Regex]:
-        lexemes = self._lexed.lexemes
-        found: set[Regex] = {
-            regex
-            for regex, language in zip(lexemes, self._languages, strict=True)
-            if language is None and not isinstance(regex, Chars)
-        }
+        """The lexemes that have to be taken apart; single characters never do."""
+        lexemes, languages = self._lexed.lexemes, self._languages
+        long = [name for name, regex in lexemes.items() if not isinstance(regex, Chars)]
+        found = {lexemes[name] for name in long if languages[name] is None}
         if found:
             return found
-        self._firsts()
-        self._follows()
-        for number, follow in enumerate(self._follow):
-            if not follow:
+        self._find_begins()
+        self._find_follow()
+        for name, regex in lexemes.items():
+            if not self._follow[name]:
                 continue
-            followed = _language(
-                Concat((lexemes[number], _beginning_with(follow), _ANYTHING)), 4 * MAX_STATES
-            )
-            for other, regex in enumerate(lexemes):
-                language = self._languages[other]
-                if (
-                    not isinstance(regex, Chars)
-                    and self._first[number] & self._first[other]
-                    and (not followed or not language or followed.overlaps(language) is not False)
+            after = Concat((regex, _beginning_with(self._follow[name]), _ANYTHING))
+            followed = _language(after, 4 * MAX_STATES)
+            for other in long:
+                language = languages[other]
+                if self._begins[name][1] & self._begins[other][1] and (
+                    not followed or not language or followed.overlaps(language) is not False
                 ):
-                    found.add(regex)
+                    found.add(lexemes[other])
         return found
 
-    def _firsts(self) -> None:
-        changed = True
-        while changed:
-            changed = False
+    def _find_begins(self) -> None:
+        before: dict[str, tuple[bool, int]] = {}
+        while before != self._begins:
+            before = dict(self._begins)
             # Called rules stand behind their callers: so most is known in one round.
             for name, tree in reversed(self._lexed.rules.items()):
-                new = (self._empty(tree), self._first_of(tree))
-                if new != (self._rule_empty[name], self._rule_first[name]):
-                    self._rule_empty[name], self._rule_first[name] = new
-                    changed = True
+                self._begins[name] = self._begin(tree)
 
-    def _empty(self, tree: Tree) -> bool:
+    def _begin(self, tree: Regex) -> tuple[bool, int]:
         match tree:
-            case Lexeme():
-                return False
-            case Call(rule):
-                return self._rule_empty[rule]
-            case Row(parts):
-                return all(map(self._empty, parts))
-            case Choice(options):
-                return any(map(self._empty, options))
-            case Loop(item, least, _):
-                return least == 0 or self._empty(item)
-
-    def _first_of(self, tree: Tree) -> int:
-        match tree:
-            case Lexeme(number):
-                return self._first[number]
-            case Call(rule):
-                return self._rule_first[rule]
-            case Row(parts):
+            case Reference(name):
+                return self._begins[name]
+            case Concat(parts):
                 found = 0
-                for part in parts:
-                    found |= self._first_of(part)
-                    if not self._empty(part):
-                        break
-                return found
-            case Choice(options):
-                found = 0
-                for option in options:
-                    found |= self._first_of(option)
-                return found
-            case Loop(item, _, _):
-                return self._first_of(item)
+                for empty, first in map(self._begin, parts):
+                    found |= first
+                    if not empty:
+                        return False, found
+                return True, found
+            case Either(options):
+                ways = [self._begin(option) for option in options]
+                return any(empty for empty, _ in ways), reduce(or_, (first for _, first in ways), 0)
+            case Repeat(item, least, _):
+                empty, first = self._begin(item)
+                return empty or least == 0, first
+        raise AssertionError(tree)
 
-    def _follows(self) -> None:
-        before: list[int] = []
-        while before != [*self._rule_follow.values()]:
-            before = [*self._rule_follow.values()]
+    def _find_follow(self) -> None:
+        before: dict[str, int] = {}
+        while before != self._follow:
+            before = dict(self._follow)
             for name, tree in self._lexed.rules.items():
-                self._follow_in(tree, self._rule_follow[name])
+                self._follow_in(tree, self._follow[name])
 
-    def _follow_in(self, tree: Tree, after: int) -> None:
+    def _follow_in(self, tree: Regex, after: int) -> None:
         match tree:
-            case Lexeme(number):
-                self._follow[number] |= after
-            case Call(rule):
-                self._rule_follow[rule] |= after
-            case Row(parts):
+            case Reference(name):
+                self._follow[name] |= after
+            case Concat(parts):
                 for part in reversed(parts):
                     self._follow_in(part, after)
-                    first = self._first_of(part)
-                    after = after | first if self._empty(part) else first
-            case Choice(options):
+                    empty, first = self._begin(part)
+                    after = after | first if empty else first
+            case Either(options):
                 for option in options:
                     self._follow_in(option, after)
-            case Loop(item, _, most):
-                again = self._first_of(item) if most is None or most > 1 else 0
+            case Repeat(item, _, most):
+                again = self._begin(item)[1] if most is None or most > 1 else 0
                 self._follow_in(item, after | again)
 
 

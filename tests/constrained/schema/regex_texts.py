@@ -14,8 +14,8 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.automaton.trees import NOTHING
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
-from rootlace.runtime.constrained.schema.trees import NOTHING
 from rootlace.wire.errors import InvalidConstraint
 
 

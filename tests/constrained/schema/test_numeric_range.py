@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.constrained.automaton import trees
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.syntax import Regex
-from rootlace.runtime.constrained.schema import numeric_range, trees
+from rootlace.runtime.constrained.schema import numeric_range
 from rootlace.runtime.constrained.schema.numeric_range import Bound, OutOfReach
 from tests.constrained.schema.regex_texts import draw
 

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from rootlace.runtime.constrained.automaton import trees
 from rootlace.runtime.constrained.automaton.char_sets import ALL
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.schema import formats, json_text, pattern, trees
+from rootlace.runtime.constrained.schema import formats, json_text, pattern
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
 from tests.constrained.schema.regex_texts import draw
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from rootlace.runtime.constrained.automaton import trees
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
-from rootlace.runtime.constrained.schema import trees
 from tests.constrained.schema import finite_schemas
 from tests.constrained.schema.regex_texts import draw, regex_of_schema
 

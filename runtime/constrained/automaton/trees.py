@@ -6,7 +6,9 @@ disappears and a dead necessary part makes the whole dead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from itertools import groupby
 
 from rootlace.runtime.constrained.automaton.char_sets import union
 from rootlace.runtime.constrained.automaton.syntax import (
@@ -24,18 +26,19 @@ BLANK = Literal("")
 
 def concat(*parts: Regex) -> Regex:
     """One after the other."""
-    flat: list[Regex] = []
-    for part in parts:
-        if part == NOTHING:
-            return NOTHING
-        for piece in part.parts if isinstance(part, Concat) else (part,):
-            if isinstance(piece, Literal) and flat and isinstance(flat[-1], Literal):
-                flat[-1] = Literal(flat[-1].text + piece.text)
-            elif piece != BLANK:
-                flat.append(piece)
-    if not flat:
+    flat = [piece for p in parts for piece in (p.parts if isinstance(p, Concat) else (p,))]
+    if NOTHING in flat:
+        return NOTHING
+    joined: list[Regex] = []
+    for are_texts, run in groupby(flat, lambda piece: isinstance(piece, Literal)):
+        if are_texts:
+            text = "".join(piece.text for piece in run if isinstance(piece, Literal))
+            joined += [Literal(text)] if text else []
+        else:
+            joined += run
+    if not joined:
         return BLANK
-    return flat[0] if len(flat) == 1 else Concat(tuple(flat))
+    return joined[0] if len(joined) == 1 else Concat(tuple(joined))
 
 
 def either(*options: Regex) -> Regex:
@@ -102,41 +105,27 @@ def size(regex: Regex, limit: int) -> int:
             return 1
 
 
-def lengths(regex: Regex) -> tuple[int, int | None] | None:
-    """The shortest and the longest text in code points (None: no bound); None for no text.
+def lengths(regex: Regex) -> tuple[float, float]:
+    """The shortest and the longest text in code points; (inf, 0) where there is no text.
 
     Looks at the text around are taken to match always: they can only narrow what is found."""
     match regex:
         case Literal(text):
             return len(text), len(text)
         case Chars(ranges):
-            return (1, 1) if ranges else None
+            return (1, 1) if ranges else (math.inf, 0)
         case Concat(parts):
-            least, most = 0, 0
-            bounded = True
-            for part in parts:
-                found = lengths(part)
-                if found is None:
-                    return None
-                least += found[0]
-                bounded = bounded and found[1] is not None
-                most += found[1] or 0
-            return least, most if bounded else None
+            inner = [lengths(part) for part in parts]
+            return sum(least for least, _ in inner), sum(most for _, most in inner)
         case Either(options):
-            known = [found for option in options if (found := lengths(option)) is not None]
-            if not known:
-                return None
-            tops = [top for _, top in known]
-            high = None if None in tops else max(top for top in tops if top is not None)
-            return min(low for low, _ in known), high
+            inner = [lengths(option) for option in options]
+            shortest = min((least for least, _ in inner), default=math.inf)
+            return shortest, max((most for _, most in inner), default=0)
         case Repeat(item, least, most):
-            found = lengths(item)
-            if found is None:
-                return (0, 0) if least == 0 else None
-            if most == 0 or found[1] == 0:
-                return found[0] * least, 0
-            top = None if most is None or found[1] is None else found[1] * most
-            return found[0] * least, top
+            shortest, longest = lengths(item)
+            if longest == 0:
+                return shortest if least else 0, 0
+            return shortest * least, math.inf if most is None else longest * most
         case _:
             return 0, 0
 
@@ -147,40 +136,32 @@ def with_length(regex: Regex, least: int, most: int | None) -> Regex | None:
     None where the trees have no exact expression for it that is small: that is, unless all lengths
     fit, or a single repetition of single characters can take up the difference.
     """
-    found = lengths(regex)
-    if found is None or (most is not None and (most < least or found[0] > most)):
+    top = math.inf if most is None else most
+    shortest, longest = lengths(regex)
+    if max(least, shortest) > min(top, longest):
         return NOTHING
-    if found[1] is not None and found[1] < least:
-        return NOTHING
-    if least <= found[0] and (most is None or (found[1] is not None and found[1] <= most)):
+    if least <= shortest and longest <= top:
         return regex
     if isinstance(regex, Either):
         options = [with_length(option, least, most) for option in regex.options]
         return None if None in options else either(*(o for o in options if o is not None))
     parts = regex.parts if isinstance(regex, Concat) else (regex,)
     spans = [lengths(part) for part in parts]
-    loose = [i for i, span in enumerate(spans) if span is not None and span[0] != span[1]]
+    loose = [i for i, (low, high) in enumerate(spans) if low != high]
     if len(loose) != 1:
         return None
     at = loose[0]
     part = parts[at]
-    rest = sum(span[0] for i, span in enumerate(spans) if i != at and span is not None)
+    rest = int(sum(low for low, _ in spans) - spans[at][0])
     low, high = max(least - rest, 0), None if most is None else most - rest
+    fitted: Regex | None = None
     if isinstance(part, Repeat):
-        unit = lengths(part.item)
-        if unit is None or unit[0] != unit[1] or unit[0] == 0:
-            return None
-        count = unit[0]
-        fewest = max(part.least, -(-low // count))
-        tops = [
-            top for top in (part.most, None if high is None else high // count) if top is not None
-        ]
-        fitted = repeat(part.item, fewest, min(tops) if tops else None)
-    elif isinstance(part, (Either, Concat)):
-        inner = with_length(part, low, high)
-        if inner is None:
-            return None
-        fitted = inner
-    else:
-        return None
-    return concat(*parts[:at], fitted, *parts[at + 1 :])
+        unit, longest = lengths(part.item)
+        if unit == longest and unit > 0:
+            tops = [part.most] if part.most is not None else []
+            tops += [] if high is None else [high // int(unit)]
+            fewest = max(part.least, -(-low // int(unit)))
+            fitted = repeat(part.item, fewest, min(tops, default=None))
+    elif isinstance(part, Either | Concat):
+        fitted = with_length(part, low, high)
+    return None if fitted is None else concat(*parts[:at], fitted, *parts[at + 1 :])
