@@ -82,8 +82,8 @@ def product_rates(
 
 def read_bandwidth(threads: int, seconds: float, size: int, library: ctypes.CDLL | None) -> float:
     """Bytes/s of reading the same `size` bytes again and again: from main memory or, if they are
-    few enough, from a cache. They are read by torch's sum or, where that is faster, as weights that a
-    `library` multiplies by one row. Leaves torch with that many threads."""
+    few enough, from a cache. They are read by torch's sum or, where that is faster, as weights
+    that a `library` multiplies by one row. Leaves torch with that many threads."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
         memory = torch.ones(max(size // 4, 1))
