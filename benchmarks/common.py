@@ -117,6 +117,16 @@ class Report:
             write_json(path, self.found)
 
 
+def aim(value: float | None, sign: str, bound: float, unit: str = "") -> dict[str, Any]:
+    """{target, value, met}: what was aimed at (`sign` is >=, <= or <) and what was found; value and
+    met are None where that was not measured."""
+    target = f"{sign} {bound:.4g}{unit}"
+    if value is None or not math.isfinite(value):
+        return {"target": target, "value": None, "met": None}
+    met = {">=": value >= bound, "<=": value <= bound, "<": value < bound}[sign]
+    return {"target": target, "value": value, "met": met}
+
+
 def console_of(width: int) -> Console:
     """A console whose lines are `width` long where they go to a file."""
     console = Console()

@@ -5,10 +5,6 @@ larger than the processor's. Columns:
 
     native     kernels/native: one call for all layers, its plan included
     reference  kernels/reference: keys gathered by slot, shared runs once, torch's fused kernel
-    views      torch's fused kernel on keys that lie in one piece per row (as no paged cache has
-               them), shared keys once for all rows below, merged by log-sum-exp
-    flex       the same keys through compiled torch.nn.attention.flex_attention (--flex), every row
-               with a copy of its own
 
 The floor of a step is the larger of its bytes (keys and values, shared ones once) by the bandwidth
 and its operations (4 x heads x head_dim for each pair of a token and a key it sees) by the rate of
@@ -25,13 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.common import ForeignLoad, environment, write_json
-from benchmarks.cpu_kernels import Bench, Setting, Shape, best_in_turns
+from benchmarks.common import Report, console_of
+from benchmarks.cpu_kernels import best_in_turns, kernel_table
 from rootlace.kernels import AttentionBatch
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
@@ -40,12 +33,11 @@ from rootlace.kernels.native.library import load
 from rootlace.kernels.reference.attention import paged_attention
 from rootlace.kernels.reference.attention_plan import plan_attention
 from rootlace.kernels.reference.shared_prefix import shared_runs
+from rootlace.runtime.doctor.ceilings import READ_BYTES, product_rates, read_bandwidth
 
 CACHED_BYTES = 96 << 20
 """Layers are added until their keys and values take more than this."""
 MOST_LAYERS = 12
-GEMM = Shape("down", 768, 3072)
-GEMM_ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -104,8 +96,7 @@ class Result:
 
 
 class Step:
-    """A case's tensors: L layers of a paged cache with blocks in random order, and the same keys
-    and values in one piece per row and per shared node."""
+    """A case's tensors: L layers of a paged cache with blocks in random order."""
 
     def __init__(self, case: Case, heads: Heads, dtype: torch.dtype, block_size: int) -> None:
         random = np.random.default_rng(0)
@@ -167,68 +158,6 @@ class Step:
 
         return work
 
-    def _gathered(self, rows: np.ndarray, low: int, high: int) -> Tensor:
-        """[L, 2, len(rows), Nk, high - low, D], a view of what lies row by row, token by token."""
-        size = self.batch.block_size
-        positions = np.arange(low, high)
-        slots = self.batch.block_tables[rows][:, positions // size] * size + positions % size
-        flat = self.cache.flatten(2, 3)
-        index = torch.from_numpy(slots.astype(np.int64))
-        return torch.stack([flat[:, :, one] for one in index], 2).transpose(3, 4)
-
-    def views(self) -> Callable[[], Tensor]:
-        case, heads = self.case, self.heads
-        every = np.arange(case.rows)
-        own = self._gathered(every, case.shared, case.context)
-        common = self._gathered(every[:: case.below], 0, case.shared) if case.shared else None
-        q = self.q.view(case.rows, case.new, heads.queries, heads.dim)
-        # [nodes, Nq, below x new, D]
-        together = q.unflatten(0, (-1, case.below)).flatten(1, 2).transpose(1, 2).contiguous()
-        alone = q.transpose(1, 2)
-        mask = None
-        if case.new > 1:
-            last = torch.arange(case.context - case.new, case.context)[:, None]
-            hidden = torch.arange(case.shared, case.context) > last
-            mask = torch.zeros(hidden.shape, dtype=self.dtype).masked_fill_(hidden, float("-inf"))
-            mask = mask[None, None]
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-        def work() -> Tensor:
-            for layer in range(self.layers):
-                out, lse = fused(alone, own[layer, 0], own[layer, 1], attn_mask=mask)
-                if common is None:
-                    continue
-                part, part_lse = fused(together, common[layer, 0], common[layer, 1])
-                part = part.unflatten(2, (case.below, -1)).transpose(1, 2).flatten(0, 1)
-                part_lse = part_lse.unflatten(2, (case.below, -1)).transpose(1, 2).flatten(0, 1)
-                weight = torch.sigmoid(part_lse - lse).unsqueeze(-1)
-                out = out.float().lerp(part.float(), weight).to(self.dtype)
-            return out.transpose(1, 2).flatten(0, 1)
-
-        return work
-
-    def flex(self) -> Callable[[], Tensor]:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        case, heads = self.case, self.heads
-        whole = self._gathered(np.arange(case.rows), 0, case.context)
-        q = self.q.view(case.rows, case.new, heads.queries, heads.dim).transpose(1, 2)
-        before = case.context - case.new
-        mask = None
-        if case.new > 1:
-            mask = create_block_mask(
-                lambda b, h, i, j: j <= i + before, None, None, case.new, case.context, "cpu"
-            )
-        torch._dynamo.reset()
-        compiled = torch.compile(flex_attention, dynamic=False)
-
-        def work() -> Tensor:
-            for layer in whole:
-                out = compiled(q, layer[0], layer[1], block_mask=mask, enable_gqa=True)
-            return out.transpose(1, 2).flatten(0, 1)
-
-        return work
-
 
 def measure(
     step: Step, kernels: dict[str, Callable[[], Tensor]], seconds: float
@@ -244,42 +173,6 @@ def measure(
     return {name: taken / step.layers for name, taken in best.items()}
 
 
-def ceilings(dtype: torch.dtype, threads: int, seconds: float) -> tuple[float, float]:
-    """(operations per second of a large product, bytes read per second)."""
-    bench = Bench(Setting(dtype, threads, seconds, ()))
-    rates = [one.gflops for one in bench.shape("", GEMM, (GEMM_ROWS,))]
-    return max(rates) * 1e9, bench.read_bandwidth
-
-
-def show(results: list[Result], console: Console) -> None:
-    kernels = list(dict.fromkeys(one.kernel for one in results))
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("step")
-    for kernel in kernels:
-        for what in ("us", "GFLOP/s", "GB/s", "of floor"):
-            table.add_column(f"{kernel}\n{what}", justify="right")
-    table.add_column("best other\n/ native", justify="right")
-    for case in dict.fromkeys(one.case for one in results):
-        by = {one.kernel: one for one in results if one.case == case}
-        cells = [case]
-        for kernel in kernels:
-            found = by.get(kernel)
-            cells += ["", "", "", ""] if found is None else _cells(found)
-        others = [one.seconds for kernel, one in by.items() if kernel != "native"]
-        cells.append(f"{min(others) / by['native'].seconds:.2f}")
-        table.add_row(*cells)
-    console.print(table)
-
-
-def _cells(one: Result) -> list[str]:
-    return [
-        f"{one.seconds * 1e6:,.0f}",
-        f"{one.gflops:,.0f}",
-        f"{one.gbs:.1f}",
-        f"{100 * one.floor:.0f} %",
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -291,30 +184,24 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--cases", nargs="+", metavar="WORD", help="whose names hold one of these")
     parser.add_argument("--seconds", type=float, default=2.0, help="for a case")
-    parser.add_argument("--flex", action="store_true", help="flex attention too: compiles long")
     args = parser.parse_args()
     cases = [one for one in CASES if not args.cases or any(w in one.name for w in args.cases)]
     if not cases:
         parser.error("no case of that name")
     dtype, heads = getattr(torch, args.dtype), Heads(*args.heads)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 200 if args.flex else 170
-    foreign = ForeignLoad()
+    console, report = console_of(170), Report("cpu_attention")
     results: list[Result] = []
     with torch.inference_mode():
-        rate, bandwidth = ceilings(dtype, args.threads, args.seconds)
         library = load()
+        rate = max(product_rates(dtype, args.threads, args.seconds, library).values())
+        bandwidth = read_bandwidth(args.threads, args.seconds, READ_BYTES)
         team = Team(library, args.threads)
         for case in cases:
             step = Step(case, heads, dtype, args.block_size)
             kernels = {
                 "native": step.native(team, library),
                 "reference": step.reference(),
-                "views": step.views(),
             }
-            if args.flex:
-                kernels["flex"] = step.flex()
             flops = 4.0 * heads.queries * heads.dim * case.pairs
             floor = max(step.layer_bytes / bandwidth, flops / rate)
             for kernel, seconds in measure(step, kernels, args.seconds).items():
@@ -328,27 +215,19 @@ def main() -> None:
                         floor / seconds,
                     )
                 )
-    show(results, console)
-    other = foreign.cores()
+    rows: dict[str, dict[str, Result]] = {}
+    for result in results:
+        rows.setdefault(result.case, {})[result.kernel] = result
+    console.print(kernel_table("Attention, a layer of a step", "step", rows))
     console.print(
         f"{args.threads} threads, {args.dtype}, {heads.queries} / {heads.keys} heads of "
         f"{heads.dim}; a large product {rate / 1e9:,.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.1f} "
-        f"GB/s; other programs kept {other:.2f} cores busy"
+        f"GB/s; {report.foreign_line()}"
     )
-    if args.json:
-        report = {
-            "benchmark": "cpu_attention",
-            **environment(),
-            "threads": args.threads,
-            "dtype": args.dtype,
-            "heads": asdict(heads),
-            "block_size": args.block_size,
-            "foreign_cores": other,
-            "rate": rate,
-            "read_bandwidth": bandwidth,
-            "results": [asdict(one) for one in results],
-        }
-        write_json(args.json, report)
+    report.found |= {"threads": args.threads, "dtype": args.dtype, "heads": asdict(heads)}
+    report.found |= {"block_size": args.block_size, "rate": rate, "read_bandwidth": bandwidth}
+    report.add("results", results)
+    report.write(args.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ thousands. Weights rotate, as in a forward pass, so that few rows find none in a
     native     kernels/native: packed panels, one call for a pass over the weights
     torch      torch.nn.functional.linear
     packed     oneDNN with weights reordered beforehand (torch.ops.mkldnn._linear_pointwise)
-    compiled   torch.compile, frozen, max-autotune, all weights in one graph (--compile ROWS ...)
 
 Times are the best of many passes, taken in turns. The floor of a product is the larger of its bytes
 by the best bandwidth and its operations by the best rate that anything reached in this run.
@@ -16,23 +15,23 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.common import ForeignLoad, environment, write_json
+from benchmarks.common import Report, console_of, new_table
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import load
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
+from rootlace.runtime.doctor.ceilings import READ_BYTES, read_bandwidth
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)
 ROTATED = 160 << 20
@@ -41,7 +40,6 @@ PASS_SECONDS = 0.004
 """A pass is about so long: the best of many short ones is found even on a machine with others."""
 SPIN_SECONDS = 0.01
 """Threads of torch's pool wait so long for more work before they leave the cores to others."""
-READ_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,10 @@ class Result:
     floor: float | None = None
     """Share of the floor, 1 at best."""
 
+    @property
+    def gbs(self) -> float:
+        return self.weight_gbs
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -103,7 +105,6 @@ class Setting:
     threads: int
     seconds: float
     """For all kernels of one shape and number of rows."""
-    compiled_rows: tuple[int, ...]
     alone: bool = False
     """Only our own."""
 
@@ -116,12 +117,7 @@ class Bench:
         torch.set_num_threads(setting.threads)
         self._library = load()
         self._team = Team(self._library, setting.threads)
-        self.read_bandwidth = self._bandwidth_of_reading()
-
-    def _bandwidth_of_reading(self) -> float:
-        memory = torch.ones(READ_BYTES // 4)
-        best = best_in_turns({"sum": lambda: memory.sum()}, self._setting.seconds)
-        return READ_BYTES / best["sum"]
+        self.read_bandwidth = read_bandwidth(setting.threads, setting.seconds, READ_BYTES)
 
     def shape(self, model: str, shape: Shape, rows: Sequence[int]) -> Iterator[Result]:
         size = shape.outputs * shape.inputs * self._setting.dtype.itemsize
@@ -158,8 +154,6 @@ class Bench:
             reordered = _reordered(x, weights, length)
             if reordered is not None:
                 kernels["packed"] = reordered
-        if rows in self._setting.compiled_rows:
-            kernels["compiled"] = _compiled(x, weights[:length])
         best = best_in_turns(kernels, self._setting.seconds)
         for kernel, seconds in best.items():
             seconds /= length
@@ -221,26 +215,6 @@ def _reordered(x: Tensor, weights: list[Tensor], length: int) -> Callable[[], ob
     return work
 
 
-def _compiled(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
-    import torch._inductor.config as inductor
-
-    class Chain(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = torch.nn.ParameterList(
-                torch.nn.Parameter(weight, requires_grad=False) for weight in weights
-            )
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            return [torch.nn.functional.linear(x, weight) for weight in self.weights]
-
-    torch._dynamo.reset()
-    with inductor.patch(freezing=True, max_autotune=True, max_autotune_gemm_backends="CPP,ATEN"):
-        chain = torch.compile(Chain().eval(), dynamic=False)
-        chain(x)
-    return lambda: chain(x)
-
-
 def best_in_turns(kernels: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Seconds of the best call of each."""
     best = dict.fromkeys(kernels, float("inf"))
@@ -279,35 +253,37 @@ def with_floors(results: list[Result], bandwidth: float) -> tuple[list[Result], 
 
 
 def show(results: list[Result], console: Console) -> None:
-    kernels = list(dict.fromkeys(result.kernel for result in results))
     shapes = dict.fromkeys((r.model, r.shape, r.outputs, r.inputs) for r in results)
     for model, shape, outputs, inputs in shapes:
-        mine = [r for r in results if (r.model, r.shape) == (model, shape)]
-        table = Table(
-            title=f"{model} {shape}: {outputs} x {inputs}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
-        table.add_column("rows", justify="right")
+        rows: dict[str, dict[str, Any]] = {}
+        for result in results:
+            if (result.model, result.shape) == (model, shape):
+                rows.setdefault(str(result.rows), {})[result.kernel] = result
+        console.print(kernel_table(f"{model} {shape}: {outputs} x {inputs}", "rows", rows))
+
+
+def kernel_table(title: str, first: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row per name, of the results by kernel: time, rates, share of the floor."""
+    kernels = list(dict.fromkeys(kernel for by in rows.values() for kernel in by))
+    units = ("us", "GFLOP/s", "GB/s", "of floor")
+    columns = [f"{kernel}\n{unit}" for kernel in kernels for unit in units]
+    table = new_table(title, first, *columns, "best other\n/ native")
+    for name, by in rows.items():
+        cells = [name]
         for kernel in kernels:
-            for what in ("us", "GFLOP/s", "GB/s", "of floor"):
-                table.add_column(f"{kernel}\n{what}", justify="right")
-        table.add_column("torch's\nbest / native", justify="right")
-        for rows in dict.fromkeys(r.rows for r in mine):
-            by = {r.kernel: r for r in mine if r.rows == rows}
-            cells = [str(rows)]
-            for kernel in kernels:
-                one = by.get(kernel)
-                cells += ["", "", "", ""] if one is None else _cells(one)
-            others = [r.seconds for kernel, r in by.items() if kernel != "native"]
-            cells.append(f"{min(others) / by['native'].seconds:.2f}" if others else "")
-            table.add_row(*cells)
-        console.print(table)
+            one = by.get(kernel)
+            cells += ["", "", "", ""] if one is None else _cells(one)
+        others = [one.seconds for kernel, one in by.items() if kernel != "native"]
+        cells.append(f"{min(others) / by['native'].seconds:.2f}" if others else "")
+        table.add_row(*cells)
+    return table
 
 
-def _cells(one: Result) -> list[str]:
+def _cells(one: Any) -> list[str]:
     return [
         f"{one.seconds * 1e6:,.1f}",
         f"{one.gflops:,.0f}",
-        f"{one.weight_gbs:.1f}",
+        f"{one.gbs:.1f}",
         f"{100 * (one.floor or 0):.0f} %",
     ]
 
@@ -323,18 +299,10 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="of these names (all)")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=0.6, help="for a shape and number of rows")
-    parser.add_argument(
-        "--compile", nargs="+", type=int, default=[], metavar="ROWS", help="torch.compile at these"
-    )
     parser.add_argument("--alone", action="store_true", help="only our own kernels")
     args = parser.parse_args()
-    setting = Setting(
-        getattr(torch, args.dtype), args.threads, args.seconds, tuple(args.compile), args.alone
-    )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 170
-    foreign = ForeignLoad()
+    setting = Setting(getattr(torch, args.dtype), args.threads, args.seconds, args.alone)
+    console, report = console_of(170), Report("cpu_kernels")
     results: list[Result] = []
     with torch.inference_mode():
         bench = Bench(setting)
@@ -346,23 +314,13 @@ def main() -> None:
         parser.error("no shape of that name")
     results, ceilings = with_floors(results, bench.read_bandwidth)
     show(results, console)
-    other = foreign.cores()
     console.print(
         f"{args.threads} threads, {args.dtype}; best rate {ceilings['rate'] / 1e9:,.0f} GFLOP/s, "
-        f"bandwidth {ceilings['read_bandwidth'] / 1e9:.1f} GB/s; other programs kept {other:.2f} "
-        "cores busy"
+        f"bandwidth {ceilings['read_bandwidth'] / 1e9:.1f} GB/s; {report.foreign_line()}"
     )
-    if args.json:
-        report = {
-            "benchmark": "cpu_kernels",
-            **environment(),
-            "threads": args.threads,
-            "dtype": args.dtype,
-            "foreign_cores": other,
-            **ceilings,
-            "results": [asdict(result) for result in results],
-        }
-        write_json(args.json, report)
+    report.found |= {"threads": args.threads, "dtype": args.dtype, **ceilings}
+    report.add("results", results)
+    report.write(args.json)
 
 
 if __name__ == "__main__":

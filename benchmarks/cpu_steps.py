@@ -11,17 +11,15 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.common import ForeignLoad, environment, write_json
+from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES, make_model
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.reference import REFERENCE
@@ -203,11 +201,8 @@ def measure(
 
 
 def show(results: list[Result], console: Console) -> None:
-    table = Table(title="Milliseconds of a step", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("model", "case", "kernels"):
-        table.add_column(column)
-    for column in ("step", *SHOWN):
-        table.add_column(column, justify="right")
+    columns = ("model", "case", "kernels", "step", *SHOWN)
+    table = new_table("Milliseconds of a step", *columns)
     for result in sorted(results, key=lambda one: (one.model, one.case, one.kernels)):
         numbers = [result.milliseconds, *(result.parts[part] for part in SHOWN)]
         cells = [f"{number:,.2f}" for number in numbers]
@@ -233,25 +228,16 @@ def main() -> None:
         Case(f"decode {args.rows} x {args.context}", args.rows, 1, args.context),
         Case(f"prefill {args.prefill}", 1, args.prefill, args.prefill),
     ]
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140
-    foreign = ForeignLoad()
+    console, report = console_of(140), Report("cpu_steps")
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
         for kernels in args.kernels:
             results += measure(size, folder, kernels, cases, args)
     show(results, console)
-    report = {
-        "benchmark": "cpu_steps",
-        **environment(),
-        "results": [asdict(result) for result in results],
-        "foreign_cores": foreign.cores(),
-    }
-    console.print(f"other programs kept {report['foreign_cores']:.2f} cores busy meanwhile")
-    if args.json:
-        write_json(args.json, report)
+    report.add("results", results)
+    console.print(report.foreign_line())
+    report.write(args.json)
 
 
 if __name__ == "__main__":

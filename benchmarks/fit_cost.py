@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import ForeignLoad, cpu_name, environment, write_json
+from benchmarks.common import ForeignLoad, environment, write_json
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.simulation.cost import StepCost, read_cost
 from rootlace.wire.protocol import SamplingParams
 
@@ -99,26 +101,23 @@ def measure(
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
     )
-    rounds: list[tuple[list[list[float]], list[float]]] = []
+    rows: list[list[float]] = []
+    rounds: list[list[float]] = []
     for _ in range(repeats):
         # All shapes in each round: a disturbance of some seconds then hits each shape once only.
-        runs = [_run(runner, config, cache, shape) for shape in SHAPES]
-        rounds.append(
-            ([row for run in runs for row in run[0]], [t for run in runs for t in run[1]])
-        )
-    rows = rounds[0][0]
-    if any(found != rows for found, _ in rounds):
-        raise SystemExit("the same loads made other steps")
-    best = [min(times) for times in zip(*(took for _, took in rounds), strict=True)]
-    return rows, best
+        steps = [step for shape in SHAPES for step in _run(runner, config, cache, shape)]
+        found = [row for row, _ in steps]
+        if rows and found != rows:
+            raise SystemExit("the same loads made other steps")
+        rows = found
+        rounds.append([seconds for _, seconds in steps])
+    return rows, [min(times) for times in zip(*rounds, strict=True)]
 
 
 def _run(
     runner: Any, config: SchedulerConfig, cache: CacheConfig, shape: tuple[int, int, int]
-) -> tuple[list[list[float]], list[float]]:
-    from rootlace.runtime.contracts.request import Request
-    from rootlace.runtime.scheduler.scheduler import Scheduler
-
+) -> Iterator[tuple[list[float], float]]:
+    """Features and seconds of each step that the requests of a shape take."""
     count, prompt, output = shape
     scheduler = Scheduler(config, cache, runner.context_length, vocab_size=runner.vocab_size)
     random = np.random.default_rng(0)
@@ -128,34 +127,29 @@ def _run(
         low, high = runner.vocab_size // 2, runner.vocab_size
         ids = random.integers(low, high, prompt, dtype=np.int32)
         scheduler.add(Request(rid=rid, token_ids=ids, params=params))
-    rows, took = [], []
     start = time.perf_counter()
     while (plan := scheduler.plan()) is not None:
         scheduler.commit(plan, runner.run(plan))
         end = time.perf_counter()
-        rows.append(features(plan))
-        took.append(end - start)
-        start = end
-    return rows, took
+        yield features(plan), end - start
+        start = time.perf_counter()
 
 
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, help="model folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the cost model there")
     parser.add_argument("--name", default="", help="what to call the model in the file")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
-    foreign = ForeignLoad()
-    where = environment()
+    foreign, where = ForeignLoad(), environment()
     rows, seconds = measure(given.model, given.repeats, given.threads)
     busy = foreign.cores()
-    name = given.name or given.model.resolve().name
+    machine = where["machine"]
     source = (
-        f"Measured on {where['date'][:10]}: {name} on {where['machine']['cores']} cores of "
-        f"{cpu_name()}, commit {where['commit']}"
+        f"Measured on {where['date'][:10]}: {given.name or given.model.resolve().name} on "
+        f"{machine['cores']} cores of {machine['cpu']}, commit {where['commit']}"
     )
     found = fit(rows, seconds, max_step_tokens=SchedulerConfig().max_step_tokens, source=source)
     for key in NAMES:

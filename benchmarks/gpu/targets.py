@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common import aim
 from benchmarks.gpu.attention import LONG, MANY_ROWS, OURS
 
 Case = Mapping[str, Any]
@@ -23,15 +23,7 @@ class Target:
     value: Callable[[Parts], float | None]
 
     def judge(self, parts: Parts) -> dict[str, Any]:
-        """{what, target, value, met}; value and met are None where there is no measurement."""
-        value = self.value(parts)
-        if value is not None and not math.isfinite(value):
-            value = None
-        met = None
-        if value is not None:
-            met = value >= self.bound if self.sign == ">=" else value <= self.bound
-        target = f"{self.sign} {self.bound:g}"
-        return {"what": self.what, "target": target, "value": value, "met": met}
+        return {"what": self.what, **aim(self.value(parts), self.sign, self.bound)}
 
 
 def _cases(parts: Parts, part: str, wanted: Callable[[Case], bool]) -> Iterable[Case]:

@@ -28,13 +28,14 @@ from typing import Any
 
 from benchmarks.common import Report, console_of, progress_bar, usable_cores
 from benchmarks.peers.ceilings import best_of, measure_apart
-from benchmarks.peers.floors import Shape, floor_of, work_of
+from benchmarks.peers.floors import floor_of, work_of
 from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
 from benchmarks.peers.turns import measure_model
 from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.plot import plot_peers
+from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 QUICK_SCALE = 0.125
 TABLE_WIDTH = 110
@@ -107,14 +108,14 @@ def floors_of(
     rows: Sequence[Row], model: Path, dtype: str, ceilings: dict[str, Any]
 ) -> dict[str, Any]:
     """workload -> floor, of the first repetition (lengths are the same in all)."""
-    shape = Shape.read(model, dtype)
+    spec = ModelConfig.read(model).spec
     limits = (ceilings["gemm_rate"], ceilings["read_bandwidth"])
     found = {}
     for row in rows:
         if row.engine == RAW and row.repetition == 0:
-            workload = WORKLOADS[row.workload](row.seed, row.scale, shape.vocab)
+            workload = WORKLOADS[row.workload](row.seed, row.scale, spec.vocab_size)
             work = work_of(workload, row.outputs)
-            found[row.workload] = asdict(floor_of(work, shape, *limits))
+            found[row.workload] = asdict(floor_of(work, spec, dtype, *limits))
     return found
 
 

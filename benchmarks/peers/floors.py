@@ -21,114 +21,56 @@ bandwidth; both are recorded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.ideal_cache import IdealCache
 from benchmarks.peers.workloads import Tokens, Workload
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A Llama-style model's sizes. `element` in bytes."""
-
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocab: int
-    element: int
-
-    @classmethod
-    def read(cls, model: Path, dtype: str) -> Shape:
-        config = json.loads((model / "config.json").read_text())
-        heads = config["num_attention_heads"]
-        return cls(
-            hidden=config["hidden_size"],
-            inner=config["intermediate_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
-            vocab=config["vocab_size"],
-            element=4 if dtype == "float32" else 2,
-        )
-
-    @property
-    def layer_weights(self) -> int:
-        """Of all layers' products (norms are nothing beside them)."""
-        attention = (2 * self.heads + 2 * self.kv_heads) * self.head_size * self.hidden
-        return self.layers * (attention + 3 * self.hidden * self.inner)
-
-    @property
-    def head_weights(self) -> int:
-        return self.vocab * self.hidden
-
-    @property
-    def kv_bytes(self) -> int:
-        """Of one token."""
-        return self.layers * 2 * self.kv_heads * self.head_size * self.element
-
-    def attention_flops(self, context: float) -> float:
-        """Of one token that stands on `context` tokens: scores and their weighted values."""
-        return 4.0 * self.layers * self.heads * self.head_size * context
+from rootlace.runtime.doctor.work import Elements, Row, step_work
+from rootlace.runtime.model.families.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class Work:
     """What a workload is made of when nothing is done twice.
 
-    `prompt_context`: the sum, over the computed prompt tokens, of the tokens they stand on.
-    `step_tokens`: per decode step, distinct tokens that its rows stand on. `step_context`: the same
-    with shared tokens counted for every row. `step_rows`: rows of each step.
+    `prompts`: what is computed of each prompt. `steps`: the rows of each decode step.
+    `step_tokens`: per decode step, distinct tokens that its rows stand on.
     """
 
-    requests: int
     prompt_tokens: int
-    computed_tokens: int
-    prompt_context: int
-    step_rows: list[int]
+    prompts: list[Row]
+    steps: list[list[Row]]
     step_tokens: list[int]
-    step_context: list[int]
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(row.new for row in self.prompts)
 
 
 def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
     """Take a workload apart, its requests having been answered with `replies`."""
     ideal = IdealCache()
-    requests = prompt_tokens = computed = prompt_context = 0
-    rows: list[int] = []
-    distinct: list[int] = []
-    context: list[int] = []
+    work = Work(0, [], [], [])
     todo = workload.start()
     while todo:
         # Requests that are there together decode in lockstep: their first tokens come from the
         # prompts, each later one from a step.
-        following = []
-        steps = max(request.wanted for request in todo) - 1
-        for step in range(1, steps + 1):
+        shared = _distinct([request.prompt for request in todo])
+        for step in range(1, max(request.wanted for request in todo)):
             live = [r for r in todo if r.wanted > step]
-            rows.append(len(live))
-            context.append(sum(len(r.prompt) + step for r in live))
-        prompts = [request.prompt for request in todo]
-        shared = _distinct(prompts)
-        distinct += [shared + step * len(todo) for step in range(1, steps + 1)]
+            work.steps.append([Row(1, len(r.prompt) + step) for r in live])
+            work.step_tokens.append(shared + step * len(todo))
         for request in todo:
-            known = ideal.submit(request.prompt)
             length = len(request.prompt)
-            requests += 1
-            prompt_tokens += length
-            computed += length - known
-            prompt_context += (length * (length + 1) - known * (known + 1)) // 2
+            work.prompts.append(Row(length - ideal.submit(request.prompt), length))
+        following = []
         for request in todo:
             reply = list(replies[request.name])
             ideal.finish(request.prompt, reply)
             following += workload.answered(request, reply)
         todo = following
-    return Work(requests, prompt_tokens, computed, prompt_context, rows, distinct, context)
+    return Work(ideal.prompt_tokens, work.prompts, work.steps, work.step_tokens)
 
 
 def _distinct(prompts: Sequence[Sequence[int]]) -> int:
@@ -154,28 +96,26 @@ class Floor:
     bytes_per_step: float
 
 
-def floor_of(work: Work, shape: Shape, rate: float, bandwidth: float) -> Floor:
+def floor_of(work: Work, spec: ModelSpec, dtype: str, rate: float, bandwidth: float) -> Floor:
     """`rate`: flop/s of a big product; `bandwidth`: bytes/s of reading what no cache holds."""
-    weights = shape.layer_weights + shape.head_weights
-    prompt_flops = (
-        2.0 * shape.layer_weights * work.computed_tokens + 2.0 * shape.head_weights * work.requests
-    )
-    step_bytes = [weights * shape.element + tokens * shape.kv_bytes for tokens in work.step_tokens]
-    step_flops = [
-        2.0 * weights * rows + shape.attention_flops(context)
-        for rows, context in zip(work.step_rows, work.step_context, strict=True)
-    ]
-    steps = sum(
-        max(size / bandwidth, flops / rate)
-        for size, flops in zip(step_bytes, step_flops, strict=True)
-    )
-    prompt_attention = shape.attention_flops(1) * work.prompt_context
-    prefill, decode = prompt_flops / rate, sum(step_bytes) / bandwidth
+    element = 4 if dtype == "float32" else 2
+    size = Elements(element, element)
+    weights = step_work(spec, [], size).read
+    token = step_work(spec, [Row(1, 1)], size).read - weights
+    prompts = [step_work(spec, [row], size) for row in work.prompts]
+    steps = [step_work(spec, rows, size) for rows in work.steps]
+    step_bytes = [weights + tokens * token for tokens in work.step_tokens]
+    prefill, decode = sum(p.products for p in prompts) / rate, sum(step_bytes) / bandwidth
     return Floor(
         floor_s=prefill + decode,
         prefill_s=prefill,
         decode_s=decode,
-        arithmetic_s=(prompt_flops + prompt_attention) / rate + steps,
+        arithmetic_s=prefill
+        + sum(prompt.attention for prompt in prompts) / rate
+        + sum(
+            max(read / bandwidth, (step.products + step.attention) / rate)
+            for read, step in zip(step_bytes, steps, strict=True)
+        ),
         distinct_prompt_tokens=work.computed_tokens,
         decode_steps=len(step_bytes),
         bytes_per_step=sum(step_bytes) / max(1, len(step_bytes)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.common import new_table
+from benchmarks.common import aim, new_table
 from benchmarks.peers.measure import Row
 
 RAW, PROGRAMS = "rootlace", "rootlace programs"
@@ -145,29 +145,21 @@ class Results:
 
     def targets(self) -> list[dict[str, Any]]:
         """Each aim with what was found, and whether it is met (None: not measured)."""
-        aims: list[tuple[str, Nested, Callable[[str], float], bool]] = [
-            ("speed", self.ratios(), lambda workload: SPEED_TARGETS[workload], False),
-            ("ttft", self.ttft_ratios(), lambda _: 1.0, False),
-            ("programs", self.programs_over_raw(), lambda _: PROGRAM_TARGET, True),
-            ("floor", self.over_floor(), lambda _: FLOOR_TARGET, True),
-        ]
         found = []
+        speed, ttft, floor = self.ratios(), self.ttft_ratios(), self.over_floor()
+        programs = self.programs_over_raw()
         for model in self.models:
             for workload in self.workloads:
-                for what, values, bound_of, at_most in aims:
-                    if what == "floor" and not model.startswith("b"):
-                        continue
-                    value, bound = values[model].get(workload), bound_of(workload)
-                    met = value is not None and (value <= bound if at_most else value >= bound)
-                    target = {
-                        "what": what,
-                        "model": model,
-                        "workload": workload,
-                        "target": f"{'<=' if at_most else '>='} {bound:g}",
-                        "value": value,
-                        "met": None if value is None else met,
-                    }
-                    found.append(target)
+                aims = {
+                    "speed": (speed, ">=", SPEED_TARGETS[workload]),
+                    "ttft": (ttft, ">=", 1.0),
+                    "programs": (programs, "<=", PROGRAM_TARGET),
+                    "floor": (floor, "<=", FLOOR_TARGET),
+                }
+                for what, (values, sign, bound) in aims.items():
+                    if what != "floor" or model.startswith("b"):
+                        where = {"what": what, "model": model, "workload": workload}
+                        found.append(where | aim(values[model].get(workload), sign, bound))
         return found
 
     # ------------------------------------------------------------ what is printed

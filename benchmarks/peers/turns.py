@@ -15,12 +15,12 @@ from benchmarks.common import ForeignLoad
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import OnlineEngine, PeerError, drive
-from benchmarks.peers.floors import Shape
 from benchmarks.peers.measure import Row, Task, with_cores
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
+from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
@@ -126,7 +126,7 @@ def measure_model(
 ) -> tuple[list[Row], dict[str, Any]]:
     """All rows of a model, and what is known of the engines."""
     rows: list[Row] = []
-    vocab = Shape.read(model, arguments.dtype).vocab
+    vocab = ModelConfig.read(model).spec.vocab_size
     with engines(model, arguments, work) as found:
         for workload in arguments.workloads:
             # Once for nothing: whatever is compiled or allocated at the first time.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import cpu_attention, cpu_kernels
+from benchmarks import cpu_attention
 from benchmarks.cpu_attention import Case, Heads, Step, measure
-from benchmarks.cpu_kernels import Shape
+from rootlace.runtime.doctor import ceilings
 from tests.native import native_library
 
 CASES = (
@@ -44,8 +44,7 @@ def test_a_case_counts_what_is_computed_and_read(case: Case) -> None:
 def test_kernels_that_differ_are_refused() -> None:
     step = Step(CASES[0], Heads(4, 2, 16), torch.float32, 16)
     right = step.reference()
-    kernels = {"native": right, "views": step.views()}
-    assert set(measure(step, kernels, 0.001)) == {"native", "views"}
+    assert set(measure(step, {"native": right}, 0.001)) == {"native"}
     with pytest.raises(ValueError, match="wrong and native differ"):
         measure(step, {"native": right, "wrong": lambda: 1.01 * right()}, 0.001)
 
@@ -57,10 +56,8 @@ def test_a_short_run_measures_every_case_and_writes_json(
     native_library()
     monkeypatch.setattr(cpu_attention, "CASES", CASES)
     monkeypatch.setattr(cpu_attention, "CACHED_BYTES", 1 << 16)
-    monkeypatch.setattr(cpu_attention, "GEMM", Shape("down", 32, 50))
-    monkeypatch.setattr(cpu_attention, "GEMM_ROWS", 3)
-    monkeypatch.setattr(cpu_kernels, "ROTATED", 1 << 16)
-    monkeypatch.setattr(cpu_kernels, "READ_BYTES", 1 << 16)
+    monkeypatch.setattr(cpu_attention, "READ_BYTES", 1 << 16)
+    monkeypatch.setattr(ceilings, "SIDE", 64)
     path = tmp_path / "attention.json"
     threads = torch.get_num_threads()
     arguments = f"x --threads {threads} --seconds 0.001 --heads 4 2 16 --dtype {dtype}"
@@ -69,7 +66,7 @@ def test_a_short_run_measures_every_case_and_writes_json(
     report = json.loads(path.read_text())
     assert report["benchmark"] == "cpu_attention" and report["dtype"] == dtype
     found = {(one["case"], one["kernel"]) for one in report["results"]}
-    kernels = ("native", "reference", "views")
+    kernels = ("native", "reference")
     assert found == {(case.name, kernel) for case in CASES for kernel in kernels}
     assert all(one["seconds"] > 0 and one["floor"] > 0 for one in report["results"])
     assert "decode shared" in capsys.readouterr().out

@@ -16,18 +16,6 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""Names of weights within a layer: theirs, ours."""
 NORMAL, CONTROL = 1, 3  # types of tokens
 
 
@@ -73,8 +61,6 @@ def write_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
 
 
 def write_weights(writer: Any, config: dict[str, Any], folder: Path, bfloat16: bool) -> None:
-    weights = load_file(folder / "model.safetensors")
-
     def put(name: str, weight: torch.Tensor) -> None:
         if weight.dim() == 1 or not bfloat16:
             writer.add_tensor(name, weight.float().numpy())
@@ -83,17 +69,13 @@ def write_weights(writer: Any, config: dict[str, Any], folder: Path, bfloat16: b
         kind = gguf.GGMLQuantizationType.BF16
         writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=kind)
 
-    put("token_embd.weight", weights["model.embed_tokens.weight"])
-    put("output_norm.weight", weights["model.norm.weight"])
-    if not config["tie_word_embeddings"]:
-        put("output.weight", weights["lm_head.weight"])
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for layer in range(config["num_hidden_layers"]):
-        for theirs, ours in LAYER.items():
-            weight = weights[f"model.layers.{layer}.{ours}.weight"]
-            if theirs in heads:
-                weight = interleaved(weight, heads[theirs])
-            put(f"blk.{layer}.{theirs}.weight", weight)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        part = name.split(".")[-2]
+        if part in heads:
+            weight = interleaved(weight, heads[part])
+        put(names.get_name(name, (".weight",)), weight)
 
 
 def main() -> None:

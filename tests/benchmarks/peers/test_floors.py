@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
-from benchmarks.peers.floors import Shape, floor_of, work_of
+from benchmarks.peers.floors import floor_of, work_of
 from benchmarks.peers.workloads import WORKLOADS, Request
+from benchmarks.random_models import SHAPES
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.families.spec import ModelSpec
 from tests.benchmarks.peers.test_workloads import SIZES, answer
 
-SHAPE_B = Shape(768, 3072, 12, 12, 4, 64, 32_000, 2)
 STEPS = {"W1": 15, "W2": 4 * 31, "W3": 2 * 31, "W4": 63, "W5": 15}
 
 
@@ -62,46 +64,40 @@ def test_work_against_sets_of_prefixes(name: str) -> None:
             rows.append(len(wave))
         for whole in wholes:
             have.update(whole[:-1])
-    assert (work.computed_tokens, work.prompt_context) == (computed, context)
-    assert (work.step_tokens, work.step_rows) == (tokens, rows)
+    attended = sum(sum(range(p.context - p.new + 1, p.context + 1)) for p in work.prompts)
+    assert (work.computed_tokens, attended) == (computed, context)
+    assert (work.step_tokens, [len(step) for step in work.steps]) == (tokens, rows)
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_the_whole_workloads(name: str) -> None:
     work = work_of(WORKLOADS[name](), replies(name, 1.0))
-    assert (work.requests, work.prompt_tokens) == SIZES[name][:2]
+    assert (len(work.prompts), work.prompt_tokens) == SIZES[name][:2]
     assert len(work.step_tokens) == STEPS[name]
     if name == "W1":
         assert work.prompt_tokens - work.computed_tokens == 63_000  # as the issue has it
 
 
-def test_the_shape_of_the_bigger_model() -> None:
-    weights = SHAPE_B.layer_weights + SHAPE_B.head_weights
-    assert weights * SHAPE_B.element == pytest.approx(257e6, rel=0.002)  # as the issue has it
-    assert SHAPE_B.kv_bytes == 12 * 2 * 4 * 64 * 2
+@pytest.fixture
+def model_b(tmp_path: Path) -> ModelSpec:
+    """The bigger model of `benchmarks.random_models`."""
+    config = LlamaConfig(vocab_size=32_000, head_dim=64, **SHAPES["b"])
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
+    return ModelConfig.read(tmp_path).spec
 
 
-def test_a_shape_is_read(tmp_path: Path) -> None:
-    config = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 100,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    shape = Shape.read(tmp_path, "float32")
-    assert shape == Shape(32, 64, 2, 4, 4, 8, 100, 4)
-    assert shape.layer_weights == 2 * (4 * 32 * 32 + 3 * 32 * 64)
+LAYERS, HEAD = 12 * (2 * 768 * 768 + 2 * 256 * 768 + 3 * 768 * 3072), 32_000 * 768
+NORMS = (2 * 12 + 1) * 768
 
 
-def test_seconds_by_hand() -> None:
+def test_seconds_by_hand(model_b: ModelSpec) -> None:
     """Nothing shared, one request of 256 tokens and 64 out."""
     work = work_of(WORKLOADS["W4"](0, 0.01), {"r0": answer("r0", 64)})
-    floor = floor_of(work, SHAPE_B, rate=1e12, bandwidth=1e11)
-    layers, head = 12 * (2 * 768 * 768 + 2 * 256 * 768 + 3 * 768 * 3072), 32_000 * 768
-    assert floor.prefill_s == pytest.approx((2 * layers * 256 + 2 * head) / 1e12)
-    size = [2 * (layers + head) + 12_288 * (256 + step) for step in range(1, 64)]
+    floor = floor_of(work, model_b, "bfloat16", rate=1e12, bandwidth=1e11)
+    assert floor.prefill_s == pytest.approx((2 * LAYERS * 256 + 2 * HEAD) / 1e12)
+    size = [2 * (LAYERS + HEAD + NORMS) + 12_288 * (256 + step) for step in range(1, 64)]
+    assert pytest.approx(257e6, rel=0.002) == 2 * (LAYERS + HEAD)  # as the issue has it
     assert floor.decode_s == pytest.approx(sum(size) / 1e11)
     assert floor.floor_s == floor.prefill_s + floor.decode_s
     # One row: bytes, not flops, bound a step. A prompt's token attends to all up to itself.
@@ -109,8 +105,8 @@ def test_seconds_by_hand() -> None:
     assert floor.arithmetic_s == pytest.approx(floor.floor_s + attention)
 
 
-def test_many_rows_are_bound_by_arithmetic() -> None:
+def test_many_rows_are_bound_by_arithmetic(model_b: ModelSpec) -> None:
     work = work_of(WORKLOADS["W4"](), replies("W4", 1.0))
-    floor = floor_of(work, SHAPE_B, rate=1e12, bandwidth=1e14)
-    flops = 2 * (SHAPE_B.layer_weights + SHAPE_B.head_weights) * 32 * 63
+    floor = floor_of(work, model_b, "bfloat16", rate=1e12, bandwidth=1e14)
+    flops = 2 * (LAYERS + HEAD) * 32 * 63
     assert floor.arithmetic_s - floor.prefill_s > flops / 1e12 > floor.decode_s
