@@ -194,7 +194,7 @@ def main() -> None:
     with torch.inference_mode():
         library = load()
         rate = max(product_rates(dtype, args.threads, args.seconds, library).values())
-        bandwidth = read_bandwidth(args.threads, args.seconds, READ_BYTES)
+        bandwidth = read_bandwidth(args.threads, args.seconds, READ_BYTES, None)
         team = Team(library, args.threads)
         for case in cases:
             step = Step(case, heads, dtype, args.block_size)

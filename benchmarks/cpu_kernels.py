@@ -117,7 +117,7 @@ class Bench:
         torch.set_num_threads(setting.threads)
         self._library = load()
         self._team = Team(self._library, setting.threads)
-        self.read_bandwidth = read_bandwidth(setting.threads, setting.seconds, READ_BYTES)
+        self.read_bandwidth = read_bandwidth(setting.threads, setting.seconds, READ_BYTES, None)
 
     def shape(self, model: str, shape: Shape, rows: Sequence[int]) -> Iterator[Result]:
         size = shape.outputs * shape.inputs * self._setting.dtype.itemsize

@@ -1,21 +1,23 @@
 """Launch settings by measurement: writes this architecture's table (`kernels/triton/tuning.py`).
 
-Each entry of the table is exercised by a load that it is looked up for. One parameter after the
-other is varied, the others held (coordinate descent): a few dozen launches are compiled per entry,
-not their hundreds of combinations. A candidate that does not compile, does not fit, computes
-something else or is not clearly faster changes nothing. The table is written after every entry.
+Each entry of the table is exercised by a load that it is looked up for. One number after the other
+is doubled or halved (stages: one more or less), the others held, for as long as that helps: a few
+dozen launches are compiled per entry, not their hundreds of combinations. A candidate that does not
+compile, does not fit, computes something else or is not clearly faster changes nothing. The table
+is written after every entry.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import shutil
 import tempfile
 import time as clock_time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -39,29 +41,18 @@ Load = Callable[..., Call]
 
 GAIN = 0.98
 """A candidate must take less than this share of the best time so far."""
-ROUNDS = 2
+ROUNDS = 4
 TOLERANCE = 2e-2
-
-WARPS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class TuneCase:
-    """A load: `make(kernels)` gives the call to time. `options` are the values tried of each block
-    size, of num_warps and of num_stages."""
+    """A load: `make(kernels)` gives the call to time."""
 
     kernel: str
     key: dict[str, Any]
     what: str
     make: Callable[[KernelSet], Call]
-    options: Mapping[str, Sequence[int]]
-
-    def values(self) -> list[tuple[str, int]]:
-        return [(name, value) for name, values in self.options.items() for value in values]
-
-    def first(self) -> tuple[str, list[int]]:
-        name, value = self.values()[0]
-        return name, [value]
 
 
 @dataclass
@@ -78,8 +69,10 @@ class Tuned:
 # ---------------------------------------------------------------- the search
 
 
-def search(case: TuneCase, table: Table, kernels: KernelSet, time: Time, load: Load) -> Tuned:
-    """Improve the entry of `table` that serves the case, in place."""
+def search(
+    case: TuneCase, table: Table, kernels: KernelSet, time: Time, load: Load, most: float = math.inf
+) -> Tuned:
+    """Improve the entry of `table` that serves the case, in place, trying `most` others."""
     entry = entry_of(table, case)
     call = load(table, case, kernels)
     wanted = _kept(call())
@@ -88,9 +81,8 @@ def search(case: TuneCase, table: Table, kernels: KernelSet, time: Time, load: L
     seen = [copy.deepcopy(entry)]
     for _ in range(ROUNDS):
         before = best
-        for name, value in case.values():
-            candidate = with_value(entry, name, value)
-            if candidate in seen:
+        for name, candidate in neighbours(entry):
+            if candidate in seen or len(seen) > most:
                 continue
             seen.append(candidate)
             held = copy.deepcopy(entry)
@@ -104,7 +96,7 @@ def search(case: TuneCase, table: Table, kernels: KernelSet, time: Time, load: L
             except Exception as error:
                 if has_faulted():
                     raise
-                tuned.refused.append(f"{name} {value}: {describe(error)}")
+                tuned.refused.append(f"{name}: {describe(error)}")
             if seconds < best * GAIN:
                 best = seconds
             else:
@@ -123,14 +115,19 @@ def entry_of(table: Table, case: TuneCase) -> Entry:
     raise KeyError(f"no entry of {case.kernel} for {case.key}")
 
 
-def with_value(entry: Entry, name: str, value: int) -> Entry:
-    """`entry` with one number changed: of a block, num_warps or num_stages."""
-    changed = copy.deepcopy(entry)
-    place = changed if name in ("num_warps", "num_stages") else changed["blocks"]
-    if name not in place:
-        raise KeyError(f"{name} is no parameter of {entry}")
-    place[name] = value
-    return changed
+def neighbours(entry: Entry) -> Iterator[tuple[str, Entry]]:
+    """`entry` (as it is when the next one is asked for) with one of its numbers changed."""
+    for name in ("num_warps", "num_stages", *entry["blocks"]):
+        for larger in (True, False):
+            changed = copy.deepcopy(entry)
+            place = changed["blocks"] if name in changed["blocks"] else changed
+            now = place[name]
+            if name == "num_stages":
+                place[name] = now + 1 if larger else now - 1
+            else:
+                place[name] = now * 2 if larger else now // 2
+            if place[name] > 0:
+                yield f"{name} {place[name]}", changed
 
 
 @contextmanager
@@ -182,45 +179,25 @@ def cases(device: torch.device, smoke: bool) -> list[TuneCase]:
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     """Of heads of 64, 128 and 256, bfloat16."""
-    blocks = (16, 32, 64, 128)
-    stages = (1, 2, 3, 4, 5)
     for dim in (16,) if smoke else (128, 64, 256):
         shape = HeadShape(4, 2, dim) if smoke else HeadShape(32 if dim < 256 else 16, 8, dim)
         context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
         key: dict[str, Any] = {"head_dim": max(dim, 16), "dtype": "bf16", "fp8": False}
-
-        def case(
-            kernel: str,
-            key: dict[str, Any],
-            what: str,
-            rows: list[tuple[int, int]],
-            options: dict[str, tuple[int, ...]],
-            prefix: int = 0,
-            shape: HeadShape = shape,
-        ) -> TuneCase:
-            make = _attends(rows, shape, device, prefix)
-            return TuneCase(kernel, key, f"{what}, heads of {shape.head_dim}", make, options)
-
-        own = [(1, context + i % 8) for i in range(wide)]
-        tried = {"BLOCK_N": blocks, "num_stages": stages, "num_warps": WARPS[:3]}
-        split = {**tried, "PROGRAMS": (1, 2, 3, 4)}
-        yield case("decode_attention", key, f"{wide} rows of {context}", own, split)
+        heads = f"heads of {dim}"
+        own = _attends([(1, context + i % 8) for i in range(wide)], shape, device)
+        yield TuneCase("decode_attention", key, f"{wide} rows of {context}, {heads}", own)
         for rows in (wide, few):
-            under = [(1, context + 32)] * rows
             tiled = {**key, "tile": _tile(rows, shape)}
-            what, prefix = f"{rows} rows under {context}", context // 16 * 16
-            options = {**split, "num_stages": stages[:4], "PROGRAMS": (1, 2, 3)}
-            yield case("tree_attention", tiled, what, under, options, prefix)
-        long = [(1, 4 * context)] * few
-        options = {"CHUNK": (4, 8, 16, 32), "num_warps": (1, 2, 4)}
-        what = f"{few} rows of {4 * context}"
-        yield case("merge_attention", {"head_dim": max(dim, 16)}, what, long, options)
-        chunks = {"large": [(context, context)], "small": [(12, context)] * wide}
-        for tile, parts in chunks.items():
+            prefix = context // 16 * 16
+            under = _attends([(1, context + 32)] * rows, shape, device, prefix)
+            yield TuneCase("tree_attention", tiled, f"{rows} rows under {context}, {heads}", under)
+        merged = {"head_dim": max(dim, 16)}
+        long = _attends([(1, 4 * context)] * few, shape, device)
+        yield TuneCase("merge_attention", merged, f"{few} rows of {4 * context}, {heads}", long)
+        for tile, parts in {"large": [(context, context)], "small": [(12, context)] * wide}.items():
             tiled = {"head_dim": dim, "dtype": "bf16", "tile": tile}
-            what = f"{len(parts)} of {parts[0][0]} tokens behind {context}"
-            options = {**tried, "num_warps": WARPS[1:3], "BLOCK_M": blocks}
-            yield case("extend_attention", tiled, what, parts, options)
+            what = f"{len(parts)} of {parts[0][0]} tokens behind {context}, {heads}"
+            yield TuneCase("extend_attention", tiled, what, _attends(parts, shape, device))
 
 
 def _tile(rows: int, shape: HeadShape) -> int:
@@ -230,7 +207,7 @@ def _tile(rows: int, shape: HeadShape) -> int:
 
 
 def _attends(
-    rows: list[tuple[int, int]], shape: HeadShape, device: torch.device, prefix: int
+    rows: list[tuple[int, int]], shape: HeadShape, device: torch.device, prefix: int = 0
 ) -> Callable[[KernelSet], Call]:
     made: list[Paged] = []
 
@@ -242,39 +219,28 @@ def _attends(
     return make
 
 
-POINTWISE: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
-    # Kernel of the table -> case of the benchmark, and what is tried.
-    "gated": ("silu_mul", {"BLOCK": (512, 1024, 2048, 4096), "num_warps": WARPS}),
-    "embedding": ("embedding", {"BLOCK": (512, 1024, 2048, 4096), "num_warps": WARPS}),
-    "copy_slots": ("copy_slots", {"BYTES": (1024, 2048, 4096), "num_warps": WARPS[:3]}),
-    "rope_and_write": (
-        "rope_and_write, bf16 cache",
-        {"HEADS": (2, 4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
-    ),
-    "edit_logits": (
-        "edit_logits, mask and penalties",
-        {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": WARPS},
-    ),
-    "pick_tokens": (
-        "pick_tokens, temperature 1",
-        {"TILE": (2048, 4096, 8192), "num_warps": WARPS[1:]},
-    ),
-    "token_logprobs": ("token_logprobs", {"TILE": (2048, 4096, 8192), "num_warps": WARPS[1:]}),
+POINTWISE = {
+    # Kernel of the table -> case of the benchmark.
+    "gated": "silu_mul",
+    "embedding": "embedding",
+    "copy_slots": "copy_slots",
+    "rope_and_write": "rope_and_write, bf16 cache",
+    "edit_logits": "edit_logits, mask and penalties",
+    "pick_tokens": "pick_tokens, temperature 1",
+    "token_logprobs": "token_logprobs",
 }
 
 
 def pointwise_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     sizes = pointwise.SMOKE if smoke else pointwise.Sizes(tokens=(4096,))
     found = {case.name: case for case in pointwise.cases(sizes, device)}
-    for kernel, (name, options) in POINTWISE.items():
+    for kernel, name in POINTWISE.items():
         key = {"head_dim": max(sizes.head_dim, 16)} if kernel == "rope_and_write" else {}
-        call = found[name].call
-        yield TuneCase(kernel, key, name, partial(partial, call), options)
+        yield TuneCase(kernel, key, name, partial(partial, found[name].call))
     for width in (64,) if smoke else (1024, 2048, 4096, 8192):
         x = torch.randn((3 if smoke else 4096, width), device=device).to(torch.bfloat16)
         norm = partial(_norm, x, torch.ones(width, device=device, dtype=torch.bfloat16))
-        warps = {"num_warps": (1, 2, 4, 8, 16)}
-        yield TuneCase("rms_norm", {"width": width}, f"add_rms_norm, {width} wide", norm, warps)
+        yield TuneCase("rms_norm", {"width": width}, f"add_rms_norm, {width} wide", norm)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, kernels: KernelSet) -> Call:
@@ -303,6 +269,7 @@ def tune(
     time: Time,
     path: Path,
     measured: dict[str, str],
+    most: float = math.inf,
 ) -> Iterator[Tuned]:
     """Search for every case and write the table to `path` after each."""
     # An architecture's table may leave a kernel out: the default has them all.
@@ -314,18 +281,19 @@ def tune(
             table |= json.loads(existing.read_text())["kernels"]
     with trial_tables(arch) as load:
         for case in found:
-            yield search(case, table, kernels, time, load)
+            yield search(case, table, kernels, time, load, most)
             write_table(path, measured, table)
 
 
 def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float) -> int:
     """Tune the kernels named (none: all) on `device`, until `budget` seconds are spent; with
-    `smoke`, interpreted ones, one value of one parameter each, into the air."""
+    `smoke`, interpreted ones, one other entry each, into the air."""
     from rootlace.kernels.triton import TRITON
     from rootlace.kernels.triton.numerics import architecture
 
     arch = architecture(device)
     setting = Setting(device, smoke, quick=True)
+    most = 1 if smoke else math.inf
     measured = {
         "gpu": torch.cuda.get_device_name(device) if setting.on_gpu else "none",
         "triton": package_version("triton") or "",
@@ -340,13 +308,11 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
             print(f"nothing is known to tune {', '.join(sorted(unknown))} with")
             return 2
         found = [case for case in found if not names or case.kernel in names]
-        if smoke:
-            found = [replace(case, options=dict([case.first()])) for case in found]
 
         def time(call: Call) -> float:
             return time_one(setting, call, capture=True).median
 
-        for number, tuned in enumerate(tune(TRITON, arch, found, time, path, measured), 1):
+        for number, tuned in enumerate(tune(TRITON, arch, found, time, path, measured, most), 1):
             case = tuned.case
             print(
                 f"{case.kernel:18} {case.what:44} {tuned.before:9.1f} -> {tuned.after:9.1f} us, "
