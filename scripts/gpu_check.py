@@ -54,12 +54,11 @@ USEFUL = {
     "jsonschema": "jsonschema",
     "aiohttp": "aiohttp",
     "jinja2": "Jinja2",
-    "tqdm": "tqdm",
     "xdist": "pytest-xdist",
 }
-"""Without these some tests are skipped, or the benchmark draws nothing."""
+"""Without these some tests are skipped."""
 BROUGHT = (
-    *("msgspec", "pyzmq", "llguidance", "psutil", "tqdm"),
+    *("msgspec", "pyzmq", "llguidance", "psutil"),
     *("rich", "markdown-it-py", "mdurl", "Pygments"),
     *("typer", "click", "shellingham", "annotated-doc"),
     *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging"),

@@ -1,0 +1,46 @@
+"""The benchmark of constraints: masks of one engine, and a load served in all modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.constrained.__main__ import summarise, targets
+from benchmarks.constrained.engines import ENGINES, load_tokenizer
+from benchmarks.constrained.masks import measure
+from benchmarks.constrained.serving import MODES, measure_serving, order_of, runs_of
+
+
+@pytest.mark.parametrize("name", ["rootlace (automaton)", "llguidance"])
+def test_masks_of_an_engine(name: str, demo_model: Path) -> None:
+    tokenizer = load_tokenizer(demo_model)
+    make, option = ENGINES[name]
+    engine = make(tokenizer, option)
+    found = measure(engine, tokenizer, "regex", "(ab|cd){2}!", ["abcd!", "abab!", "nothing"])
+    assert (found["texts"], found["texts_refused"]) == (3, 1)
+    assert found["compile_first_ms"] >= found["compile_ms"] > 0
+    assert 0 < found["forced"] < found["tokens"]
+    assert len(found["first_us"]) == len(found["later_us"]) > 0
+    row = summarise([found, {"name": "another", "error": "refused"}])
+    assert (row["taken"], row["of"]) == (1, 2)
+    assert 0 < row["mask_p50_us"] <= row["mask_p99_us"]
+
+
+def test_a_load_is_served_in_all_modes(demo_model: Path) -> None:
+    calls: list[int] = []
+    found = measure_serving(str(demo_model), 3, 1, 2, "closed", lambda: calls.append(1))
+    assert len(calls) == runs_of(1)
+    assert set(found["modes"]) == set(MODES)
+    tokens = {mode: summary["tokens"] for mode, summary in found["modes"].items()}
+    assert tokens["unconstrained"] == tokens["constrained"] > 0
+    forced = {mode: summary["forced_share"] for mode, summary in found["modes"].items()}
+    assert forced["jump"] > 0 == forced["unconstrained"] == forced["constrained"]
+    assert 0 <= found["exact_answers"] <= 1
+    checked = targets({}, [found])
+    assert len(checked) == 2 and all(one["met"] is not None for one in checked.values())
+
+
+def test_every_mode_takes_every_turn() -> None:
+    orders = [tuple(order_of(repetition)) for repetition in range(2 * len(MODES))]
+    assert len(set(orders)) == 6
