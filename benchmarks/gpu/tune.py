@@ -41,7 +41,7 @@ Load = Callable[..., Call]
 
 GAIN = 0.98
 """A candidate must take less than this share of the best time so far."""
-ROUNDS = 4
+ROUNDS = 2
 TOLERANCE = 2e-2
 
 
@@ -116,18 +116,20 @@ def entry_of(table: Table, case: TuneCase) -> Entry:
 
 
 def neighbours(entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """`entry` (as it is when the next one is asked for) with one of its numbers changed."""
-    for name in ("num_warps", "num_stages", *entry["blocks"]):
+    """`entry` with one number changed: again in the same direction, if `entry` has become that."""
+    for name in (*entry["blocks"], "num_warps", "num_stages"):
         for larger in (True, False):
-            changed = copy.deepcopy(entry)
-            place = changed["blocks"] if name in changed["blocks"] else changed
-            now = place[name]
-            if name == "num_stages":
-                place[name] = now + 1 if larger else now - 1
-            else:
-                place[name] = now * 2 if larger else now // 2
-            if place[name] > 0:
-                yield f"{name} {place[name]}", changed
+            while True:
+                changed = copy.deepcopy(entry)
+                place = changed["blocks"] if name in changed["blocks"] else changed
+                if name == "num_stages":
+                    place[name] += 1 if larger else -1
+                else:
+                    place[name] = place[name] * 2 if larger else place[name] // 2
+                if place[name] > 0:
+                    yield f"{name} {place[name]}", changed
+                if entry != changed:
+                    break
 
 
 @contextmanager
