@@ -27,7 +27,7 @@ import torch
 from rootlace.kernels.interface import Choice, PickRows
 from rootlace.kernels.reference.bitmask import allowed_ids, allows, apply_masks
 from rootlace.kernels.reference.ranking import best_ids
-from rootlace.kernels.reference.uniform import uniforms
+from rootlace.kernels.reference.uniform import uniforms, uniforms_on_host
 
 NO_TOKEN = -1
 FIRST_RANKED = 256
@@ -40,19 +40,33 @@ def pick_tokens(
     logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """logits float32 or bfloat16 [R, V], not changed -> int32 [R]."""
-    pick = _picked_on_host if logits.device.type == "cpu" else _picked
-    token = pick(logits, rows, choice).to(torch.int32)
+    if logits.device.type != "cpu":
+        return pick_tokens_by_tensors(logits, rows, choice, out)
+    token = _picked_on_host(logits, rows, choice).to(torch.int32)
     return token if out is None else out.copy_(token)
 
 
-def _picked(logits: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
+def pick_tokens_by_tensors(
+    logits: torch.Tensor, rows: PickRows, choice: Choice, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `pick_tokens`, on any device by operations on tensors alone, so that a graph can hold
+    them."""
+    u = None if choice == "greedy" else uniforms(rows.seed, rows.position)
+    token = _picked(logits, rows, choice, u).to(torch.int32)
+    return token if out is None else out.copy_(token)
+
+
+def _picked(
+    logits: torch.Tensor, rows: PickRows, choice: Choice, u: torch.Tensor | None
+) -> torch.Tensor:
+    """`u`: what `uniforms` says of the rows, if any is drawn."""
     x = logits.to(torch.float32, copy=rows.mask_row is not None)
     if rows.mask_row is not None:
         assert rows.mask_table is not None
         apply_masks(x, rows.mask_table, rows.mask_row)
     best, token = x.max(dim=1)  # NaN is larger than everything, the first of equals counts
-    if choice != "greedy":
-        drawn = _drawn(x, best, rows, choice)
+    if u is not None:
+        drawn = _drawn(x, best, rows, choice, u)
         token = torch.where(rows.temperature > 0, drawn, token)
     return torch.where(best.isfinite(), token, NO_TOKEN)
 
@@ -63,12 +77,13 @@ def _picked_on_host(logits: torch.Tensor, rows: PickRows, choice: Choice) -> tor
     if choice == "greedy":
         return _best_on_host(logits.float(), rows)
     drawn = rows.temperature > 0
+    u = uniforms_on_host(rows.seed, rows.position)
     if bool(drawn.all()):
-        return _picked(logits, rows, choice)
+        return _picked(logits, rows, choice, u)
     token = _best_on_host(logits.float(), rows)
     chosen = drawn.nonzero().squeeze(1)
     if len(chosen):
-        token[chosen] = _picked(logits[chosen], _part(rows, chosen), choice)
+        token[chosen] = _picked(logits[chosen], _part(rows, chosen), choice, u[chosen])
     return token
 
 
@@ -103,7 +118,9 @@ def _part(rows: PickRows, chosen: torch.Tensor) -> PickRows:
     )
 
 
-def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) -> torch.Tensor:
+def _drawn(
+    x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice, u: torch.Tensor
+) -> torch.Tensor:
     # Where nothing is drawn any temperature will do.
     temperature = torch.where(rows.temperature > 0, rows.temperature, 1.0).unsqueeze(1)
     # In place: fresh memory of this size costs a CPU more than the arithmetic.
@@ -112,7 +129,7 @@ def _drawn(x: torch.Tensor, best: torch.Tensor, rows: PickRows, choice: Choice) 
         weights.masked_fill_(~_kept(x, weights, rows), 0.0)
     cumulative = weights.cumsum(1)
     total = cumulative[:, -1:]
-    target = uniforms(rows.seed, rows.position).unsqueeze(1) * total
+    target = u.unsqueeze(1) * total
     # u < 1, but u * total may round up to total.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)

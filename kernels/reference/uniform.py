@@ -24,9 +24,12 @@ Integers = TypeVar("Integers", torch.Tensor, np.ndarray)
 
 def uniforms(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """seed, position int64 [R] -> float64 [R] in [0, 1), of 53 random bits each."""
-    if seed.device.type == "cpu":
-        return torch.from_numpy(random_bits(seed.numpy(), position.numpy()) * 2.0**-53)
     return random_bits(seed, position).double() * 2.0**-53
+
+
+def uniforms_on_host(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """The same numbers as `uniforms`, for tensors in the host's memory."""
+    return torch.from_numpy(random_bits(seed.numpy(), position.numpy()) * 2.0**-53)
 
 
 def random_bits(seed: Integers, position: Integers) -> Integers:

@@ -12,7 +12,7 @@ from rootlace.kernels import kernels_for
 from rootlace.kernels.interface import AutomatonTables, Choice, PickRows
 from rootlace.kernels.reference.bitmask import apply_masks
 from rootlace.kernels.reference.kv_cache import write_kv
-from rootlace.kernels.reference.pick_tokens import _picked
+from rootlace.kernels.reference.pick_tokens import pick_tokens_by_tensors
 from rootlace.kernels.reference.rope import rope
 
 KERNELS = kernels_for(torch.device("cpu"))
@@ -188,4 +188,5 @@ def test_short_cuts_on_the_host_pick_the_same_tokens(choice: Choice, seed: int) 
         mask_row=torch.from_numpy(random.permutation(np.arange(-5, count - 5)).astype(np.int32)),
     )
     given = torch.from_numpy(logits)
-    assert torch.equal(KERNELS.pick_tokens(given, rows, choice), _picked(given, rows, choice).int())
+    expected = pick_tokens_by_tensors(given, rows, choice)
+    assert torch.equal(KERNELS.pick_tokens(given, rows, choice), expected)

@@ -12,6 +12,7 @@ import torch
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import HostPlan
 from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.reference.pick_tokens import pick_tokens_by_tensors
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ class FixedAttention:
 def fixed_kernels(width: int) -> tuple[KernelSet, FixedAttention]:
     attention = FixedAttention(width)
     kernels = replace(
-        REFERENCE, name="fixed", plan_attention=attention.plan, paged_attention=attention.attend
+        REFERENCE,
+        name="fixed",
+        plan_attention=attention.plan,
+        paged_attention=attention.attend,
+        pick_tokens=pick_tokens_by_tensors,
     )
     return kernels, attention
