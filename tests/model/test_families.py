@@ -129,7 +129,13 @@ def theirs(folder: Path) -> torch.Tensor | None:
     return None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=() if n in ("ministral", "granite") else pytest.mark.slow)
+        for n in NAMES
+    ],
+)
 def test_every_key_is_computed_or_refused(name: str, tmp_path: Path) -> None:
     save(configs()[name], tmp_path)
     file = tmp_path / "config.json"

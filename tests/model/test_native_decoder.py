@@ -35,10 +35,17 @@ ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=20, seed=0)
 MODELS = ("llama-biased", "llama-tied", "qwen2-sliding", "qwen3", "mistral-sliding")
 DTYPES = ("float32", "bfloat16")
 
+CASES = [
+    # `make check` takes each model in one type, in turns.
+    pytest.param((name, dtype), marks=pytest.mark.slow if (i + j) % 2 else ())
+    for i, name in enumerate(MODELS)
+    for j, dtype in enumerate(DTYPES)
+]
+
 Load = Callable[..., ModelRunner]
 
 
-@pytest.fixture(scope="module", params=[(name, dtype) for name in MODELS for dtype in DTYPES])
+@pytest.fixture(scope="module", params=CASES)
 def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
     native_library()
     name, dtype = request.param
