@@ -235,6 +235,7 @@ def test_keys_come_once(compiler: GrammarCompiler, vocabulary: Vocabulary) -> No
     assert "twice" in matcher.error()
 
 
+@pytest.mark.slow
 def test_with_large_tokens(shared_dir: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 

@@ -132,7 +132,10 @@ def test_nothing_unsound_is_forced(
 
 
 @pytest.mark.parametrize("backend", ["automaton", "llguidance"])
-@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize(
+    "tokenizer",
+    ["demo", "stories3M", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt2", "qwen3"))],
+)
 def test_choices_that_are_cut_in_odd_places(
     folders: dict[str, Path], tokenizer: str, backend: str
 ) -> None:

@@ -177,6 +177,7 @@ def test_waiting_for_a_processor_is_not_counted(monkeypatch: pytest.MonkeyPatch)
     assert spent.seconds() >= 0.05
 
 
+@pytest.mark.slow
 def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
     fine = service.submit(long("a"))
     assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")
