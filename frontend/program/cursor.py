@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from typing import Any, Protocol
 
 from rootlace.client.completion import call_in_loop, wait_for_event
@@ -137,7 +138,33 @@ class VariableCursor:
 def follow(run: ProgramRun, cursor: Cursor) -> Iterator[Step]:
     """Yield text as it comes. At the end, raises what ended the program if it failed."""
     event = threading.Event()
-    run.signal.subscribe(event.set)
+    with closing(_steps(run, cursor, event.set)) as steps:
+        for step in steps:
+            if step is not None:
+                yield step
+            else:
+                wait_for_event(event)
+                event.clear()
+
+
+async def follow_async(run: ProgramRun, cursor: Cursor) -> AsyncIterator[Step]:
+    """The same without blocking the running event loop."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    with closing(_steps(run, cursor, lambda: call_in_loop(loop, event.set))) as steps:
+        for step in steps:
+            if step is not None:
+                yield step
+            else:
+                await event.wait()
+                event.clear()
+
+
+def _steps(
+    run: ProgramRun, cursor: Cursor, wake: Callable[[], object]
+) -> Generator[Step | None, None, None]:
+    """What is new; None where nothing is: go on once `wake` has been called."""
+    run.signal.subscribe(wake)
     try:
         while True:
             steps, finished = cursor.read()
@@ -145,37 +172,8 @@ def follow(run: ProgramRun, cursor: Cursor) -> Iterator[Step]:
             if finished:
                 break
             run.connection.flush()
-            wait_for_event(event)
-            event.clear()
-    finally:
-        run.signal.unsubscribe(event.set)
-    _raise_error(run)
-
-
-async def follow_async(run: ProgramRun, cursor: Cursor) -> AsyncIterator[Step]:
-    """The same without blocking the running event loop."""
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-
-    def wake() -> None:
-        call_in_loop(loop, event.set)
-
-    run.signal.subscribe(wake)
-    try:
-        while True:
-            steps, finished = cursor.read()
-            for step in steps:
-                yield step
-            if finished:
-                break
-            run.connection.flush()
-            await event.wait()
-            event.clear()
+            yield None
     finally:
         run.signal.unsubscribe(wake)
-    _raise_error(run)
-
-
-def _raise_error(run: ProgramRun) -> None:
     if run.ended.done and run.error is not None:
         raise run.error
