@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 
 #include "api.h"
 #include "guard.h"
+#include "headcount.h"
 #include "isa/pause.h"
 
 namespace rootlace {
@@ -31,28 +33,33 @@ constexpr int PAUSES = 256;
 constexpr std::chrono::microseconds LOOK{50};
 
 // A wait this long is for a thread that has lost its core, or for a task longer than the others.
-// Where such waits are a third of the time for as long as `WINDOW`, there are fewer cores for us
-// than threads: regions have one thread less for a while, a longer one each time that turns out to
-// be still so. A single region tells nothing: whoever is sent a step's tokens takes a core, too, for
-// a moment that may be half of a step.
 constexpr std::chrono::microseconds STALL{300};
-constexpr std::chrono::milliseconds WINDOW{200};
-constexpr std::chrono::milliseconds SHORT_BREAK{50}, LONG_BREAK{1600};
 
 using Clock = std::chrono::steady_clock;
+using Duration = Headcount::Duration;
+
+// How long this thread has computed.
+inline Duration computed() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
 
 // Where threads wait for a condition on atomics that other threads change.
 class Place {
  public:
+  // Returns for how long the thread slept.
   template <class Ready>
-  void wait(Ready ready) {
-    if (look(ready)) return;
+  Duration wait(Ready ready) {
+    if (look(ready)) return {};
+    auto began = Clock::now();
     sleepers_.fetch_add(1);
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, ready);
     }
     sleepers_.fetch_sub(1);
+    return Clock::now() - began;
   }
 
   // To be called after the change. Either this sees the sleeper or the sleeper sees the change.
@@ -109,21 +116,16 @@ struct Team::State {
   std::atomic<bool> failed{false};
   std::mutex failing;
   std::exception_ptr error;
-  // Nanoseconds of stalls in this region, of all threads together.
-  std::atomic<int64_t> stalled{0};
-  // How many threads regions have at present, and when one more is tried.
-  std::atomic<int> limit;
-  // Since this was last decided: what regions lasted, and their stalls.
-  Clock::duration lasted{}, lost{};
-  Clock::time_point try_more{};
-  Clock::duration rest = SHORT_BREAK;
+  // Nanoseconds of this region, of all threads together: of stalls, and without a core.
+  std::atomic<int64_t> stalled{0}, robbed{0};
+  Headcount headcount;
 
   std::mutex turn;  // of those who call `run`
   std::vector<std::thread> workers;
   std::vector<Scratch> scratch;
   pid_t owner = getpid();
 
-  State(Team& team, int threads) : limit(threads), scratch(threads) {
+  State(Team& team, int threads) : headcount(threads), scratch(threads) {
     // Signals are the program's: its own threads take them.
     sigset_t all, before;
     sigfillset(&all);
@@ -133,7 +135,7 @@ struct Team::State {
         workers.emplace_back([this, &team, rank] { work(team, rank); });
     } catch (...) {  // no more threads to be had: those there are do it
       scratch.resize(workers.size() + 1);
-      limit = static_cast<int>(scratch.size());
+      headcount.have_at_most(static_cast<int>(scratch.size()));
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
@@ -160,35 +162,16 @@ struct Team::State {
   }
 
   bool may_enter(uint64_t now) const {
-    return (now & OPEN) && static_cast<int>(now & INSIDE) < limit.load() - 1;
+    return (now & OPEN) && static_cast<int>(now & INSIDE) < headcount.now() - 1;
   }
 
-  // After a region: how many threads the next one has.
-  void adapt(Clock::duration region) {
-    int threads = static_cast<int>(scratch.size());
-    if (threads == 1) return;
-    if (limit > 1) {
-      lasted += region * (limit - 1);  // all but one may wait for that one
-      lost += std::chrono::nanoseconds(stalled.load());
-      if (lasted >= WINDOW * (limit - 1)) {
-        bool crowded = lost > lasted / 3;
-        lasted = lost = {};
-        if (crowded) {
-          limit--;
-          try_more = Clock::now() + rest;
-          rest = std::min<Clock::duration>(2 * rest, LONG_BREAK);
-          return;
-        }
-      }
-    }
-    if (Clock::now() < try_more) return;
-    if (limit < threads) {
-      limit++;
-      lasted = lost = {};
-      try_more = Clock::now() + rest + WINDOW;
-    } else {
-      rest = SHORT_BREAK;
-    }
+  // The region's function on this thread.
+  void attend(Crew& crew) {
+    auto began = Clock::now();
+    auto before = computed();
+    compute(crew);
+    Duration without = Clock::now() - began - crew.slept_ - (computed() - before);
+    if (without > Duration::zero()) robbed.fetch_add(without.count());
   }
 
   void work(Team& team, int rank) {
@@ -209,7 +192,7 @@ struct Team::State {
       if (!may_enter(now)) continue;
       last = now >> 32;
       Crew crew(team, rank);
-      compute(crew);
+      attend(crew);
       entry.fetch_sub(1);
       inside.wake();
     }
@@ -234,16 +217,19 @@ void Team::run(const std::function<void(Crew&)>& region) {
   state.done.store(0);
   state.stalled.store(0);
   state.failed.store(false);
+  state.robbed.store(0);
   auto began = Clock::now();
-  if (state.limit > 1) {
+  if (state.headcount.now() > 1) {
     state.entry.store((((state.entry.load() >> 32) + 1) << 32) | OPEN);
     state.outside.wake();
   }
   Crew crew(*this, 0);
-  state.compute(crew);
+  state.attend(crew);
   state.entry.fetch_and(~OPEN);
   state.inside.wait([&] { return (state.entry.load() & INSIDE) == 0; });
-  state.adapt(Clock::now() - began);
+  auto ended = Clock::now();
+  state.headcount.after(ended - began, Duration(state.stalled.load()),
+                        Duration(state.robbed.load()), ended.time_since_epoch());
   if (state.failed.load()) std::rethrow_exception(std::exchange(state.error, nullptr));
 }
 
@@ -273,11 +259,10 @@ void Crew::end() {
   if (finished_ && state.done.fetch_add(finished_) + finished_ == begun_) state.inside.wake();
   if (state.done.load() >= begun_) return;
   auto began = Clock::now();
-  state.inside.wait([&] { return state.done.load() >= begun_ || state.failed.load(); });
+  slept_ += state.inside.wait([&] { return state.done.load() >= begun_ || state.failed.load(); });
   if (state.done.load() < begun_) throw Abandoned{};
-  auto waited = Clock::now() - began;
-  if (waited > STALL)
-    state.stalled.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count());
+  Duration waited = Clock::now() - began;
+  if (waited > STALL) state.stalled.fetch_add(waited.count());
 }
 
 void* Crew::scratch(size_t bytes) {

@@ -7,9 +7,11 @@
 // a region's function may only compute values of its own: it may run before, after or at the same
 // time as the tasks around it. Where a task throws, no thread goes on behind its `each`: all leave
 // the region, `run` throws that exception, and the team is as good as before. Where threads keep
-// waiting for one that has no core, regions have fewer threads for a while; `size` stays what it is.
+// waiting for one that has no core, regions have fewer threads for a while (headcount.h); `size` stays
+// what it is.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,6 +43,7 @@ class Crew {
   void* scratch(size_t bytes);
 
  private:
+  friend class Team;
   int64_t begin(int tasks);
   int take(int64_t first, int tasks);
   void end();
@@ -49,6 +52,7 @@ class Crew {
   int rank_;
   int64_t begun_ = 0;     // tasks of all `each` so far
   int64_t finished_ = 0;  // tasks of this `each` that this thread ran
+  std::chrono::nanoseconds slept_{};
 };
 
 // `threads` includes the calling one. One region at a time: callers take turns. Regions do not

@@ -116,10 +116,8 @@ def test_callers_take_turns(library: ctypes.CDLL) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_that_only_wait_are_left_out_and_come_back(
-    library: ctypes.CDLL, threads: int
-) -> None:
-    """Regions of one task at a time for longer than `WINDOW` of team.cpp, among others."""
+def test_threads_that_only_wait(library: ctypes.CDLL, threads: int) -> None:
+    """Regions of one task at a time for longer than `WINDOW` of headcount.h, among others."""
     team = Team(library, threads)
     for _ in range(4):
         check(library, team, 100, 1, 2_500_000)
