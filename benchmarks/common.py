@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -171,10 +172,4 @@ def progress_bar(console: Console) -> Progress:
 
 def percentile(values: Sequence[float], q: float) -> float:
     """The q-quantile (0 to 1) by linear interpolation; nan of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return float("nan")
-    place = q * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.quantile(values, q)) if len(values) else math.nan

@@ -28,14 +28,12 @@ from typing import Any
 
 from benchmarks.common import Report, console_of, progress_bar, usable_cores
 from benchmarks.peers.ceilings import best_of, measure_apart
-from benchmarks.peers.floors import floor_of, work_of
 from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
 from benchmarks.peers.turns import measure_model
 from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.plot import plot_peers
-from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 QUICK_SCALE = 0.125
 TABLE_WIDTH = 110
@@ -108,6 +106,10 @@ def floors_of(
     rows: Sequence[Row], model: Path, dtype: str, ceilings: dict[str, Any]
 ) -> dict[str, Any]:
     """workload -> floor, of the first repetition (lengths are the same in all)."""
+    # Not at the top: torch, which these need, has no place in the client while it is measured.
+    from benchmarks.peers.floors import floor_of, work_of
+    from rootlace.runtime.model.checkpoint.config import ModelConfig
+
     spec = ModelConfig.read(model).spec
     limits = (ceilings["gemm_rate"], ceilings["read_bandwidth"])
     found = {}

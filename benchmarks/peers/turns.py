@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
-from rootlace.runtime.model.checkpoint.config import ModelConfig
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
@@ -126,7 +126,7 @@ def measure_model(
 ) -> tuple[list[Row], dict[str, Any]]:
     """All rows of a model, and what is known of the engines."""
     rows: list[Row] = []
-    vocab = ModelConfig.read(model).spec.vocab_size
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
     with engines(model, arguments, work) as found:
         for workload in arguments.workloads:
             # Once for nothing: whatever is compiled or allocated at the first time.
