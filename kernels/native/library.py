@@ -130,7 +130,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_pack": (Status, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
     "rl_linear": (
         Status,
-        [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p],
+        [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_void_p],
     ),
     "rl_attention": (
         Status,

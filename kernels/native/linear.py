@@ -109,7 +109,10 @@ class Products:
         self._structures = (Linear * len(linears))(*(one.structure for one in linears))
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
-        """Multiply the same x by each of the weights, into the same out. Raises ValueError."""
+        """Multiply the same x by each of the weights, into the same out. Raises ValueError.
+
+        Rows of x may lie apart; an odd number of cache lines from one to the next is quickest.
+        """
         first = self._first
         gated = epilogue == Epilogue.SILU_MUL
         if gated != first.gated:
@@ -120,7 +123,8 @@ class Products:
             ("x", x, first.dtype, (x.shape[0], first.inputs)),
             ("out", out, first.dtype if own else torch.float32, (x.shape[0], columns)),
         ):
-            if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+            whole = tensor[:1] if name == "x" else tensor
+            if tensor.dtype != dtype or tensor.shape != shape or not whole.is_contiguous():
                 raise ValueError(
                     f"{name} is contiguous {shape} of {dtype}, not {tuple(tensor.shape)} of "
                     f"{tensor.dtype}"
@@ -130,6 +134,7 @@ class Products:
             DTYPES[first.dtype],
             epilogue,
             x.data_ptr(),
+            x.stride(0),
             x.shape[0],
             self._structures,
             len(self._held),

@@ -49,6 +49,14 @@ class Buffer {
   size_t size_ = 0;
 };
 
+// How far apart rows of so many elements lie: an odd number of cache lines. Rows a power of two
+// apart would share few sets of a cache, and products read many rows at a time.
+template <class T>
+size_t spread(int elements) {
+  constexpr size_t LINE = 64 / sizeof(T);
+  return ((elements + LINE - 1) / LINE | 1) * LINE;
+}
+
 // Where the time of a step goes, seen by one thread.
 class Clock {
  public:
@@ -103,11 +111,12 @@ class Forward {
     kv_size_ = model.kv_heads * model.head_dim;
     qkv_size_ = q_size_ + 2 * kv_size_;
     size_t tokens = step.tokens, hidden = model.hidden;
-    size_t narrow = std::max(model.hidden, q_size_), wide = std::max(qkv_size_, model.inner);
+    narrow_stride_ = spread<T>(std::max(model.hidden, q_size_));
+    wide_stride_ = spread<T>(std::max(qkv_size_, model.inner));
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
-    size_t sizes[] = {tokens * hidden * sizeof(float), tokens * narrow * sizeof(T),
-                      tokens * wide * sizeof(T), wanted * hidden * sizeof(float),
-                      wanted * static_cast<size_t>(q_size_) * sizeof(T)};
+    size_t sizes[] = {tokens * hidden * sizeof(float), tokens * narrow_stride_ * sizeof(T),
+                      tokens * wide_stride_ * sizeof(T), wanted * hidden * sizeof(float),
+                      wanted * narrow_stride_ * sizeof(T)};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -204,12 +213,13 @@ class Forward {
       const T* embedded = static_cast<const T*>(model_.embedding);
       widen(embedded + static_cast<int64_t>(step_.token_ids[t]) * hidden, hidden,
             residual + static_cast<int64_t>(t) * hidden);
-      norm(t, residual, model_.layers[0].input_norm, narrow_);
+      norm(t, residual, model_.layers[0].input_norm, narrow_, narrow_stride_);
     });
     clock.mark(RL_ELEMENTWISE);
     for (int index = 0; index <= last; index++) {
       const RlLayer& layer = model_.layers[index];
-      linear(crew, narrow_, hidden, tokens, layer.qkv, Epilogue::STORE, wide_, qkv_size_);
+      linear(crew, narrow_, narrow_stride_, tokens, layer.qkv, Epilogue::STORE, wide_,
+             wide_stride_);
       clock.mark(RL_LINEAR);
       write(crew, layer, index);
       clock.mark(RL_ELEMENTWISE);
@@ -221,28 +231,29 @@ class Forward {
         residual = wanted_residual_;
         tokens = step_.wanted;
       } else {
-        attend(crew, space_.plan, layer, index, wide_, qkv_size_);
+        attend(crew, space_.plan, layer, index, wide_, wide_stride_);
         clock.mark(RL_ATTENTION);
       }
-      linear(crew, attended, q_size_, tokens, layer.output, Epilogue::ADD, residual, hidden);
+      linear(crew, attended, narrow_stride_, tokens, layer.output, Epilogue::ADD, residual, hidden);
       clock.mark(RL_LINEAR);
-      each_row(crew, tokens, [&](int t) { norm(t, residual, layer.post_norm, narrow_); });
+      each_row(crew, tokens,
+               [&](int t) { norm(t, residual, layer.post_norm, narrow_, narrow_stride_); });
       clock.mark(RL_ELEMENTWISE);
-      linear(crew, narrow_, hidden, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
-             model_.inner);
-      linear(crew, wide_, model_.inner, tokens, layer.down, Epilogue::ADD, residual, hidden);
+      linear(crew, narrow_, narrow_stride_, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
+             wide_stride_);
+      linear(crew, wide_, wide_stride_, tokens, layer.down, Epilogue::ADD, residual, hidden);
       clock.mark(RL_LINEAR);
       const void* weight = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
-      each_row(crew, tokens, [&](int t) { norm(t, residual, weight, out); });
+      const size_t stride = index == last ? hidden : narrow_stride_;
+      each_row(crew, tokens, [&](int t) { norm(t, residual, weight, out, stride); });
       clock.mark(RL_ELEMENTWISE);
     }
   }
 
-  void norm(int row, const float* residual, const void* weight, T* out) const {
-    int64_t start = static_cast<int64_t>(row) * model_.hidden;
-    rms_norm(residual + start, static_cast<const T*>(weight), model_.hidden, model_.eps,
-             out + start);
+  void norm(int row, const float* residual, const void* weight, T* out, size_t stride) const {
+    rms_norm(residual + static_cast<size_t>(row) * model_.hidden, static_cast<const T*>(weight),
+             model_.hidden, model_.eps, out + row * stride);
   }
 
   // Rotates the queries where they are; keys and values go to the cache.
@@ -255,7 +266,7 @@ class Forward {
     const auto* k_norm = static_cast<const T*>(layer.k_norm);
     each_row(crew, step_.writes, [&](int i) {
       int token = step_.sources ? step_.sources[i] : i;
-      T* qkv = wide_ + static_cast<int64_t>(token) * qkv_size_;
+      T* qkv = wide_ + token * wide_stride_;
       int64_t rotation = static_cast<int64_t>(step_.positions[token]) * (dim / 2);
       const float* cos = model_.cos + rotation;
       const float* sin = model_.sin + rotation;
@@ -281,7 +292,7 @@ class Forward {
     call.window = layer.window;
     call.scale = model_.scale;
     call.out = narrow_;
-    call.out_stride = q_size_;
+    call.out_stride = narrow_stride_;
     attention(crew, plan, call);
   }
 
@@ -289,19 +300,19 @@ class Forward {
   const T* attend_to_wanted(Crew& crew, const RlLayer& layer, int index, Clock& clock) const {
     bool few = few_wanted();
     if (!few) {
-      attend(crew, space_.plan, layer, index, wide_, qkv_size_);
+      attend(crew, space_.plan, layer, index, wide_, wide_stride_);
       clock.mark(RL_ATTENTION);
     }
     each_row(crew, step_.wanted, [&](int i) {
       int64_t token = step_.wanted_tokens[i], hidden = model_.hidden;
       std::memcpy(wanted_residual_ + i * hidden, residual_ + token * hidden,
                   hidden * sizeof(float));
-      const T* from = few ? wide_ + token * qkv_size_ : narrow_ + token * q_size_;
-      std::memcpy(wanted_q_ + static_cast<int64_t>(i) * q_size_, from, q_size_ * sizeof(T));
+      const T* from = few ? wide_ + token * wide_stride_ : narrow_ + token * narrow_stride_;
+      std::memcpy(wanted_q_ + i * narrow_stride_, from, q_size_ * sizeof(T));
     });
     clock.mark(RL_ELEMENTWISE);
     if (!few) return wanted_q_;
-    attend(crew, space_.last_plan, layer, index, wanted_q_, q_size_);
+    attend(crew, space_.last_plan, layer, index, wanted_q_, narrow_stride_);
     clock.mark(RL_ATTENTION);
     return narrow_;
   }
@@ -310,6 +321,7 @@ class Forward {
   const RlModel& model_;
   const RlStep& step_;
   int q_size_, kv_size_, qkv_size_;
+  size_t narrow_stride_, wide_stride_;  // elements from row to row
   float* residual_;         // [T, hidden]
   T* narrow_;               // [T, hidden or q]: what is normed, what attention finds
   T* wide_;                 // [T, qkv or inner]

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fetch.h"
 #include "guard.h"
 #include "panels.h"
 #include "silu.h"
@@ -173,9 +174,8 @@ struct Product {
     for (int i = begin; i < end;) {
       auto unit = plan.unit(i, end);
       i += unit.count;
-      multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums, [&](int row, int stop) {
-        finish(plan.packing, unit, row, stop, [&](int at) { return unit.row + at; }, sums);
-      });
+      multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums,
+               finishing(plan.packing, unit, [&](int at) { return unit.row + at; }, sums));
     }
   }
 
@@ -192,16 +192,47 @@ struct Product {
       unit.rows = gathered.choose(unit.row, rows, column, width);
       if (!unit.rows) continue;
       if (unit.rows == rows) {
-        multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums, [&](int row, int stop) {
-          finish(plan.packing, unit, row, stop, [&](int at) { return unit.row + at; }, sums);
-        });
+        multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums,
+                 finishing(plan.packing, unit, [&](int at) { return unit.row + at; }, sums));
         continue;
       }
       gathered.copy(x, ldx, weights.inputs);
-      multiply(multiplier, unit, gathered.memory, weights.inputs, -1, sums, [&](int row, int stop) {
-        finish(plan.packing, unit, row, stop, [&](int at) { return gathered.chosen[at]; }, sums);
-      });
+      multiply(multiplier, unit, gathered.memory, weights.inputs, -1, sums,
+               finishing(plan.packing, unit, [&](int at) { return gathered.chosen[at]; }, sums));
     }
+  }
+
+  // What a multiplier calls with the rows of a unit that are summed up. One that has time for it
+  // has the places of these rows fetched before.
+  template <class Place>
+  struct Finishing {
+    const Product& product;
+    const Packing& packing;
+    const typename Plan<T>::Unit& unit;
+    Place place;
+    const Sums* sums;
+
+    void operator()(int row, int stop) const {
+      product.finish(packing, unit, row, stop, place, sums);
+    }
+
+    // The result's lines, to write there: stores that find none of them wait for one another.
+    void fetch(int row, int stop) const {
+      const bool wide = product.epilogue == Epilogue::FLOAT32 || product.epilogue == Epilogue::ADD;
+      const size_t size = wide ? sizeof(float) : sizeof(T);
+      const int column = unit.panel * PANEL + unit.vec * LANES;
+      const size_t width = std::min(unit.vecs * LANES, packing.columns - column) * size;
+      for (; row < stop; row++) {
+        const char* to = static_cast<const char*>(product.out);
+        to += (place(row) * product.ldo + column) * size;
+        for (size_t i = 0; i < width; i += 64) fetch_to_write(to + i);
+      }
+    }
+  };
+  template <class Place>
+  Finishing<Place> finishing(const Packing& packing, const typename Plan<T>::Unit& unit, Place place,
+                             const Sums* sums) const {
+    return {*this, packing, unit, place, sums};
   }
 
   template <class Finish>
@@ -337,12 +368,12 @@ void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, 
 }
 
 template <class T>
-void multiply(Team& team, Epilogue epilogue, const void* x, int rows, const RlLinear* weights,
-              int count, void* out) {
+void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int rows,
+              const RlLinear* weights, int count, void* out) {
   team.run([&](Crew& crew) {
     for (int i = 0; i < count; i++) {
       int columns = weights[i].outputs / (epilogue == Epilogue::SILU_MUL ? 2 : 1);
-      linear(crew, static_cast<const T*>(x), weights[i].inputs, rows, weights[i], epilogue, out,
+      linear(crew, static_cast<const T*>(x), ldx, rows, weights[i], epilogue, out,
              columns);
     }
   });
@@ -363,10 +394,10 @@ int32_t rl_pack(Team* team, int32_t dtype, const void* weights, int32_t outputs,
   return guarded([&] { one(*team, weights, outputs, inputs, gated, packed); });
 }
 
-int32_t rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int32_t rows,
-                  const RlLinear* weights, int32_t count, void* out) {
+int32_t rl_linear(Team* team, int32_t dtype, int32_t epilogue, const void* x, int64_t ldx,
+                  int32_t rows, const RlLinear* weights, int32_t count, void* out) {
   auto one = dtype == RL_FLOAT32 ? multiply<float> : multiply<bf16>;
   return guarded(
-      [&] { one(*team, static_cast<Epilogue>(epilogue), x, rows, weights, count, out); });
+      [&] { one(*team, static_cast<Epilogue>(epilogue), x, ldx, rows, weights, count, out); });
 }
 }

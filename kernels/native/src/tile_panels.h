@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fetch.h"
 #include "isa/amx.h"
 #include "vec.h"
 #include "vector_panels.h"
@@ -21,9 +22,9 @@ class TilePanels {
   static constexpr int VECS = 2;
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = 32;
-  static constexpr int MOST_ROWS = 192;
+  static constexpr int MOST_ROWS = 256;
   static constexpr int DEPTH = 32;  // inputs of a tile
-  static constexpr int64_t GROUP_BYTES = 1 << 20, LARGE_GROUP_BYTES = 1 << 20;
+  static constexpr int64_t GROUP_BYTES = 512 << 10, LARGE_GROUP_BYTES = GROUP_BYTES;
 
   const int inputs, columns, parts, panels;  // as in VectorPanels
 
@@ -54,18 +55,11 @@ class TilePanels {
   // Products of one thread; for as long as it has nothing else to do.
   class Multiplier {
    public:
-    // As those of VectorPanels::Multiplier. Many rows are packed like weights, once by each thread
-    // that multiplies them: rows that lie a power of two apart would share a few lines of the cache.
-    static size_t bytes(const TilePanels& panels, int group_rows) {
-      return group_rows > ROWS ? group_rows / ROWS * (panels.size() * sizeof(bf16) + sizeof(int)) : 0;
-    }
+    // As those of VectorPanels::Multiplier. Rows of x are read where they are: quickly if they lie an
+    // odd number of cache lines apart; a power of two apart they would share few lines of the cache.
+    static size_t bytes(const TilePanels&, int) { return 0; }
 
-    Multiplier(const TilePanels& panels, int group_rows, void* scratch)
-        : panels_(panels), blocks_(group_rows > ROWS ? group_rows / ROWS : 0) {
-      packed_ = static_cast<bf16*>(scratch);
-      held_ = reinterpret_cast<int*>(packed_ + blocks_ * panels.size());
-      std::fill_n(held_, blocks_, -1);
-    }
+    Multiplier(const TilePanels& panels, int, void*) : panels_(panels) {}
     ~Multiplier() {
       if (first_) tiles_.release();
     }
@@ -80,13 +74,16 @@ class TilePanels {
         const bf16* from = packed + (panel * panels_.parts + part) * panels_.size() + vec * TILE;
         for (int step = 0; step < all; step += most) {
           const int steps = std::min(most, all - step);
-          const bool last = part + 1 == panels_.parts && step + steps == all && x.count > ROWS;
+          const bool last = part + 1 == panels_.parts && step + steps == all;
           for (int row = 0; row < x.count; row += ROWS) {
-            Factors at = factors(x, row, from, step, steps, sums + row * COLUMNS);
-            if (last && row)
-              // What is finished of the rows before is done while the unit computes these.
+            Factors at = factors(x, row, from, step, steps, sums);
+            if (last)
+              // While the unit computes these rows, those before them are finished, and the places
+              // of these are fetched.
               block(at, vecs, [&](int begin, int end) {
-                finish(row - ROWS + begin * ROWS / steps, row - ROWS + end * ROWS / steps);
+                begin = begin * ROWS / steps, end = end * ROWS / steps;
+                if (row) finish(row - ROWS + begin, row - ROWS + end);
+                finish.fetch(std::min(row + begin, x.count), std::min(row + end, x.count));
               });
             else
               block(at, vecs, [](int, int) {});
@@ -100,11 +97,12 @@ class TilePanels {
     // Up to ROWS rows, times some steps of a panel.
     struct Factors {
       const char *a, *b;
-      size_t stride, tile, ahead;  // of a: between rows, row tiles and steps
+      size_t stride;  // of a, between rows
       int rows, steps;
       const char* rest;  // rows of the last step, if it is not whole
       float* sums;
       bool add;
+      const float* next;  // sums of the block after this one, if it will be soon
       // Weights that are fetched in each step: how far ahead, how many lines, whether to the first
       // level of cache.
       int distance, lines;
@@ -116,27 +114,19 @@ class TilePanels {
       at.rows = std::min(ROWS, x.count - row);
       at.steps = steps;
       at.b = reinterpret_cast<const char*>(b + static_cast<size_t>(step) * VECS * TILE);
-      at.sums = sums;
+      at.sums = sums + row * COLUMNS;
+      at.next = sums + (row + ROWS < x.count ? row + ROWS : 0) * COLUMNS;
       at.add = step > 0;
       at.rest = nullptr;
       // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
       const int blocks = ceil_div(x.count, ROWS);
       at.near = blocks == 1;
       at.lines = ceil_div(LINES, blocks);
-      at.distance = blocks == 1 ? AHEAD : STRETCH * LINES * 64 + row / ROWS * at.lines * 64;
+      at.distance =
+          blocks == 1 ? AHEAD : (STRETCH * LINES + row / ROWS * at.lines * STRETCH) * 64;
       const bf16* from = x.at + row * x.stride;
-      if (blocks_ && x.row >= 0) {
-        const bf16* packed = packed_rows(from, x.stride, x.row + row, at.rows);
-        at.a = reinterpret_cast<const char*>(packed + static_cast<size_t>(step) * 2 * TILE);
-        at.stride = DEPTH * sizeof(bf16);
-        at.tile = TILE * sizeof(bf16);
-        at.ahead = 2 * TILE * sizeof(bf16);
-        return at;
-      }
       at.a = reinterpret_cast<const char*>(from + step * DEPTH);
       at.stride = x.stride * sizeof(bf16);
-      at.tile = LANES * at.stride;
-      at.ahead = DEPTH * sizeof(bf16);
       if ((step + steps) * DEPTH <= panels_.inputs) return at;
       // What follows the last inputs in memory is not these rows', and may not be a number.
       at.steps--;
@@ -152,24 +142,6 @@ class TilePanels {
       std::memset(static_cast<void*>(to + depth), 0, (DEPTH - depth) * sizeof(bf16));
     }
 
-    // A block of the group at hand, tile by tile: [steps][2][LANES][DEPTH].
-    const bf16* packed_rows(const bf16* x, size_t ldx, int number, int rows) {
-      const int block = number / ROWS % blocks_;
-      bf16* packed = packed_ + block * panels_.size();
-      if (held_[block] == number) return packed;
-      held_[block] = number;
-      bf16* to = packed;
-      for (int step = 0; step < panels_.steps_; step++, to += 2 * TILE) {
-        if (step * DEPTH + DEPTH <= panels_.inputs)
-          for (int i = 0; i < rows; i++)
-            std::memcpy(static_cast<void*>(to + i * DEPTH), x + i * ldx + step * DEPTH,
-                        DEPTH * sizeof(bf16));
-        else
-          for (int i = 0; i < rows; i++) copy_step(x + i * ldx, step, to + i * DEPTH);
-      }
-      return packed;
-    }
-
     template <class Between>
     void block(const Factors& at, int vecs, Between&& between) {
       configure(std::min(at.rows, LANES), std::max(at.rows - LANES, 0));
@@ -182,30 +154,37 @@ class TilePanels {
     // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
     template <int HEIGHT, int WIDTH, class Between>
     void run(const Factors& at, Between&& between) {
-      begin<0, HEIGHT, WIDTH>(at.sums, at.add);
-      const char *a = at.a, *b = at.b;
-      for (int step = 0; step < at.steps; step++, a += at.ahead, b += VECS * TILE * sizeof(bf16)) {
-        one_step<HEIGHT, WIDTH>(a, at.stride, at.tile, b);
-        fetch(b + at.distance, at.lines, at.near);
+      const Factors f = at;  // in registers: what asm statements write is not known
+      begin<0, HEIGHT, WIDTH>(f.sums, f.add);
+      const char *a = f.a, *b = f.b, *next = reinterpret_cast<const char*>(f.next);
+      const char* soon = b + f.distance;
+      for (int step = 0; step < f.steps; step++) {
+        one_step<HEIGHT, WIDTH>(a, f.stride, b);
+        a += DEPTH * sizeof(bf16), b += VECS * TILE * sizeof(bf16);
+        fetch(soon, f.lines, f.near);
+        soon += f.lines * 64;
+        if (HEIGHT == 2 && !f.near)
+          for (int i = 0; i < SUM_LINES; i++, next += 64) fetch_to_write(next);
         between(step, step + 1);
       }
-      if (at.rest) {
-        one_step<HEIGHT, WIDTH>(at.rest, DEPTH * sizeof(bf16), TILE * sizeof(bf16), b);
-        between(at.steps, at.steps + 1);
+      if (f.rest) {
+        one_step<HEIGHT, WIDTH>(f.rest, DEPTH * sizeof(bf16), b);
+        between(f.steps, f.steps + 1);
       }
-      end<0, HEIGHT, WIDTH>(at.sums);
+      end<0, HEIGHT, WIDTH>(f.sums);
     }
 
     template <int HEIGHT, int WIDTH>
-    [[gnu::always_inline]] void one_step(const char* a, size_t stride, size_t tile,
-                                         const char* b) {
+    [[gnu::always_inline]] void one_step(const char* a, size_t stride, const char* b) {
       tiles_.template load<6>(b, 64);
-      if (WIDTH == 2) tiles_.template load<7>(b + TILE * sizeof(bf16), 64);
       tiles_.template load_once<4>(a, stride);
       tiles_.template multiply<0, 4, 6>();
-      if (WIDTH == 2) tiles_.template multiply<1, 4, 7>();
+      if (WIDTH == 2) {
+        tiles_.template load<7>(b + TILE * sizeof(bf16), 64);
+        tiles_.template multiply<1, 4, 7>();
+      }
       if (HEIGHT == 2) {
-        tiles_.template load_once<5>(a + tile, stride);
+        tiles_.template load_once<5>(a + LANES * stride, stride);
         tiles_.template multiply<2, 5, 6>();
         if (WIDTH == 2) tiles_.template multiply<3, 5, 7>();
       }
@@ -246,9 +225,6 @@ class TilePanels {
     }
 
     const TilePanels& panels_;
-    const int blocks_;  // of rows, that are packed
-    bf16* packed_;      // [blocks, size()]
-    int* held_;         // [blocks], the first row of what is there
     alignas(64) bf16 rest_[ROWS * DEPTH];
     [[no_unique_address]] Tiles tiles_;
     int first_ = 0, second_ = 0;  // rows that registers are configured for
@@ -260,6 +236,8 @@ class TilePanels {
   // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
   static constexpr int LINES = VECS * TILE * sizeof(bf16) / 64;
   static constexpr int AHEAD = 2048;
+  // Lines of the next block's sums that are fetched in each step of a stretch.
+  static constexpr int SUM_LINES = ROWS * COLUMNS * sizeof(float) / 64 / STRETCH;
 
   size_t size() const { return static_cast<size_t>(steps_) * VECS * TILE; }
 
