@@ -13,7 +13,8 @@ GPU_PYTHON ?= $(or $(PYTHON),python3)
 GPU_PYTHON_VERSION ?= 3.12
 RESULTS ?= benchmarks/results
 
-# Tests run in so many processes, each file's in one. No test knows of it.
+# Tests run in so many processes, each file's in one. No test knows of it. Files are taken in the
+# order of tests/conftest.py: xdist's own has those with many tests first, not those that take long.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
