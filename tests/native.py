@@ -12,9 +12,10 @@ import pytest
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.native import library
-from rootlace.kernels.native.build import NativeUnavailable, default_cache, library_file
+from rootlace.kernels.native.build import NativeUnavailable, library_file
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.pick_tokens import native_kernels
+from tests.conftest import ROOT
 
 
 @functools.cache
@@ -61,10 +62,9 @@ def library_for(target: str) -> ctypes.CDLL:
     """The library for a target (flags, as those in `TARGETS`), from the cache if it is there;
     skips the test if it cannot be made, or does not run on this processor."""
     _skip_where_it_cannot_run(target)
-    folder = default_cache()
-    folder.mkdir(parents=True, exist_ok=True)
+    (ROOT / "build").mkdir(exist_ok=True)
     # Of several workers that need it, one compiles.
-    with (folder / "tests.lock").open("w") as lock:
+    with (ROOT / "build" / "native.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             with library_file(target=target.split()) as path:
