@@ -252,6 +252,17 @@ class TokenLogprobs(Protocol):
     ) -> torch.Tensor: ...
 
 
+Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class ScoreTokens(Protocol):
+    """logits float32 or bfloat16 [N, V], tokens int [N] -> (each token's log-probability float32
+    [N], NaN for a token of -1; the `top` best tokens of the row int32 [N, min(top, V)], best first,
+    equal ones by id; their log-probabilities float32)."""
+
+    def __call__(self, logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores: ...
+
+
 @dataclass(frozen=True)
 class AutomatonTables:
     """Automata on a device. Their states are numbered through; state 0 is the dead one, from which
@@ -310,3 +321,4 @@ class KernelSet:
     edit_logits: EditLogits
     pick_tokens: PickTokens
     token_logprobs: TokenLogprobs
+    score_tokens: ScoreTokens

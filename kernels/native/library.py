@@ -123,6 +123,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
     "rl_draw": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_scores": (
+        Status,
+        [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p],
+    ),
     "rl_best": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
     "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),

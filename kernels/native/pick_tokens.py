@@ -10,6 +10,7 @@ import torch
 
 from rootlace.kernels.interface import Choice, KernelSet, PickRows
 from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.score_tokens import NativeScoreTokens
 from rootlace.kernels.reference import REFERENCE
 
 DRAW = np.dtype(
@@ -29,9 +30,14 @@ _COPIED = ("temperature", "top_p", "min_p", "seed", "position", "top_k")
 
 
 def native_kernels(library: ctypes.CDLL, team: Team) -> KernelSet:
-    """The reference's kernels, with tokens picked in C++. (The native decoder itself is no set of
-    operations: it computes a step in one call.)"""
-    return replace(REFERENCE, name="native", pick_tokens=NativePickTokens(library, team))
+    """The reference's kernels, with tokens picked and scored in C++. (The native decoder itself is
+    no set of operations: it computes a step in one call.)"""
+    return replace(
+        REFERENCE,
+        name="native",
+        pick_tokens=NativePickTokens(library, team),
+        score_tokens=NativeScoreTokens(library, team),
+    )
 
 
 class NativePickTokens:

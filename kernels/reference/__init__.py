@@ -14,6 +14,7 @@ from rootlace.kernels.reference.logprobs import token_logprobs
 from rootlace.kernels.reference.pick_tokens import pick_tokens
 from rootlace.kernels.reference.rms_norm import add_rms_norm, rms_norm
 from rootlace.kernels.reference.rope_and_write import rope_and_write
+from rootlace.kernels.reference.score_tokens import score_tokens
 
 REFERENCE = KernelSet(
     name="reference",
@@ -33,6 +34,7 @@ REFERENCE = KernelSet(
     edit_logits=edit_logits,
     pick_tokens=pick_tokens,
     token_logprobs=token_logprobs,
+    score_tokens=score_tokens,
 )
 
 __all__ = ["REFERENCE"]

@@ -84,7 +84,9 @@ def test_tokens_are_those_of_all_logits(steps: PlainSteps, seed: int, greedy: bo
     whole = steps._forward.logits(hidden).clone()
     expected = steps._sampler.sample(whole, rows)
     assert tokens.tolist() == expected.tolist()
-    for found, wanted in zip(scores, score_samples(whole, expected, rows), strict=True):
+    for found, wanted in zip(
+        scores, score_samples(steps._score, whole, expected, rows), strict=True
+    ):
         assert values(found) == values(wanted)
     for at, row in enumerate(rows):
         alone, own = poisoned(steps, hidden[at : at + 1], [row])

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rootlace.kernels import KernelSet
 from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.reference.score_tokens import score_tokens
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow, SampleRow, SteppedAutomaton
 from rootlace.runtime.model.sampling.automaton_arena import arena_for
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
-from rootlace.runtime.model.sampling.scores import score
 from rootlace.wire.protocol import SamplingParams
 from tests.model.test_sampler import EDITS, GRID, Table, make_logits, make_row
 
@@ -112,7 +112,7 @@ def test_any_rows(rows: list[SampleRow], seed: int, empty: int) -> None:
     assert found == expected
     asked = [i for i, row in enumerate(rows) if row.params.logprobs]
     if asked:
-        exact, _, _ = score(logits.float()[asked], torch.tensor(found)[asked], 0)
+        exact, _, _ = score_tokens(logits.float()[asked], torch.tensor(found)[asked], 0)
         np.testing.assert_allclose(logprobs[asked], exact, atol=1e-6)
 
 

@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels.reference import ranking
+from rootlace.kernels.interface import ScoreTokens
+from rootlace.kernels.reference import REFERENCE, ranking
 from rootlace.runtime.model.sampling import scores
-from rootlace.runtime.model.sampling.scores import score, score_in_parts
+from rootlace.runtime.model.sampling.scores import score_in_parts
+from tests.native import native_kernel_set
 
 
-def test_scores_are_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["reference", "native"])
+def score(request: pytest.FixtureRequest) -> ScoreTokens:
+    kernels = REFERENCE if request.param == "reference" else native_kernel_set()
+    return kernels.score_tokens
+
+
+def test_scores_are_log_softmax(score: ScoreTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.from_numpy(np.random.default_rng(0).normal(0, 8, (9, 301)).astype(np.float32))
     tokens = torch.arange(9, dtype=torch.int32) * 31
     logprobs, top_ids, top_logprobs = found = score(logits, tokens, 7)
@@ -22,11 +30,12 @@ def test_scores_are_log_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(top_ids, best.indices.int())
     assert logprobs.dtype == top_logprobs.dtype == torch.float32
     monkeypatch.setattr(scores, "LOGITS_BYTES", 4 * 301 * 4)
-    for one, other in zip(score_in_parts(logits.__getitem__, tokens, 7, 301), found, strict=True):
+    parts = score_in_parts(score, logits.__getitem__, tokens, 7, 301)
+    for one, other in zip(parts, found, strict=True):
         assert torch.equal(one, other)
 
 
-def test_no_alternatives_and_nothing_sampled() -> None:
+def test_no_alternatives_and_nothing_sampled(score: ScoreTokens) -> None:
     logprobs, top_ids, top_logprobs = score(torch.zeros(2, 5), torch.tensor([-1, 3]), 0)
     assert logprobs[0].isnan()
     assert abs(logprobs[1] + np.log(5)) < 1e-6

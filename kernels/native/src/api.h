@@ -120,6 +120,12 @@ struct RlDraw {
 int32_t rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
                 int32_t* tokens);
 
+// Of each of `rows` rows of `vocab`: the log-probability of its token, NaN for a token that there is
+// not, and ids and log-probabilities of its `top` (at most `vocab`) best, [rows, top].
+int32_t rl_scores(void* team, const float* logits, int32_t rows, int32_t vocab,
+                  const int32_t* tokens, int32_t top, float* logprobs, int32_t* top_ids,
+                  float* top_logprobs);
+
 // Asks the system for what this library's instructions need. 0, or the reason (an errno) why none of
 // the other functions may be called.
 int32_t rl_prepare();

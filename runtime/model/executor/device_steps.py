@@ -341,15 +341,18 @@ class DeviceSteps:
         vocab_size = self._decoder.vocab_size
         asked = (row.params for row in step.samples if row.params.logprobs)
         top = max((params.top_logprobs for params in asked), default=0)
+        score = self._kernels.score_tokens
         if top:
             tokens = self._tokens[: len(step.samples)]
-            _, ids, logprobs = score_in_parts(self._logits.__getitem__, tokens, top, vocab_size)
+            _, ids, logprobs = score_in_parts(
+                score, self._logits.__getitem__, tokens, top, vocab_size
+            )
             parts["top_ids"], parts["top_logprobs"] = ids, logprobs
         hidden, targets = step.hidden, step.targets
         if hidden is not None and targets is not None:
             top = max(row.top_logprobs for row in step.plan.prompt_scores)
             found = score_in_parts(
-                lambda part: self._decoder.logits(hidden[part]), targets, top, vocab_size
+                score, lambda part: self._decoder.logits(hidden[part]), targets, top, vocab_size
             )
             parts |= zip(_PROMPT, found, strict=True)
         return parts

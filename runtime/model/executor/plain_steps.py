@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import ScoreTokens
 from rootlace.runtime.contracts.plan import (
     PromptScoreRow,
     SampleRow,
@@ -40,8 +41,9 @@ class PlainSteps:
     """See `Executor`: `launch` computes, `collect` hands over. Not thread-safe."""
 
     def __init__(self, forward: Forward, kernels: KernelSet) -> None:
-        """`kernels` sample."""
+        """`kernels` sample and score."""
         self._forward = forward
+        self._score = kernels.score_tokens
         self._masks = HostMasks(forward.vocab_size)
         self._sampler = Sampler(forward.vocab_size, kernels, self._masks)
         self._last: PlainStep | None = None
@@ -98,12 +100,7 @@ class PlainSteps:
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
         token_ids, found = self._sample(hidden[: len(samples)], resolved(samples, step.before))
-        prompt_scores = []
-        start = len(samples)
-        for row in plan.prompt_scores:
-            stop = start + len(row.targets)
-            prompt_scores.append(score_prompt(self._forward, hidden[start:stop], row))
-            start = stop
+        prompt_scores = self._score_prompts(hidden[len(samples) :], plan.prompt_scores)
         step.hidden = None
         step.result = StepResult(token_ids, found, prompt_scores)
 
@@ -123,11 +120,26 @@ class PlainSteps:
         ]
         logits = self._forward.logits(hidden, chosen_from)
         token_ids = self._sampler.sample(logits, rows)
-        return token_ids, score_samples(logits, token_ids, rows)
+        return token_ids, score_samples(self._score, logits, token_ids, rows)
+
+    def _score_prompts(
+        self, hidden: torch.Tensor, rows: Sequence[PromptScoreRow]
+    ) -> list[TokenScores]:
+        """Scores of the rows' targets, from the hidden states before them."""
+        if not rows:
+            return []
+        found = scores.score_in_parts(
+            self._score,
+            lambda part: self._forward.logits(hidden[part]),
+            torch.from_numpy(np.concatenate([row.targets for row in rows])),
+            max(row.top_logprobs for row in rows),
+            self._forward.vocab_size,
+        )
+        return scores.of_prompts(rows, *(part.numpy() for part in found))
 
 
 def score_samples(
-    logits: torch.Tensor, token_ids: np.ndarray, rows: Sequence[SampleRow]
+    score: ScoreTokens, logits: torch.Tensor, token_ids: np.ndarray, rows: Sequence[SampleRow]
 ) -> list[TokenScores | None]:
     """Scores of the sampled tokens of those rows that ask for them. logits float32 [S, V]."""
     found: list[TokenScores | None] = [None] * len(rows)
@@ -136,20 +148,11 @@ def score_samples(
         most = max(rows[i].params.top_logprobs for i in asked)
         if len(asked) < len(rows):
             logits = logits.index_select(0, torch.tensor(asked))
-        parts = scores.score(logits, torch.from_numpy(token_ids[asked]), most)
+        parts = score(logits, torch.from_numpy(token_ids[asked]), most)
         arrays = [part.numpy() for part in parts]
         for i, one in zip(asked, scores.of_samples([rows[i] for i in asked], *arrays), strict=True):
             found[i] = one
     return found
-
-
-def score_prompt(forward: Forward, hidden: torch.Tensor, row: PromptScoreRow) -> TokenScores:
-    """Scores of `row`'s targets, from the hidden states before them."""
-    targets = torch.from_numpy(row.targets)
-    found = scores.score_in_parts(
-        lambda part: forward.logits(hidden[part]), targets, row.top_logprobs, forward.vocab_size
-    )
-    return TokenScores(*(part.numpy() for part in found))
 
 
 def _tokens_of(last: PlainStep, plan: StepPlan) -> np.ndarray:

@@ -7,36 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from rootlace.kernels.reference.ranking import best_ids
+from rootlace.kernels.interface import Scores, ScoreTokens
 from rootlace.runtime.contracts.plan import PromptScoreRow, SampleRow, TokenScores
 
 LOGITS_BYTES = 64 << 20
 """Logits of scored tokens held at once; more tokens are scored in parts of this size."""
 
-Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Scores:
-    """Score one token per row: logits [N, V], tokens int [N] -> (logprobs float32 [N], the `top`
-    best tokens' ids int32 [N, top], their logprobs float32 [N, top]).
-
-    Log-softmax of the logits as they are; NaN for a token of -1 (nothing sampled). Nothing waits
-    for a device.
-    """
-    logits = logits.float()
-    normaliser = torch.logsumexp(logits, dim=1, keepdim=True)
-    index = tokens.to(torch.int64).clamp(min=0).unsqueeze(1)
-    logprobs = (logits.gather(1, index) - normaliser).squeeze(1)
-    logprobs = torch.where(tokens < 0, float("nan"), logprobs)
-    if not top:
-        none = logprobs.new_empty(len(tokens), 0)
-        return logprobs, none.to(torch.int32), none
-    ids = best_ids(logits, top)
-    return logprobs, ids.to(torch.int32), logits.gather(1, ids) - normaliser
-
 
 def score_in_parts(
-    logits: Callable[[slice], torch.Tensor], tokens: torch.Tensor, top: int, vocab_size: int
+    score: ScoreTokens,
+    logits: Callable[[slice], torch.Tensor],
+    tokens: torch.Tensor,
+    top: int,
+    vocab_size: int,
 ) -> Scores:
     """`score` of N > 0 tokens, of whose logits it asks for a part at a time, so that memory does
     not grow with N."""
@@ -44,6 +27,8 @@ def score_in_parts(
     count = len(tokens)
     parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     found = [score(logits(part), tokens[part], top) for part in parts]
+    if len(found) == 1:
+        return found[0]
     logprobs, ids, top_logprobs = (torch.cat(each) for each in zip(*found, strict=True))
     return logprobs, ids, top_logprobs
 
