@@ -85,6 +85,7 @@ def _show(report: Report) -> None:
         table.add_row("GPU memory", _memory(gpu.memory_total, gpu.memory_available))
     kernels = report.kernels
     used = f" ({kernels.instructions})" if kernels.instructions else ""
+    used += ", as they came with the package" if kernels.prebuilt else ""
     table.add_row("kernels", kernels.name + used)
     for reason in kernels.why_not_better:
         table.add_row("  not", _short(reason))
@@ -95,9 +96,10 @@ def _show(report: Report) -> None:
 
 
 def _add_machine(table: Table, machine: Machine) -> None:
-    table.add_row("processor", f"{machine.processor} ({machine.architecture})")
+    processor = machine.processor
+    table.add_row("processor", f"{processor.name} ({processor.architecture})")
     table.add_row("system", machine.system)
-    table.add_row("instructions", ", ".join(machine.units) or "none that kernels know by name")
+    table.add_row("instructions", ", ".join(one.name for one in processor.has) or "unknown")
     cores = machine.cores
     threads = sum(len(core.threads) for core in cores.all)
     found = f"{len(cores.all)} for this process"

@@ -6,13 +6,13 @@ from __future__ import annotations
 import sys
 
 from rootlace.kernels.native.build import NativeUnavailable
-from rootlace.kernels.native.library import load
+from rootlace.kernels.native.library import load_best
 
 
 def main() -> int:
     """0 if there are native kernels now."""
     try:
-        load(lambda what: print(f"{what} ...", flush=True))
+        load_best(lambda what: print(f"{what} ...", flush=True), compile_here=True)
     except NativeUnavailable as error:
         print(f"no native kernels: {error}", file=sys.stderr)
         return 1

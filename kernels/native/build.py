@@ -76,8 +76,10 @@ def library_file(
     target: Sequence[str] | None = None,
     report: Report | None = None,
     sources: Path = SOURCES,
+    prebuilt: Path | None = None,
 ) -> Iterator[Path]:
-    """The library's path, valid in the `with` block: it is compiled if it is not in `cache`.
+    """The library's path, valid in the `with` block: it is compiled if it is not in `cache` and
+    there is none that is `prebuilt`.
 
     `target` replaces the flags that select this processor. `report` is told that a compilation
     begins. Raises `NativeUnavailable` with the compilers' messages if none can do it; without a
@@ -96,15 +98,15 @@ def library_file(
             path = folder / f"{common}-{_digest([compiler.version, *compiler.target])}.so"
             try:
                 if not _is_ours(path):
-                    path = _made(path, compiler, sources, report, stack)
+                    path = prebuilt or _made(path, compiler, sources, report, stack)
             except NativeUnavailable as fault:
                 faults.append(str(fault))
                 continue
             yield path
             return
         made_before = sorted(filter(_is_ours, _listed(folder, f"{common}-*.so")))
-        if made_before:
-            yield made_before[0]
+        if made_before or prebuilt:
+            yield prebuilt or made_before[0]
             return
     if not faults:
         raise NativeUnavailable(f"no C++ compiler was found ({', '.join(compilers)})")
@@ -135,7 +137,7 @@ def _made(
     started = time.monotonic()
     work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rootlace-")))
     library = work / "native.so"
-    _compile(compiler, sources, work, library)
+    compile_library(compiler, sources, work, library)
     log.info("native kernels compiled by %s in %.1f s", compiler.path, time.monotonic() - started)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -154,8 +156,11 @@ def _made(
     return path
 
 
-def _compile(compiler: Compiler, sources: Path, work: Path, library: Path) -> None:
-    """Each source by a process of its own, all at once; then they are linked."""
+def compile_library(
+    compiler: Compiler, sources: Path, work: Path, library: Path, link: Sequence[str] = ()
+) -> None:
+    """Compile each source by a process of its own, all at once, then link them, with these flags
+    too. Objects are left in `work`. Raises `NativeUnavailable`."""
     flags = [*FLAGS, *compiler.target]
     parts = _files(sources, ".cpp")
     objects = [work / f"{part.stem}.o" for part in parts]
@@ -163,7 +168,7 @@ def _compile(compiler: Compiler, sources: Path, work: Path, library: Path) -> No
         [compiler.path, *flags, "-c", str(part), "-o", str(made)]
         for part, made in zip(parts, objects, strict=True)
     )
-    _run_all([[compiler.path, *flags, "-shared", *map(str, objects), "-o", str(library)]])
+    _run_all([[compiler.path, *flags, "-shared", *link, *map(str, objects), "-o", str(library)]])
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:

@@ -11,10 +11,13 @@ import logging
 import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 from rootlace.kernels.native.build import NativeUnavailable, library_file
 from rootlace.kernels.native.errors import NativeError, NativeOutOfMemory
+from rootlace.kernels.native.prebuilt import prebuilt_library
+from rootlace.kernels.native.processor import read_processor
 
 FLOAT32, BFLOAT16 = 0, 1
 
@@ -190,7 +193,8 @@ def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:
 
 
 def load(report: Callable[[str], None] | None = None, instructions: str = "best") -> ctypes.CDLL:
-    """The library for this machine, compiled if need be.
+    """The library for this machine: one that was compiled here, else the one that came with the
+    package, else compiled now.
 
     One from the cache that cannot be loaded is compiled again. Where the system refuses the
     processor's tile unit, the library does without. `instructions` is one of `INSTRUCTIONS`, for
@@ -198,28 +202,40 @@ def load(report: Callable[[str], None] | None = None, instructions: str = "best"
     """
     if instructions == "best":
         return load_best(report)[0]
-    return _load(report, INSTRUCTIONS[instructions])
+    return _load(report, INSTRUCTIONS[instructions], None)
 
 
-def load_best(report: Callable[[str], None] | None = None) -> tuple[ctypes.CDLL, str]:
-    """See `load`; and why the library does without the tile unit, "" where nothing was refused."""
+def load_best(
+    report: Callable[[str], None] | None = None, compile_here: bool = False
+) -> tuple[ctypes.CDLL, str]:
+    """See `load`; and why the library does without the tile unit, "" where nothing was refused.
+    `compile_here`: what came with the package does not count."""
+    processor = read_processor()
+
+    def load_without(names: tuple[str, ...], target: tuple[str, ...] | None) -> ctypes.CDLL:
+        prebuilt = None if compile_here else prebuilt_library(processor, names)
+        return _load(report, target, prebuilt)
+
     try:
-        return _load(report, INSTRUCTIONS["best"]), ""
+        return load_without((), INSTRUCTIONS["best"]), ""
     except InstructionsRefused as error:
         log.warning("computing without the tile unit: %s", error)
-        return _load(report, INSTRUCTIONS["no-tiles"]), str(error)
+        return load_without(("amx",), INSTRUCTIONS["no-tiles"]), str(error)
 
 
-def _load(report: Callable[[str], None] | None, target: tuple[str, ...] | None) -> ctypes.CDLL:
+def _load(
+    report: Callable[[str], None] | None, target: tuple[str, ...] | None, prebuilt: Path | None
+) -> ctypes.CDLL:
     try:
-        with library_file(report=report, target=target) as path:
+        with library_file(report=report, target=target, prebuilt=prebuilt) as path:
             try:
                 return open_library(str(path))
             except InstructionsRefused:
                 raise
             except NativeUnavailable as error:
                 log.warning("%s is compiled again: %s", path, error)
-                path.unlink(missing_ok=True)
+                if path != prebuilt:
+                    path.unlink(missing_ok=True)
         with library_file(report=report, target=target) as path:
             return open_library(str(path))
     except OSError as error:  # no place for temporary files, say

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -12,21 +13,24 @@ from rootlace.kernels import kernels_for
 from rootlace.kernels.dispatch import why_not_triton
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.library import load_best
-from rootlace.runtime.doctor.machine import UNITS, Machine
+from rootlace.kernels.native.prebuilt import FOLDER
+from rootlace.kernels.native.processor import Processor
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """`name` of the kernel set. `instructions`: what native kernels compute with. `why_not_better`:
-    for each better choice why it is not taken, in a line."""
+    """`name` of the kernel set. `instructions`: what native kernels compute with, `prebuilt`:
+    whether they came with the package. `why_not_better`: for each better choice why it is not
+    taken, in a line."""
 
     name: str
     instructions: str = ""
+    prebuilt: bool = False
     why_not_better: tuple[str, ...] = ()
     library: ctypes.CDLL | None = field(default=None, repr=False)
 
 
-def choose_on_cpu(machine: Machine, asked: str, report: Callable[[str], None]) -> KernelChoice:
+def choose_on_cpu(processor: Processor, asked: str, report: Callable[[str], None]) -> KernelChoice:
     """What `ExecutorConfig.kernels` leads to on this CPU. `report` is told that a compilation
     begins."""
     if asked == "reference":
@@ -37,23 +41,27 @@ def choose_on_cpu(machine: Machine, asked: str, report: Callable[[str], None]) -
         return KernelChoice("reference", why_not_better=(f"native: {error}",))
     instructions = library.rl_instructions().decode()
     return KernelChoice(
-        "native", instructions, better_units(machine, instructions, refused), library
+        "native",
+        instructions,
+        Path(library._name).parent == FOLDER,
+        better_units(processor, instructions, refused),
+        library,
     )
 
 
-def better_units(machine: Machine, used: str, refused: str) -> tuple[str, ...]:
+def better_units(processor: Processor, used: str, refused: str) -> tuple[str, ...]:
     """Why no instruction set is used that is better than `used`, where the system `refused` the
     tile unit ("": it did not)."""
     reasons = []
-    for name in UNITS.get(machine.architecture, {}):
-        if name == used:
+    for one in (*processor.lacks, *processor.has):
+        if one.name == used:
             break
-        if name in machine.lacks:
-            reasons.append(f"{name}: the processor does not have it")
-        elif name == "amx" and refused:
-            reasons.append(f"{name}: {refused}")
+        if one in processor.lacks:
+            reasons.append(f"{one.name}: the processor does not have it")
+        elif one.name == "amx" and refused:
+            reasons.append(f"{one.name}: {refused}")
         else:
-            reasons.append(f"{name}: the compiler that is installed does not know it")
+            reasons.append(f"{one.name}: the compiler that is installed does not know it")
     return tuple(reasons)
 
 

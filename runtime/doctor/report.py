@@ -102,7 +102,13 @@ class Report:
         kernels = dataclasses.replace(self.kernels, library=None)
         found = dataclasses.asdict(dataclasses.replace(self, kernels=kernels))
         del found["kernels"]["library"]
-        found["machine"]["cores"]["usable"] = self.machine.cores.usable
+        machine, processor = found["machine"], self.machine.processor
+        machine["cores"]["usable"] = self.machine.cores.usable
+        machine["processor"] = {
+            "name": processor.name,
+            "architecture": processor.architecture,
+            "instructions": [one.name for one in processor.has],
+        }
         return found
 
 
@@ -126,7 +132,9 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
         rates = {"float32": {"torch": full}, "bfloat16": {"torch": half}}
     else:
         gpu = None
-        kernels = choose_on_cpu(machine, executor.kernels, lambda what: progress(what, 0.1))
+        kernels = choose_on_cpu(
+            machine.processor, executor.kernels, lambda what: progress(what, 0.1)
+        )
         rates = {}
         for step, (name, dtype) in enumerate(DTYPES.items()):
             progress(f"{name} products", 0.2 + 0.3 * step)

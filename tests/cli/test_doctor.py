@@ -42,7 +42,7 @@ def test_json(tiny_model: Path) -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_best(_: object) -> None:
+    def load_best(*_: object) -> None:
         raise NativeUnavailable("no C++ compiler was found (g++)\nand more")
 
     monkeypatch.setattr(kernel_choice, "load_best", load_best)
