@@ -1,22 +1,34 @@
-"""Build the wheel, install it into fresh environments and use it from an empty directory.
+"""Build the wheels, install one into fresh environments and use it from an empty directory.
 
     python scripts/check_wheel.py [--keep FOLDER]
 
-Two installations: the light client (no extras: it must import, without torch being there at all)
-and `[runtime]`, which must answer a program on the embedded model. Nothing of the checkout is
-reachable from either: they run in an empty folder, with Python's isolated mode.
+There is a wheel of plain Python, and one for each architecture that there is a compiler for, with
+the native kernels in it (`platform_wheel.py`). This machine's is tried; of another architecture the
+kernels alone, under qemu's user emulation where that is installed. Two installations: the light
+client (no extras: it must import, without torch being there at all) and `[runtime]`, which must
+answer a program on the embedded model and, without a compiler, have native kernels. Nothing of the
+checkout is reachable from either: they run in an empty folder, with Python's isolated mode.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+
+import platform_wheel
+
+from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.processor import INSTRUCTION_SETS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,10 +71,30 @@ with rl.Runtime(model=demo_model()) as runtime:
 """
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
+ARCHITECTURES = ("x86_64", "aarch64")
+
+OPEN = """
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char** paths) {
+  for (int i = 1; i < count; i++) {
+    void* library = dlopen(paths[i], RTLD_NOW);
+    if (!library) return puts(dlerror()), 1;
+    puts(((const char* (*)())dlsym(library, "rl_instructions"))());
+  }
+}
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> str:
     """Standard output of a command; its own words are shown when it fails."""
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, text=True, capture_output=True, timeout=600
+        [str(part) for part in command],
+        cwd=cwd,
+        env=env,
+        text=True,
+        capture_output=True,
+        timeout=600,
     )
     if done.returncode != 0:
         sys.stderr.write(done.stdout + done.stderr)
@@ -101,6 +133,25 @@ def check_contents(wheel: Path) -> None:
         raise SystemExit("wheel: does not belong into the wheel: " + ", ".join(stray))
 
 
+def check_kernels(wheel: Path, architecture: str, work: Path) -> None:
+    """Each library is there, and says that it is what its name says, where it can be run."""
+    wanted = [one.name for one in INSTRUCTION_SETS[architecture]]
+    files = [f"{platform_wheel.FOLDER}/{name}.so" for name in wanted]
+    with zipfile.ZipFile(wheel) as archive:
+        paths = [archive.extract(file, work / architecture) for file in files]
+    emulator = [] if architecture == platform.machine() else [f"qemu-{architecture}-static"]
+    if emulator and shutil.which(emulator[0]) is None:
+        print(f"wheel: kernels for {architecture} not tried: there is no {emulator[0]}", flush=True)
+        return
+    source, program = work / "open.cpp", work / f"open-{architecture}"
+    source.write_text(OPEN)
+    run(platform_wheel.compiler_for(architecture), source, "-o", program)
+    libraries = ["-L", f"/usr/{architecture}-linux-gnu"] if emulator else []
+    said = run(*emulator, *libraries, program, *paths).split()
+    if said != wanted:
+        raise SystemExit(f"wheel: kernels say {said} in libraries of {wanted}")
+
+
 def install(wheel: Path, venv: Path, extras: str = "") -> None:
     setup = ROOT / "scripts" / "setup_env.py"
     run(sys.executable, setup, "--venv", venv, "--wheel", wheel, "--extras", extras)
@@ -122,6 +173,17 @@ def check_runtime(wheel: Path, work: Path) -> None:
     program = work / "program.py"
     program.write_text(PROGRAM)
     print(run(venv / "bin" / "python", "-I", program, cwd=empty).strip())
+    # No compiler is found, and none that was compiled before.
+    alone = {"PATH": str(venv / "bin"), "XDG_CACHE_HOME": str(work / "cache")}
+    report = json.loads(run(venv / "bin" / "rootlace", "doctor", "--json", cwd=empty, env=alone))
+    kernels = report["kernels"]
+    print(f"wheel: kernels are {kernels}", flush=True)
+    if platform.machine() in ARCHITECTURES and not (kernels["prebuilt"] or report["gpu"]):
+        raise SystemExit("wheel: without a compiler the native kernels are not found")
+
+
+def announce(wheel: Path) -> None:
+    print(f"wheel: {wheel.name} ({wheel.stat().st_size / 2**20:.1f} MiB)", flush=True)
 
 
 def main() -> None:
@@ -136,7 +198,18 @@ def main() -> None:
         (work / "empty").mkdir(parents=True, exist_ok=True)
         wheel = build(work)
         check_contents(wheel)
-        print(f"wheel: {wheel.name} ({wheel.stat().st_size / 2**20:.1f} MiB)", flush=True)
+        announce(wheel)
+        for architecture in ARCHITECTURES:
+            try:
+                made = platform_wheel.make(wheel, architecture, work)
+            except NativeUnavailable as error:
+                print(f"wheel: none for {architecture}: {error}", flush=True)
+                continue
+            check_contents(made)
+            check_kernels(made, architecture, work)
+            announce(made)
+            if architecture == platform.machine():
+                wheel = made
         for name, check in (("light client", check_light), ("runtime", check_runtime)):
             start = time.monotonic()
             check(wheel, work)
