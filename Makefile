@@ -32,7 +32,7 @@ help:
 	@echo "make setup   set up .venv only"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
-	@echo "make wheel   build the wheel, install it into fresh environments and try it there"
+	@echo "make wheel   build the wheels, install this machine's into fresh environments and try it"
 	@echo "make clean   remove .venv and everything built"
 
 setup: $(READY)
