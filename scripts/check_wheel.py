@@ -27,7 +27,7 @@ from pathlib import Path
 
 import platform_wheel
 
-from rootlace.kernels.native.build import NativeUnavailable
+from rootlace.kernels.native.build import find_compiler
 from rootlace.kernels.native.processor import INSTRUCTION_SETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -196,15 +196,15 @@ def main() -> None:
         folder = arguments.keep or stack.enter_context(tempfile.TemporaryDirectory())
         work = Path(folder).resolve()
         (work / "empty").mkdir(parents=True, exist_ok=True)
-        wheel = build(work)
-        check_contents(wheel)
-        announce(wheel)
+        wheel = plain = build(work)
+        check_contents(plain)
+        announce(plain)
         for architecture in ARCHITECTURES:
-            try:
-                made = platform_wheel.make(wheel, architecture, work)
-            except NativeUnavailable as error:
-                print(f"wheel: none for {architecture}: {error}", flush=True)
+            compiler = platform_wheel.compiler_for(architecture)
+            if find_compiler(compiler) is None:
+                print(f"wheel: none for {architecture}: there is no {compiler}", flush=True)
                 continue
+            made = platform_wheel.make(plain, architecture, work)
             check_contents(made)
             check_kernels(made, architecture, work)
             announce(made)
