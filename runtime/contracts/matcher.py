@@ -13,10 +13,12 @@ from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
 class Matcher(Protocol):
     """Where one request stands in its constraint. Not thread-safe; one per request.
 
-    Token ids are the model's. "The text" is the bytes of the tokens taken in so far.
+    Token ids are the model's. "The text" is the bytes of the tokens taken in so far. A kind of
+    matcher that derives from this has no shared masks, no automaton and nothing to retreat from,
+    unless it says otherwise.
     """
 
-    ready: MaskRow | None
+    ready: MaskRow | None = None
     """The row that `mask_row` would name, if it is known to be filled; else None. Cheap to read."""
 
     def allowed_mask(self) -> np.ndarray:
@@ -36,16 +38,19 @@ class Matcher(Protocol):
     def mask_row(self) -> MaskRow | None:
         """The row of a shared table that holds this state's packed mask (or will, after
         `prepare_mask`); None if the mask must be filled for this request alone."""
+        return None
 
     def prepare_mask(self) -> None:
         """Fill the row that `mask_row` names, if it is not yet; threads as for `fill_bitmask`.
         A mask that exceeds the constraint's bounds may stay unfilled."""
+        return
 
     def automaton(self) -> AutomatonState | None:
         """The text's state in an automaton that a device can step by itself. Its masks and steps
         are those of `fill_bitmask` and `advance`, except that the end of the sequence leads to a
         dead state. None if there is none, or none yet: asking starts making it, on another thread.
         """
+        return None
 
     def advance(self, token_id: int) -> bool:
         """Take a token in. False if the constraint forbids it; then nothing has changed, except
@@ -57,6 +62,7 @@ class Matcher(Protocol):
         if it plainly neither completes the text nor (with `jumps`) leads to where tokens are
         forced. Otherwise False, and nothing has changed: ask `advance` and the others.
         `token_id` is one of the vocabulary."""
+        return False
 
     def is_accepting(self) -> bool:
         """Whether the text is complete."""
@@ -82,12 +88,14 @@ class Matcher(Protocol):
 
     def can_retreat(self) -> bool:
         """Whether `advance` may refuse a token that the mask allowed (a checked constraint)."""
+        return False
 
     def retreat(self) -> int | None:
         """After `advance` refused a token that the mask allowed: exclude it where it was tried, go
         back to the nearest place where something else can follow, and say how many tokens taken in
         were undone for that (0: only the refused one is to be drawn again). None if there is no
         such place or the tries are used up; then `error` says so."""
+        return None
 
     def error(self) -> str:
         """Why the last `advance`, `retreat` or mask failed; empty otherwise."""

@@ -97,10 +97,10 @@ class AutomatonGrammar(PlacedGrammar):
 
     def step(self, state: int, token_id: int) -> int | None:
         if token_id in self.vocabulary.eos_token_ids:
-            return self.remember(state, token_id, ENDED if self.dfa.accepting(state) else DEAD)
+            return ENDED if self.dfa.accepting(state) else DEAD
         data = self.vocabulary.token_bytes[token_id]
         try:
-            return self.remember(state, token_id, self.dfa.run(state, data) if data else DEAD)
+            return self.dfa.run(state, data) if data else DEAD
         except TooLarge:
             return None
 

@@ -18,7 +18,7 @@ from rootlace.runtime.constrained.schema.verify import NUMBER_BYTES, Verifier, V
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
-from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.runtime.contracts.plan import MaskRow
 
 PATIENCE = 3
 """After so many refusals of one value it is begun anew; after so many beginnings, the value that
@@ -56,10 +56,8 @@ class CheckedGrammar:
         )
 
 
-class CheckedMatcher:
+class CheckedMatcher(Matcher):
     """See `contracts.matcher.Matcher`. It decides what a refusal excludes, and where to go on."""
-
-    ready: MaskRow | None = None
 
     def __init__(
         self, inner: Matcher, verifier: Verifier, vocabulary: Vocabulary, max_retreats: int
@@ -82,9 +80,6 @@ class CheckedMatcher:
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         self._text.fill_bitmask(bitmask.writable(out, self._vocabulary.size))
-
-    def automaton(self) -> AutomatonState | None:
-        return None
 
     def mask_row(self) -> MaskRow | None:
         return None if self._text.has_own_mask() else self._inner.mask_row()
@@ -123,9 +118,6 @@ class CheckedMatcher:
             violation = Violation(0, 0, "", "#", "nothing can follow")
         self._refused = (token_id, violation)
         self._error = f"json_schema: {violation}"
-        return False
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         return False
 
     def is_accepting(self) -> bool:

@@ -148,4 +148,4 @@ def _without(words: int, tokens: np.ndarray | Sequence[int]) -> np.ndarray:
     """int32 [words]: a packed mask of all tokens but these."""
     bits = np.ones(words * 32, np.uint8)
     bits[np.asarray(tokens, np.int64)] = 0
-    return np.packbits(bits, bitorder="little").view(np.int32)
+    return bitmask.packed(bits)

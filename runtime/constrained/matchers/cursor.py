@@ -29,7 +29,6 @@ class Cursor:
         "_grammar",
         "_other",
         "_size",
-        "_steps",
         "_taken",
         "_tokens",
         "place",
@@ -39,7 +38,6 @@ class Cursor:
     def __init__(self, grammar: PlacedGrammar) -> None:
         self._grammar = grammar
         self._size = grammar.vocabulary.size
-        self._steps = grammar.steps
         self.place = grammar.places.of(grammar.dfa.start)
         """Where the text stands; its state is negative where the automaton does not know it."""
         self.ready: MaskRow | None = self.place.mask
@@ -93,7 +91,7 @@ class Cursor:
     def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
         place = self.place
         after = place.onward.get(token_id)
-        if after is None or (jumps and not after.quiet):
+        if after is None or not after.goes_on or (jumps and not after.quiet):
             return False
         self._tokens.append(token_id)
         self._before.append(place)
@@ -106,17 +104,17 @@ class Cursor:
         state = place.state
         if state in _OVER or not 0 <= token_id < self._size:
             return self._refuse(token_id)
-        after = self._steps.get(state * self._size + token_id) if state >= 0 else None
-        if after is None:
+        following = place.onward.get(token_id)
+        if following is None:
             after = self._step(state, token_id)
             if after is None:
                 return False
-        if after == DEAD:
-            return self._refuse(token_id)
-        following = self._grammar.places.of(after)
-        # A fast step leads to places where something has to follow, or may.
-        if state >= 0 and after >= 0 and self._grammar.is_final(after) is False:
-            self._grammar.places.lead(place, token_id, following)
+            if after == DEAD:
+                return self._refuse(token_id)
+            following = self._grammar.places.of(after)
+            if state >= 0 and self._grammar.trusted:
+                following.goes_on = after >= 0 and self._grammar.is_final(after) is False
+                self._grammar.places.lead(place, token_id, following)
         self._tokens.append(token_id)
         self._before.append(place)
         self.place = following

@@ -49,7 +49,6 @@ class HybridGrammar(PlacedGrammar):
     ) -> None:
         super().__init__(vocabulary, dfa, canonicalizer, max_table_bytes)
         self.inner = inner
-        self.trusted = True
         self._any = TokenWalk(vocabulary.trie, _AnythingAtMarks(dfa))
         self._checking = threading.Lock()
 
@@ -77,7 +76,6 @@ class HybridGrammar(PlacedGrammar):
         if not self._agrees(state, words):
             log.warning("a schema's automaton and llguidance do not agree; it is not used")
             self.trusted = False
-            self.steps.clear()
             self.places.forget()
         if self.trusted:
             self.table.store(row.row, words)
@@ -86,7 +84,7 @@ class HybridGrammar(PlacedGrammar):
         try:
             declared = self.table.walked(state)
             with self._checking:
-                any_ = np.packbits(self._any.allowed(state + 1), bitorder="little").view(np.int32)
+                any_ = bitmask.packed(self._any.allowed(state + 1))
         except TooLarge:
             return True  # not known
         missing = declared & self.vocabulary.without_zeros & ~words

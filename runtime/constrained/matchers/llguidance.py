@@ -15,11 +15,11 @@ from rootlace.runtime.constrained.matchers.llguidance_lexer import (
     REPLAYED,
     Parser,
     SharedLexer,
+    mask_of,
 )
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
-from rootlace.runtime.contracts.matcher import ForcedTokenizer
-from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
+from rootlace.runtime.contracts.matcher import ForcedTokenizer, Matcher
 from rootlace.wire.errors import InvalidConstraint
 
 # A grammar's parser and lexer, as measured: a base, and so much per character of its source.
@@ -100,18 +100,16 @@ class LLGuidanceGrammar:
         tokens = [self.vocabulary.byte_tokens[byte] for byte in beginning]
         if not tokens or -1 in tokens:
             return
-        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
         trial.try_consume_tokens(tokens)
-        trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        mask_of(trial, self.vocabulary.size)
         if trial.is_error():
             raise InvalidConstraint(reason(trial))
 
     def _first_tokens(self, prototype: LLMatcher) -> set[int]:
         """The tokens a text can begin with. llguidance says only after a token that none can
         follow, and at the first mask that there is no text at all."""
-        words = np.zeros(bitmask.words_of(self.vocabulary.size), np.int32)
-        prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        allowed = np.flatnonzero(bitmask.unpacked(words, self.vocabulary.size))
+        size = self.vocabulary.size
+        allowed = np.flatnonzero(bitmask.unpacked(mask_of(prototype, size), size))
         return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
@@ -134,11 +132,9 @@ class _Following:
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        words = np.zeros(bitmask.words_of(vocabulary.size), np.int32)
-        matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._bits = words.view(np.uint8).tobytes()
+        self._bits = mask_of(matcher, vocabulary.size).view(np.uint8).tobytes()
         self.may_end: bool = matcher.is_accepting()
         self.answers: dict[bytes, bool] = {}
 
@@ -167,11 +163,9 @@ class _Following:
         return path is None or self._matcher.validate_tokens(path) == len(path)
 
 
-class LLGuidanceMatcher:
+class LLGuidanceMatcher(Matcher):
     """See `contracts.matcher.Matcher`. End-of-sequence tokens are handled here, not by llguidance:
     it takes them in at some complete texts only, and an error would be the end of its matcher."""
-
-    ready: MaskRow | None = None
 
     def __init__(self, grammar: LLGuidanceGrammar) -> None:
         self._grammar = grammar
@@ -197,15 +191,6 @@ class LLGuidanceMatcher:
         if self._ended or self._parser.matcher.is_error():
             out[:] = 0  # llguidance allows the end of the sequence where it gave up
 
-    def automaton(self) -> AutomatonState | None:
-        return None
-
-    def mask_row(self) -> MaskRow | None:
-        return None
-
-    def prepare_mask(self) -> None:
-        """Nothing: there is no row to fill."""
-
     def advance(self, token_id: int) -> bool:
         if self._ended or not 0 <= token_id < self._vocabulary.size:
             return self._refuse(token_id)
@@ -218,9 +203,6 @@ class LLGuidanceMatcher:
             return self._refuse(token_id)
         self._error = ""
         return True
-
-    def try_advance_fast(self, token_id: int, jumps: bool) -> bool:
-        return False
 
     def is_accepting(self) -> bool:
         return not self._parser.matcher.is_error() and self._parser.matcher.is_accepting()
@@ -284,13 +266,6 @@ class LLGuidanceMatcher:
 
     def reset(self) -> None:
         self.rollback(len(self._tokens) + self._ended)
-
-    def can_retreat(self) -> bool:
-        return False
-
-    def retreat(self) -> int | None:
-        self._error = "the constraint has nothing to check that its mask does not hold"
-        return None
 
     def error(self) -> str:
         if self._parser.matcher.is_error():

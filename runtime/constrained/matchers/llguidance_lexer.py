@@ -18,6 +18,13 @@ REPLAYED = 32
 mask to the next."""
 
 
+def mask_of(matcher: LLMatcher, vocabulary_size: int) -> np.ndarray:
+    """int32: the packed mask; of no meaning where the matcher has an error after it."""
+    words = np.zeros(bitmask.words_of(vocabulary_size), np.int32)
+    matcher.unsafe_compute_mask_ptr(bitmask.address(words), words.nbytes)
+    return words
+
+
 class SharedLexer:
     """The prototype that requests copy. Copies share one lexer, with all states that any of them
     came to: when it is full, requests must not fail for what others left there. Thread-safe."""
@@ -81,14 +88,13 @@ class Parser:
             return False
         prototype = self._lexer.prototype(worn=self._prototype)
         matcher = prototype.deep_copy()
-        unused = np.zeros(bitmask.words_of(self._size), np.int32)
         for start in range(0, len(self.tokens), REPLAYED):
             part = self.tokens[start : start + REPLAYED]
             if matcher.try_consume_tokens(part) != len(part):
                 if _is_worn(matcher):
                     self._lexer.discard(prototype)
                 return False
-            matcher.unsafe_compute_mask_ptr(unused.ctypes.data, unused.nbytes)
+            mask_of(matcher, self._size)
         self._prototype, self.matcher = prototype, matcher
         return True
 

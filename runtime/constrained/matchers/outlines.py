@@ -101,20 +101,20 @@ class OutlinesGrammar(PlacedGrammar):
         for token in self._begin_sentinel:
             allowed[token] &= self.dfa.run(state, self.vocabulary.token_bytes[token]) != DEAD
         allowed[list(self.vocabulary.eos_token_ids)] = (tokens == size).any()
-        return np.packbits(allowed, bitorder="little").view(np.int32)
+        return bitmask.packed(allowed)
 
     def step(self, state: int, token_id: int) -> int | None:
         index_state = self._state_of[state]
         if token_id in self.vocabulary.eos_token_ids:
             # The sentinel is the token behind the vocabulary.
             ends = self._index.get_next_state(index_state, self.vocabulary.size) is not None
-            return self.remember(state, token_id, ENDED if ends else DEAD)
+            return ENDED if ends else DEAD
         following = self._index.get_next_state(index_state, token_id)
         data = self.vocabulary.token_bytes[token_id]
         after = self.dfa.run(state, data) if following is not None else DEAD
         if after != DEAD:
             self._state_of.setdefault(after, following)
-        return self.remember(state, token_id, after)
+        return after
 
     def forced_text(self, state: int) -> bytes | None:
         return self.dfa.forced(state)[0]

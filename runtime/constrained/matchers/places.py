@@ -28,16 +28,18 @@ class Place:
     """A state, as far as a request that goes on needs to know it: a token is then one look into a
     small table, and a mask is there where it is needed."""
 
-    __slots__ = ("mask", "onward", "quiet", "state")
+    __slots__ = ("goes_on", "mask", "onward", "quiet", "state")
 
     def __init__(self, state: int) -> None:
         self.state = state
+        self.goes_on = False
+        """Whether it is known that the text is not finished here: more has to follow, or may."""
         self.mask: MaskRow | None = None
         """Its row of masks, once that is filled."""
         self.quiet = False
         """Whether nothing is known to be forced here."""
         self.onward: dict[int, Place] = {}
-        """By allowed token, the place after it, if more has to follow there."""
+        """By allowed token, the place after it."""
 
 
 class Places:
@@ -95,8 +97,8 @@ class PlacedGrammar:
         self.canonicalizer = canonicalizer
         self.table = TokenTable(vocabulary.trie, vocabulary.eos_token_ids, dfa, max_table_bytes)
         self.places = Places()
-        self.steps: dict[int, int] = {}
-        """Where tokens lead, by state * vocabulary size + token. Threads may both find out."""
+        self.trusted = True
+        """Whether what one request finds out at a state holds for all that come there."""
         self.texts: dict[int, bytes] = {}
         """What another matcher said is forced, by state."""
         self.forced: dict[tuple[int, bytes], list[int]] = {}
@@ -105,7 +107,7 @@ class PlacedGrammar:
 
     @property
     def nbytes(self) -> int:
-        memos = 100 * len(self.steps) + 300 * len(self.forced) + self.places.nbytes
+        memos = 300 * len(self.forced) + self.places.nbytes
         return self.dfa.nbytes + self.table.nbytes + memos
 
     # ------------------------------------------------------------ what kinds of grammars know
@@ -132,13 +134,13 @@ class PlacedGrammar:
     def after(self, state: int, token_id: int) -> int:
         """The state after a token that is allowed; `BEYOND` where the automaton does not know."""
         if token_id in self.vocabulary.eos_token_ids:
-            return self.remember(state, token_id, ENDED)
+            return ENDED
         data = self.vocabulary.token_bytes[token_id]
         try:
             found = self.dfa.run(state, data) if state >= 0 and data else DEAD
         except TooLarge:
             return BEYOND
-        return self.remember(state, token_id, BEYOND if found == DEAD else found)
+        return BEYOND if found == DEAD else found
 
     def is_final(self, state: int) -> bool | None:
         """Whether the text is complete and nothing can follow."""
@@ -167,16 +169,6 @@ class PlacedGrammar:
     def other(self) -> Matcher:
         """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
         raise InvalidConstraint("the automaton got too large")
-
-    # ------------------------------------------------------------ memos
-
-    def remember(self, state: int, token_id: int, after: int) -> int:
-        """Remember where an answered step leads; gives that back."""
-        if state >= 0:
-            if len(self.steps) >= MAX_STEPS:
-                self.steps.clear()
-            self.steps[state * self.vocabulary.size + token_id] = after
-        return after
 
     def remember_forced(self, state: int, tail: bytes, tokens: list[int]) -> None:
         if len(self.forced) >= MAX_FORCED:

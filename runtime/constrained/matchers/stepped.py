@@ -19,6 +19,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.service.lane import Lane
+from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
 from rootlace.runtime.constrained.tokens.classes import TokenClasses, token_classes
 from rootlace.runtime.contracts.plan import SteppedAutomaton
@@ -86,16 +87,13 @@ def _masks(
     for mask, pattern in zip(masks, patterns, strict=True):
         bits[:vocab] = pattern[1:].take(classes.token_class)
         bits[list(eos_token_ids)] = pattern[0]
-        mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        mask[:] = bitmask.packed(bits)
     return masks, mask_of.reshape(-1).astype(np.int32)
 
 
 @dataclass(eq=False)
 class _Build:
-    trie: ByteTrie
-    eos_token_ids: tuple[int, ...]
-    dfa: LazyDfa
-    done: Callable[[SteppedAutomaton | None], None]
+    make: Callable[[], None]
     started: float | None = None
 
 
@@ -108,7 +106,7 @@ class SteppedBuilds:
         max_bytes: int = ConstraintConfig.max_device_bytes,
     ) -> None:
         self._bounds = (max_states, max_bytes)
-        self._lane: Lane[_Build] = Lane("stepped automata", 1, self._make)
+        self._lane: Lane[_Build] = Lane("stepped automata", 1, lambda build: build.make())
 
     def submit(
         self,
@@ -118,12 +116,13 @@ class SteppedBuilds:
         done: Callable[[SteppedAutomaton | None], None],
     ) -> None:
         """`done` is called on the thread with what `stepped_automaton` makes within the bounds."""
-        self._lane.put(_Build(trie, eos_token_ids, dfa, done))
 
-    def _make(self, build: _Build) -> None:
-        try:
-            made = stepped_automaton(build.trie, build.eos_token_ids, build.dfa, *self._bounds)
-        except Exception:
-            log.exception("an automaton was not made for the device; the host goes on masking")
-        else:
-            build.done(made)
+        def make() -> None:
+            try:
+                made = stepped_automaton(trie, eos_token_ids, dfa, *self._bounds)
+            except Exception:
+                log.exception("an automaton was not made for the device; the host goes on masking")
+            else:
+                done(made)
+
+        self._lane.put(_Build(make))
