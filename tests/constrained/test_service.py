@@ -196,7 +196,7 @@ def test_time_and_memory_end_with_the_child(service: CompileService, hanging: No
 
 
 def test_nothing_is_left_behind(hanging: None) -> None:
-    service = CompileService(make_compiler(), CONFIG)
+    service = CompileService(make_compiler, CONFIG)
     service.submit(long("a")).result(timeout=60)
     pid = service.trial_pid
     assert pid is not None
@@ -245,7 +245,7 @@ def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
         return build(constraint)
 
     compiler.build = slow  # type: ignore[method-assign]
-    service = CompileService(compiler)
+    service = CompileService(lambda: compiler, compiler.config)
     stuck = service.submit(Constraint("regex", "stuck"))
     behind = service.submit(Constraint("regex", "behind"))
     assert "compile_seconds" in failure(stuck)
@@ -266,7 +266,7 @@ def test_who_asks_at_the_same_time_shares_one_compilation() -> None:
         return build(constraint)
 
     compiler.build = counted  # type: ignore[method-assign]
-    service = CompileService(compiler)
+    service = CompileService(lambda: compiler, compiler.config)
     one = Constraint("regex", "shared")
     other = Constraint("regex", "shared", jump_forward="off")
     assert service.cached(one) is None

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
-from rootlace.runtime.config import CacheConfig, SchedulerConfig
+from rootlace.runtime.config import CacheConfig, ConstraintConfig, SchedulerConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
@@ -70,7 +70,7 @@ class Conversation:
                 vocab_size=VOCAB,
             ),
             CountingExecutor(),
-            service := CompileService(self.compiler),
+            service := CompileService(self.compiler, ConstraintConfig()),
             self.receive,
             self.said.extend,
             prepare=self.prepare,

@@ -57,6 +57,13 @@ class PreparedSchema:
         """Makes a check of one text as it comes; None where the mask holds everything."""
         return (lambda: Verifier(self._rules)) if self._mask.residuals else None
 
+    def refuse_residuals(self, why: str) -> None:
+        """Raises InvalidConstraint where there are any; `why` says why they must not be there."""
+        for first in self.residuals[:1]:
+            place = written(first.pointer, self._checked.schema)
+            keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
+            raise invalid(place, f"no mask can hold {keyword!r} {why}")
+
     def _check_patterns(self, of_keys: bool) -> None:
         """Refuse what a check could not search for."""
         for pointer, pattern, is_of_keys in self._checked.patterns():
@@ -86,9 +93,6 @@ def prepare_value(
 ) -> PreparedSchema:
     """As `prepare`, of a schema that is parsed."""
     prepared = PreparedSchema(schema, documents or {})
-    if strict and prepared.residuals:
-        first = prepared.residuals[0]
-        place = written(first.pointer, schema)
-        keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
-        raise invalid(place, f"no mask can hold {keyword!r} here (strict)")
+    if strict:
+        prepared.refuse_residuals("here (strict)")
     return prepared

@@ -106,8 +106,6 @@ class GrammarBuilder:
         )
 
     def _as_pattern(self, regex: Regex) -> Grammar:
-        if has_look(regex):
-            raise InvalidConstraint("llguidance has no look-around")
         return self._llguidance(f"start: /{pattern_of(regex)}/")
 
     # ------------------------------------------------------------ the rest
@@ -135,14 +133,9 @@ class GrammarBuilder:
         """The mask of a schema at a place where nothing can be checked."""
         try:
             prepared = prepare_value(schema, documents=self._documents)
+            prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
         except InvalidConstraint as error:
             raise InvalidConstraint(f"{place}: {error}") from None
-        if prepared.residuals:
-            first = prepared.residuals[0]
-            raise InvalidConstraint(
-                f"{place}: {first.pointer}: no mask can hold {first.keyword!r}, and inside "
-                f"{inside} it cannot be checked"
-            )
         return prepared.mask_schema
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:
@@ -166,11 +159,8 @@ class GrammarBuilder:
                     if self._config.backend != "auto":
                         raise
         self._refuse_if_not_regular("json_schema")
-        if constraint.strict and prepared.residuals:
-            first = prepared.residuals[0]
-            raise InvalidConstraint(
-                f"json_schema: {first.pointer}: no mask can hold {first.keyword!r} here (strict)"
-            )
+        if constraint.strict:
+            prepared.refuse_residuals("here (strict)")
         schema = _with_whitespace(prepared.mask_schema, constraint.whitespace)
         llguidance = self._llguidance(f"start: %json {json.dumps(schema)}")
         inner: Grammar = llguidance
@@ -183,7 +173,7 @@ class GrammarBuilder:
         )
 
     def _with_automaton(self, inner: LLGuidanceGrammar, schema: dict[str, Any]) -> Grammar:
-        """`inner`, of a schema, with an automaton of what it declares, if that is of any use."""
+        """`inner`, the grammar of a schema, with an automaton of what it declares, if any."""
         regex = declared_part(schema)
         if regex is None:
             return inner

@@ -11,7 +11,7 @@ from rootlace.runtime.contracts.matcher import Grammar
 
 
 class GrammarCache:
-    """The grammars used latest: at most `max_entries`, and about `max_bytes`. Thread-safe.
+    """The most recently used grammars: at most `max_entries`, and about `max_bytes`. Thread-safe.
 
     A grammar that somebody still uses lives on when it leaves the cache.
     """
@@ -34,10 +34,13 @@ class GrammarCache:
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
-            grammar = self._grammars.get(key)
-            if grammar is not None:
-                self._grammars.move_to_end(key)
-            return grammar
+            return self._known(key)
+
+    def _known(self, key: Hashable) -> Grammar | None:
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+        return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built at most once however many threads ask at the same time.
@@ -45,10 +48,9 @@ class GrammarCache:
         Raises what `build` raises, to all of them; a failure is not kept.
         """
         with self._lock:
-            grammar = self._grammars.get(key)
-            if grammar is not None:
-                self._grammars.move_to_end(key)
-                return grammar
+            known = self._known(key)
+            if known is not None:
+                return known
             building = self._building.get(key)
             mine = building is None
             if building is None:

@@ -17,7 +17,7 @@ from rootlace.runtime.constrained.service.build import check_size
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.runtime.constrained.service.lane import Lane
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
-from rootlace.runtime.constrained.service.trial import Setup, setup_of
+from rootlace.runtime.constrained.service.trial import Setup
 from rootlace.runtime.constrained.service.trial_process import TrialProcess, too_large, too_slow
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
@@ -40,22 +40,15 @@ class CompileService:
     `suspicion`) go to a thread of their own, which compiles each in a child process first, where
     time and memory end with the process: neither the engine nor an ordinary constraint waits.
     Should an ordinary one turn out to be slow after all, it fails at the same bound, and another
-    thread takes the place of the one that is at it. Failures are remembered, too.
+    thread takes the place of the one that is stuck with it. Failures are remembered, too.
     """
 
-    def __init__(
-        self,
-        compiler: GrammarCompiler | Callable[[], GrammarCompiler],
-        config: ConstraintConfig | None = None,
-    ) -> None:
-        """`compiler` may be a function (then give `config`): it is called by a worker, at the first
-        constraint, since a compiler reads the whole vocabulary."""
-        made = compiler if isinstance(compiler, GrammarCompiler) else None
-        if config is None:
-            config = made.config if made is not None else ConstraintConfig()
+    def __init__(self, compiler: Callable[[], GrammarCompiler], config: ConstraintConfig) -> None:
+        """`compiler` is called by a worker, at the first constraint: a compiler reads the whole
+        vocabulary."""
         self._config = config
-        self._compiler = made
-        self._make = None if isinstance(compiler, GrammarCompiler) else compiler
+        self._compiler: GrammarCompiler | None = None
+        self._make = compiler
         self._making = threading.Lock()
         self._lock = threading.Lock()
         self._pending: dict[Constraint, Future[Grammar]] = {}
@@ -167,13 +160,19 @@ class CompileService:
     def _made(self) -> GrammarCompiler:
         with self._making:
             if self._compiler is None:
-                assert self._make is not None
                 self._compiler = self._make()
             return self._compiler
 
     def _setup(self) -> Setup:
         compiler = self._made()
-        return setup_of(compiler.vocabulary, self._config, compiler.documents)
+        vocabulary = compiler.vocabulary
+        return Setup(
+            self._config,
+            vocabulary.size,
+            list(vocabulary.eos_token_ids),
+            vocabulary.tokenizer_json,
+            compiler.documents,
+        )
 
 
 def _digest(constraint: Constraint) -> bytes:

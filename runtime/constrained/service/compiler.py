@@ -21,7 +21,7 @@ DEFAULT = ConstraintConfig()
 
 
 class GrammarCompiler:
-    """Compiles constraints for one tokenizer and keeps those used latest. Thread-safe.
+    """Compiles constraints for one tokenizer and keeps the most recently used. Thread-safe.
 
     Nothing here bounds the time one compilation takes; `service.CompileService` does.
     """
@@ -44,8 +44,9 @@ class GrammarCompiler:
         else:
             self.vocabulary = Vocabulary.from_tokenizer(tokenizer, vocab_size, eos_token_ids)
         self.config = config
-        self._documents = dict(documents or {})
-        self._builder = GrammarBuilder(self.vocabulary, config, self._documents)
+        self.documents = dict(documents or {})
+        """The schemas that `$ref` may name, by URI."""
+        self._builder = GrammarBuilder(self.vocabulary, config, self.documents)
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
     @classmethod
@@ -102,11 +103,6 @@ class GrammarCompiler:
     def cached(self, constraint: Constraint) -> Grammar | None:
         """The grammar, if it is there already."""
         return self._cache.get(_key(constraint))
-
-    @property
-    def documents(self) -> dict[str, Any]:
-        """The schemas that `$ref` may name, by URI."""
-        return self._documents
 
     def build(self, constraint: Constraint) -> Grammar:
         """Compile it, whether it is in the cache or not, and do not keep it."""

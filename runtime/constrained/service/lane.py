@@ -1,4 +1,4 @@
-"""Daemon threads that work off a queue; one that is stuck is replaced."""
+"""Daemon threads that run the jobs of a queue; one that is stuck is replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TICK_SECONDS = 0.5
 
 class Job(Protocol):
     started: float | None
-    """When its bounded part began (`time.monotonic`), set by whoever does it."""
+    """When its bounded part began (`time.monotonic`), set by whoever runs it."""
 
 
 J = TypeVar("J", bound=Job)
@@ -22,8 +22,8 @@ J = TypeVar("J", bound=Job)
 class Lane(Generic[J]):
     """`threads` daemon threads that call `work(job)`, in order; started at the first job.
 
-    A job that is at it for more than `seconds` is handed to `overdue` (from another thread); its
-    thread gets a successor, and ends when it comes back. Neither function may raise.
+    A job that takes more than `seconds` is handed to `overdue` (on another thread); the thread that
+    runs it gets a successor, and ends once the job returns. Neither function may raise.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Lane(Generic[J]):
             return True
 
     def close(self) -> list[J]:
-        """Take no more jobs; those that wait or run, which are not worked off or waited for."""
+        """Take no more jobs. Returns those that wait, which are never run, and those that run,
+        which are not waited for."""
         with self._changed:
             self._closed = True
             left = [*self._queue, *self._running.values()]

@@ -56,7 +56,7 @@ def is_suspicious(constraint: Constraint) -> bool:
 
 def pattern_is_suspicious(pattern: str) -> bool:
     """See the module; `pattern` may be malformed."""
-    items, last = [0], [0]  # of the groups that are open: all, and those of the last atom
+    items, last = [0], [0]  # per open group: its items so far, and those of its last atom
     looks = 0
     for piece in _PIECE.finditer(pattern):
         if piece["group"]:

@@ -33,7 +33,7 @@ WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" |
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first frame to the child."""
+    """The first message to the child: what it needs to compile as its parent would."""
 
     config: ConstraintConfig
     size: int
@@ -47,19 +47,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     error: str = ""
     out_of_memory: bool = False
-
-
-def setup_of(
-    vocabulary: Vocabulary, config: ConstraintConfig, documents: dict[str, object]
-) -> Setup:
-    """What the child needs to compile as its parent would."""
-    return Setup(
-        config,
-        vocabulary.size,
-        list(vocabulary.eos_token_ids),
-        vocabulary.tokenizer_json,
-        documents,
-    )
 
 
 # ---------------------------------------------------------------- the child

@@ -118,7 +118,7 @@ _WORKING = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
 
 class _Spent:
-    """Seconds that a child computed or slept, as far as it was looked at.
+    """The seconds that a child has spent computing or asleep, as measured at each look.
 
     Time that it waits for a processor does not count: how long a constraint takes must not depend
     on what else the machine does.

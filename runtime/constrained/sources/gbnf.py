@@ -69,8 +69,7 @@ class _Parser:
 
     def _alternatives(self) -> Regex:
         options = [self._sequence()]
-        while self._text.startswith("|", self._at):
-            self._at += 1
+        while self._takes("|"):
             options.append(self._sequence())
         return options[0] if len(options) == 1 else Either(tuple(options))
 
@@ -92,8 +91,7 @@ class _Parser:
             return self._literal(character)
         if character == "[":
             return self._characters()
-        if character == ".":
-            self._at += 1
+        if self._takes("."):
             return Chars(char_sets.ALL)
         if character == "(":
             return self._group()
@@ -112,13 +110,12 @@ class _Parser:
         if self._depth > MAX_NESTING:
             raise self._error(f"groups nested more than {MAX_NESTING} deep")
         self._at += 1
-        if self._text.startswith("=", self._at):
+        if self._takes("="):
             raise self._error("look-ahead assertions are not supported")
         body = self._alternatives()
-        if not self._text.startswith(")", self._at):
+        if not self._takes(")"):
             self._at = opened
             raise self._error("this group is not closed")
-        self._at += 1
         self._depth -= 1
         return body
 
@@ -153,35 +150,36 @@ class _Parser:
         opened = self._at
         self._at += 1
         characters: list[str] = []
-        while not self._text.startswith(quote, self._at):
-            if self._at >= len(self._text) or self._text[self._at] == "\n":
-                self._at = opened
-                raise self._error("this text is not closed")
+        while not self._closes(quote, opened, "text"):
             characters.append(self._character())
-        self._at += 1
         return Literal("".join(characters))
 
     def _characters(self) -> Regex:
         opened = self._at
         self._at += 1
-        negated = self._text.startswith("^", self._at)
-        self._at += negated
+        negated = self._takes("^")
         ranges: list[tuple[int, int]] = []
-        while not self._text.startswith("]", self._at):
-            if self._at >= len(self._text) or self._text[self._at] == "\n":
-                self._at = opened
-                raise self._error("this set of characters is not closed")
+        while not self._closes("]", opened, "set of characters"):
             first = last = ord(self._character())
-            dash = self._text.startswith("-", self._at)
-            if dash and not self._text.startswith("-]", self._at):
-                self._at += 1
+            if not self._text.startswith("-]", self._at) and self._takes("-"):
                 last = ord(self._character())
                 if last < first:
                     raise self._error("this range of characters is reversed")
             ranges.append((first, last))
-        self._at += 1
         chosen = char_sets.union(ranges)
         return Chars(char_sets.complement(chosen) if negated else chosen)
+
+    def _takes(self, text: str) -> bool:
+        """Whether `text` comes next; then it is behind us."""
+        found = self._text.startswith(text, self._at)
+        self._at += len(text) * found
+        return found
+
+    def _closes(self, closing: str, opened: int, what: str) -> bool:
+        if self._at >= len(self._text) or self._text[self._at] == "\n":
+            self._at = opened
+            raise self._error(f"this {what} is not closed")
+        return self._takes(closing)
 
     def _character(self) -> str:
         """One character of a literal or a set, unescaped."""

@@ -18,16 +18,17 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Reference,
     Regex,
     Repeat,
+    nodes,
 )
 from rootlace.runtime.constrained.automaton.trees import BLANK
 from rootlace.runtime.constrained.sources.gbnf import Rules
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_REGULAR_ITEMS = 20_000
-"""A regular rule with more than so many items, those of the rules in it counted, stays a rule."""
+"""A regular rule with more items than this, counting those of the rules it calls, stays a rule."""
 
 MAX_REGULAR_DEPTH = 100
-"""And one in which regular rules call each other more than so deep."""
+"""So does one in which regular rules call each other more than this deep."""
 
 
 class Regular:
@@ -140,12 +141,5 @@ class Regular:
         return None
 
 
-def _references(node: Regex) -> list[Reference]:
-    match node:
-        case Reference():
-            return [node]
-        case Repeat(item):
-            return _references(item)
-        case Concat(parts) | Either(parts):
-            return [reference for part in parts for reference in _references(part)]
-    return []
+def _references(body: Regex) -> list[Reference]:
+    return [node for node in nodes(body) if isinstance(node, Reference)]

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import or_
 
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.emit import pattern_of
+from rootlace.runtime.constrained.automaton.emit import pattern_of, quantifier
 from rootlace.runtime.constrained.automaton.languages import MAX_STATES, Language
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
@@ -115,12 +115,7 @@ def _text(tree: Regex) -> str:
             texts = list(map(_text, options)) or ["/[^\\s\\S]/"]
             return "(" + " | ".join(texts) + ")"
         case Repeat(item, least, most):
-            inner = f"({_text(item)})"
-            if most is None and least <= 1:
-                return inner + "*+"[least]
-            if (least, most) == (0, 1):
-                return inner + "?"
-            return f"{inner}{{{least},{'' if most is None else most}}}"
+            return f"({_text(item)}){quantifier(least, most)}"
     raise AssertionError(tree)
 
 
