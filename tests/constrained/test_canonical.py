@@ -162,8 +162,8 @@ def spell(vocabulary: Vocabulary, tokens: list[int]) -> bytes:
 def forced_tokens(
     canonicalizer: Canonicalizer, language: Finite, before: bytes, context: list[int], forced: bytes
 ) -> list[int]:
-    return canonicalizer.tokens(
-        context,
+    return canonicalizer.tokens_after(
+        canonicalizer.tail(context),
         forced,
         lambda text: language.may_follow(before + forced + text),
         before + forced in language.texts,
@@ -236,7 +236,9 @@ def test_the_whole_text_is_forced_where_there_is_only_one(vocabulary: Vocabulary
     canonicalizer = canonicalizer_of(vocabulary)
     for text in ('{"name":"it\'s","age":12}', "  two  spaces\n\n", "naïve 中文 😀", " x"):
         data = text.encode()
-        assert canonicalizer.tokens([], data, lambda text: False, True) == vocabulary.encode(data)
+        assert canonicalizer.tokens_after(
+            canonicalizer.tail([]), data, lambda text: False, True
+        ) == vocabulary.encode(data)
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +344,7 @@ def test_tokenizers_that_cannot_be_foreseen_force_nothing() -> None:
     canonicalizer = Canonicalizer(vocabulary)
     assert "Lowercase" in canonicalizer.unsupported
     assert canonicalizer.tail([0]) is None
-    assert canonicalizer.tokens([], b"ab", lambda text: False, True) == []
+    assert canonicalizer.tokens_after(canonicalizer.tail([]), b"ab", lambda text: False, True) == []
 
 
 @pytest.mark.parametrize("pattern", [LLAMA3, O200K])

@@ -59,7 +59,7 @@ class LazyDfa:
 
     @property
     def fullness(self) -> float:
-        """How much of what the automaton may have it has, 0 to 1."""
+        """The share of its bounds that the automaton has used, 0 to 1."""
         items = self._items / (_ITEMS_PER_STATE * self._max_states)
         return max(len(self._sets) / self._max_states, items)
 
@@ -127,7 +127,7 @@ class LazyDfa:
         return self._table[:known]
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """The bytes that every text goes on with at `state`, all of them, and the state after them.
+        """All the bytes that every text continues with at `state`, and the state after them.
 
         One edge of the compressed automaton of Zheng et al., "SGLang" (2024), section 4: a chain of
         states with one byte each. It stops where the text may end.

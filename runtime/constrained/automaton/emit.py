@@ -55,7 +55,7 @@ class _Writer:
             case Either():
                 return f"(?:{self.alternatives(regex)})"
             case Repeat(item, least, most):
-                return self._atom(item) + _quantifier(least, most)
+                return self._atom(item) + quantifier(least, most)
             case Chars():
                 known = self._sets.get(id(regex))
                 if known is None:
@@ -86,7 +86,8 @@ def _set(chars: Chars) -> str:
     return "[" + "".join(_range(first, last) for first, last in ranges) + "]"
 
 
-def _quantifier(least: int, most: int | None) -> str:
+def quantifier(least: int, most: int | None) -> str:
+    """In the syntax that patterns and Lark share."""
     if most is None:
         return "*" if least == 0 else "+" if least == 1 else f"{{{least},}}"
     if (least, most) == (0, 1):

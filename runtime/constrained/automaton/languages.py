@@ -18,7 +18,7 @@ from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import Regex
 
 MAX_STATES = 512
-"""Of one language."""
+"""The states that one language may have."""
 MAX_STEPS = 2048
 """States of a product that one question may visit."""
 

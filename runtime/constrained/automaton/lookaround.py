@@ -9,7 +9,7 @@ forward direction, which gives the smallest automaton (Brzozowski 1962), still o
 
 What look-behind depends on, the last character of the text before, is a case distinction: V is
 known for each kind of character that may come before the rest, and for the beginning of the text.
-More than one character back is not looked at.
+Look-behind over more than one character is not supported.
 
 interegular has look-ahead, but only where its group holds all that it looks at: it refuses
 `(?:(?!--).)*`.
@@ -32,6 +32,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     LookBehind,
     Regex,
     Repeat,
+    nodes,
 )
 from rootlace.runtime.constrained.automaton.utf8 import Ranges, char_automaton
 
@@ -41,23 +42,7 @@ _STEPS_PER_LEAF = 512
 
 def has_look(regex: Regex) -> bool:
     """Whether a `Look` or `LookBehind` is anywhere in `regex`."""
-    stack = [regex]
-    seen: set[int] = set()
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        match current:
-            case Look() | LookBehind():
-                return True
-            case Concat(parts):
-                stack += parts
-            case Either(options):
-                stack += options
-            case Repeat(item, _, _):
-                stack.append(item)
-    return False
+    return any(isinstance(node, Look | LookBehind) for node in nodes(regex))
 
 
 def nfa_with_look(regex: Regex, max_leaves: int) -> Nfa:
@@ -69,8 +54,8 @@ def nfa_with_look(regex: Regex, max_leaves: int) -> Nfa:
 
 
 _Step = tuple[int, int, int, bool]
-"""Of a node, as bits: itself, the nodes any of which must hold, and the one of a look (0: no look);
-and whether the look is negative."""
+"""How a node follows from others, as bits: the node, the nodes of which one must hold, and the node
+that a look asks about (0: no look); and whether that look is negative."""
 
 _END = 0
 _ANYTHING = 1
@@ -228,8 +213,9 @@ class _Reversal:
         return nfa
 
     def _explore(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """All V, the end's first: which of them the whole text may have (bool [V]), and per kind of
-        character V of one more character in front (int32 [V])."""
+        """Find all V, beginning with that of the end of the text. Returns which of them a whole
+        text may have (bool [V]) and, per kind of character, what each V becomes with one such
+        character in front (int32 [V])."""
         # The leaves that can read a rest decide all else.
         known = {1 << _END: 0}
         order = [1 << _END]

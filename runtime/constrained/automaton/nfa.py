@@ -52,7 +52,7 @@ class Words:
         self._numbers = {(0, len(texts), 0): 0}
 
     def edges(self, number: int) -> list[tuple[int, bool, int]]:
-        """Of the node `number`: byte, whether a text ends after it, node after it (-1: none)."""
+        """The edges of node `number`: byte, whether a text ends after it, node after it or -1."""
         texts = self.texts
         begin, end, depth = self._nodes[number]
         edges = []
@@ -102,7 +102,7 @@ class Nfa:
         self.start: tuple[int, ...] = ()
 
     def fork(self, targets: list[int]) -> int:
-        """A node that goes on with any of `targets`; the list may still be added to."""
+        """A node that continues as any of `targets`, a list that may still grow."""
         node = self._nodes
         self._nodes += 1
         self._forks[node] = targets
@@ -127,7 +127,7 @@ class Nfa:
         return node
 
     def entries(self, node: int) -> tuple[int, ...]:
-        """The items that `node` stands for, ascending: its first ones, behind all forks."""
+        """The items that `node` stands for, ascending: the first items behind all forks."""
         known = self._entries.get(node)
         if known is not None:
             return known
@@ -210,7 +210,7 @@ class Nfa:
 def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
     """The automaton of `regex`, which has no `Look`.
 
-    Raises `TooLarge` if it has more than `max_leaves` leaves, or no text is of fewer bytes than
+    Raises `TooLarge` if it has more than `max_leaves` leaves, or if every text has more bytes than
     that.
     """
     sizes = _Sizes()
@@ -332,7 +332,7 @@ class _Builder:
         item, least, most = _flat(item, least, most)
         size = self._sizes.of(item)
         if size is None or not size[0]:
-            # Nothing matches the item, or only the empty text: a thousand million times, even.
+            # The item matches nothing, or only the empty text, however often it is repeated.
             return following
         return repeats(
             least, most, following, lambda after: self.build(item, after), self._nfa.fork
@@ -369,7 +369,7 @@ def repeats(
     for _ in range(copies):
         body = copy(entry)
         if body == entry:
-            # The copies are empty. There may be a thousand million of them.
+            # Copies are empty, and a thousand million of them may be wanted: make no more.
             break
         entry = body
     return entry

@@ -167,7 +167,7 @@ class Translation:
         return repeat(item, int(least), None if most is _UNBOUNDED else int(most))
 
     def _repeated(self, most: Any, inner: Any, context: Context) -> Context:
-        """The context of what is repeated: with a second time, the first stands before it."""
+        """The context of what is repeated: a second repetition has the first one before it."""
         if most == 0 or most == 1:
             return context
         begin = context.at_begin and inner.getwidth()[1] == 0

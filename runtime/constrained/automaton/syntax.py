@@ -5,6 +5,7 @@ The language is over Unicode scalar values (no surrogates); every tree describes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 LAST = 0x10FFFF
@@ -72,3 +73,19 @@ class Reference:
 
 
 Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind | Reference
+
+
+def nodes(regex: Regex) -> Iterator[Regex]:
+    """`regex` and all of its parts; one that it has in several places comes once."""
+    seen: set[int] = set()
+    stack = [regex]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            match node:
+                case Concat(parts) | Either(parts):
+                    stack += parts
+                case Repeat(item):
+                    stack.append(item)

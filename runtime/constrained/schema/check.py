@@ -23,6 +23,7 @@ from rootlace.runtime.constrained.schema.dialect import (
     pointer_part,
     subschemas,
 )
+from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 128
@@ -49,9 +50,6 @@ class Located:
 
     def __hash__(self) -> int:
         return hash(self.pointer)
-
-    def __repr__(self) -> str:
-        return f"Located({self.pointer})"
 
 
 class CheckedSchema:
@@ -91,6 +89,20 @@ class CheckedSchema:
         dialect = self._dialects.setdefault(id(schema), dialect)
         resource = dialect.specification.create_resource(schema)
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
+
+    def members(self, located: Located, schema: dict[str, Any], key: str) -> list[Located]:
+        """The schemas of a key's value, of those right below `located`, whose keywords in today's
+        shape are `schema`."""
+        found = []
+        if key in schema.get("properties", {}):
+            found.append(self.child(located, f"/properties/{key}", schema["properties"][key]))
+        for pattern, below in schema.get("patternProperties", {}).items():
+            if searcher(pattern)(key):
+                found.append(self.child(located, f"/patternProperties/{pattern}", below))
+        if not found and "additionalProperties" in schema:
+            below = schema["additionalProperties"]
+            found.append(self.child(located, "/additionalProperties", below))
+        return found
 
     def target(self, source: Located, keyword: str = "$ref") -> Located:
         """Where `$ref` (or another keyword of its kind) leads. Raises InvalidConstraint."""

@@ -280,17 +280,12 @@ class Cases:
         for name, needed in value.items():
             base = f"/{key}/{name}"
             absent = self._made(located, base + "!absent", {"properties": {name: False}})
-            present: list[Atom]
-            if key == "dependentRequired":
-                names = [name, *(other for other in needed if other != name)]
-                present = [
-                    self._made(located, base + "!there", {"type": "object", "required": names})
-                ]
-            else:
-                present = [
-                    self._made(located, base + "!there", {"type": "object", "required": [name]}),
-                    self.child(located, base, needed),
-                ]
+            others = needed if key == "dependentRequired" else ()
+            names = [name, *(other for other in others if other != name)]
+            there = {"type": "object", "required": names}
+            present = [self._made(located, base + "!there", there)]
+            if key == "dependentSchemas":
+                present.append(self.child(located, base, needed))
             found.append([_Option((absent,)), _Option(tuple(present))])
         return found
 

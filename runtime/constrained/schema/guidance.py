@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 
 def accepted(schema: dict[str, Any]) -> str:
@@ -46,3 +46,16 @@ def patterns_apart(patterns: tuple[str, ...]) -> bool:
     """Whether llguidance is sure that no text matches two of them."""
     found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
     return accepted(found) == ""
+
+
+def string_matcher(pattern: str, **options: Any) -> LLMatcher:
+    """A matcher of the JSON strings of a pattern, token by byte; it may have an error. `options`
+    are llguidance's."""
+    schema = {"type": "string", "pattern": pattern, "x-guidance": options}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+
+
+@lru_cache(maxsize=1)
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")

@@ -9,13 +9,12 @@ written in no string but those that the schema spells out.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from rootlace.runtime.constrained.schema.guidance import string_matcher
 
 OPTIONS = {"json_allowed_escapes": 'nrbtf\\"'}
 """llguidance's option for it."""
@@ -66,7 +65,4 @@ def _dicts(schema: Any) -> Iterator[dict[str, Any]]:
 @lru_cache(maxsize=1024)
 def _is_lost(pattern: str) -> bool:
     """Whether no string that matches can be written without `\\u`."""
-    schema = {"type": "string", "pattern": pattern, "x-guidance": OPTIONS}
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    return matcher.try_consume_tokens([ord('"')]) != 1
+    return string_matcher(pattern, **OPTIONS).try_consume_tokens([ord('"')]) != 1

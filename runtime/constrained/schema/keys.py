@@ -53,12 +53,7 @@ class Keys:
         return Atom(self._checked.child(self._located, "/".join(("", keyword, *path)), value))
 
     def of_name(self, name: str) -> list[Atom]:
-        atoms = []
-        if name in self._leaf.get("properties", {}):
-            atoms.append(self._atom("properties", name))
-        atoms += [self._atom("patternProperties", p) for p in self._patterns if searcher(p)(name)]
-        if not atoms and "additionalProperties" in self._leaf:
-            atoms.append(self._atom("additionalProperties"))
+        atoms = list(map(Atom, self._checked.members(self._located, self._leaf, name)))
         if "propertyNames" in self._leaf:
             names = self._atom("propertyNames").located
             if not self._satisfies(names, name):

@@ -33,15 +33,22 @@ def _additional_properties(
 ) -> Iterator[ValidationError]:
     if not validator.is_type(value, "object"):
         return
-    for key, member in value.items():
-        if key in schema.get("properties", {}):
-            continue
-        if any(searcher(pattern)(key) for pattern in schema.get("patternProperties", {})):
-            continue
+    for key in _additional_keys(value, schema):
         if additional is False:
             yield ValidationError(f"Additional properties are not allowed ({key!r} was unexpected)")
         else:
-            yield from validator.descend(member, additional, path=key)
+            yield from validator.descend(value[key], additional, path=key)
+
+
+def _additional_keys(value: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """The keys of `value` that neither `properties` nor `patternProperties` are about."""
+    patterns = schema.get("patternProperties", {})
+    return [
+        key
+        for key in value
+        if key not in schema.get("properties", {})
+        and not any(searcher(pattern)(key) for pattern in patterns)
+    ]
 
 
 def _unevaluated_properties(
@@ -69,12 +76,7 @@ def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> list[
     for pattern in schema.get("patternProperties", ()):
         keys += [key for key in value if searcher(pattern)(key)]
     if "additionalProperties" in schema:
-        known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        keys += [
-            key
-            for key in value
-            if key not in known and not any(searcher(pattern)(key) for pattern in patterns)
-        ]
+        keys += _additional_keys(value, schema)
     if "unevaluatedProperties" in schema:
         below = schema["unevaluatedProperties"]
         keys += [key for key, member in value.items() if _valid(validator, member, below)]

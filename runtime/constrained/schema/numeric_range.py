@@ -10,9 +10,11 @@ until the nearest text that is left rounds to another double than the bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
 from rootlace.runtime.constrained.automaton.trees import NOTHING, concat, either, repeat
@@ -39,19 +41,34 @@ class Bound:
         return Decimal(repr(self.value))
 
 
-def integers(low: int | None, high: int | None) -> Regex:
-    """The integers from `low` to `high` (None: no bound but that of digits), both included."""
-    if low is not None and high is not None and low > high:
-        return NOTHING
+def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
+    """The multiples of `factor` (positive) from `low` to `high`, both included (None: no bound but
+    that of digits).
+
+    Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
+    digits tell. Raises OutOfReach for other factors.
+    """
+    if low is not None and high is not None:
+        first, last = -(-low // factor), high // factor
+        if first > last:
+            return NOTHING
+        if factor > 1 and last - first < _MAX_LISTED:
+            return either(*(Literal(str(q * factor)) for q in range(first, last + 1)))
     low = -_TOP if low is None else low
     high = _TOP if high is None else high
     if low > high:
         raise OutOfReach("the integers have too many digits")
+    naturals: Callable[[int, int], Regex] = _naturals
+    if factor > 1:
+        places = next((k for k in range(1, MAX_DIGITS) if 10**k % factor == 0), None)
+        if places is None or 10**places // factor > _MAX_SUFFIXES:
+            raise OutOfReach(f"multiples of {factor}")
+        naturals = partial(_natural_multiples, factor, places)
     options: list[Regex] = []
     if low < 0:
-        options.append(concat(Literal("-"), _naturals(max(1, -high), -low)))
+        options.append(concat(Literal("-"), naturals(max(1, -high), -low)))
     if high >= 0:
-        options.append(_naturals(max(0, low), high))
+        options.append(naturals(max(0, low), high))
     return either(*options)
 
 
@@ -67,36 +84,7 @@ def tightest_integers(low: Bound | None, high: Bound | None) -> tuple[int | None
     return first, last
 
 
-def multiples(low: int | None, high: int | None, factor: int) -> Regex:
-    """The multiples of `factor` (positive) from `low` to `high`.
-
-    Few multiples are listed; otherwise `factor` must divide a small power of ten, so that the last
-    digits tell. Raises OutOfReach for other factors.
-    """
-    if factor == 1:
-        return integers(low, high)
-    if low is not None and high is not None:
-        first, last = -(-low // factor), high // factor
-        if last - first < _MAX_LISTED:
-            return either(*(Literal(str(q * factor)) for q in range(first, last + 1)))
-    low = -_TOP if low is None else low
-    high = _TOP if high is None else high
-    if low > high:
-        raise OutOfReach("the integers have too many digits")
-    places = next((k for k in range(1, MAX_DIGITS) if 10**k % factor == 0), None)
-    if places is None or 10**places // factor > _MAX_SUFFIXES:
-        raise OutOfReach(f"multiples of {factor}")
-    options: list[Regex] = []
-    if low < 0:
-        options.append(
-            concat(Literal("-"), _natural_multiples(max(1, -high), -low, factor, places))
-        )
-    if high >= 0:
-        options.append(_natural_multiples(max(0, low), high, factor, places))
-    return either(*options)
-
-
-def _natural_multiples(low: int, high: int, factor: int, places: int) -> Regex:
+def _natural_multiples(factor: int, places: int, low: int, high: int) -> Regex:
     """0 <= low. A number is a head and its last `places` digits; those decide divisibility."""
     block = 10**places
     options: list[Regex] = []

@@ -10,12 +10,13 @@ import json
 import re
 from functools import lru_cache
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
 from rootlace.runtime.constrained.automaton.char_sets import category, complement
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.automaton.syntax import Either
+from rootlace.runtime.constrained.schema.guidance import string_matcher
 from rootlace.runtime.constrained.schema.pattern import ECMA_SPACE
 from rootlace.wire.errors import InvalidConstraint
 
@@ -121,20 +122,12 @@ def _search_automaton(pattern: str) -> LazyDfa:
     inner = translated(pattern, start="(?!)")
     if not re.fullmatch(r"\^[^|]*", pattern):
         options.append(parse(f"(?s:.+)(?:{inner})(?s:.*)"))
-    dfa = LazyDfa(Either(tuple(options)), MAX_STATES)
-    dfa.run(dfa.start, b"")
-    return dfa
+    return LazyDfa(Either(tuple(options)), MAX_STATES)
 
 
 def _llguidance(pattern: str) -> LLMatcher | None:
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    matcher = string_matcher(pattern)
     return None if matcher.is_error() else matcher
-
-
-@lru_cache(maxsize=1)
-def _byte_tokenizer() -> LLTokenizer:
-    return LLTokenizer("byte")
 
 
 @lru_cache(maxsize=1024)

@@ -67,7 +67,7 @@ class Ours:
             if not said:
                 return json_text.any_integer()
             first, last = numeric_range.tightest_integers(low, high)
-            return numeric_range.multiples(first, last, int(factor or 1))
+            return numeric_range.integers(first, last, int(factor or 1))
         except OutOfReach as error:
             raise NotRegular(str(error)) from None
 

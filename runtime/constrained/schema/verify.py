@@ -16,7 +16,6 @@ from rootlace.runtime.constrained.schema.dialect import keywords
 from rootlace.runtime.constrained.schema.formats import lenient_checker
 from rootlace.runtime.constrained.schema.keywords import bounded
 from rootlace.runtime.constrained.schema.residual import Residual
-from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 64
@@ -153,18 +152,8 @@ class Rules:
                 yield self._checked.child(parent, f"/prefixItems/{key}", prefix[key])
             elif "items" in schema:
                 yield self._checked.child(parent, "/items", schema["items"])
-            return
-        covered = False
-        if key in schema.get("properties", {}):
-            covered = True
-            yield self._checked.child(parent, f"/properties/{key}", schema["properties"][key])
-        for pattern, below in schema.get("patternProperties", {}).items():
-            if searcher(pattern)(key):
-                covered = True
-                yield self._checked.child(parent, f"/patternProperties/{pattern}", below)
-        if not covered and "additionalProperties" in schema:
-            below = schema["additionalProperties"]
-            yield self._checked.child(parent, "/additionalProperties", below)
+        else:
+            yield from self._checked.members(parent, schema, key)
 
     def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
         """Why `value` does not satisfy a schema: keyword, pointer, message."""
@@ -221,11 +210,6 @@ class Verifier:
         self._rules = rules
         self._text = bytearray()
         self._states = [_State()]
-
-    @property
-    def steps(self) -> int:
-        """How often `feed` took something in."""
-        return len(self._states) - 1
 
     def feed(self, data: bytes) -> Violation | None:
         """Take in the next bytes. On a violation nothing has changed."""

@@ -47,6 +47,12 @@ def allows(words: np.ndarray, token: int) -> bool:
     return bool(words.item(token >> 5) >> (token & 31) & 1)
 
 
+def packed(bits: np.ndarray) -> np.ndarray:
+    """int32 words of `bits`: bool, a multiple of 32 of them."""
+    words: np.ndarray = np.packbits(bits, bitorder="little").view(np.int32)
+    return words
+
+
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:
     """bool [vocab_size] of a packed mask."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")

@@ -34,10 +34,6 @@ class ByteTrie:
     def num_nodes(self) -> int:
         return len(self.byte)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self.byte, self.above, self.children, self.node))
-
     def _build(self, texts: list[bytes]) -> np.ndarray:
         """From sorted texts; level by level they fall apart where their next bytes differ.
 

@@ -40,7 +40,6 @@ class Canonicalizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
         self._bytes = vocabulary.token_bytes
         spec = _without_beginning(json.loads(vocabulary.tokenizer_json))
         self.unsupported = _unsupported(spec)
@@ -76,24 +75,10 @@ class Canonicalizer:
 
     # ------------------------------------------------------------ public
 
-    def tokens(
-        self,
-        context: list[int],
-        forced: bytes,
-        can_follow: Callable[[bytes], bool],
-        may_end: bool,
-    ) -> list[int]:
-        """The canonical tokens of a beginning of `forced`, which comes behind the tokens `context`.
-
-        `context` is the output so far, from its first token. `can_follow(text)` says whether the
-        constraint allows `forced + text` as the beginning of some complete text, `may_end` whether
-        the text may be complete after `forced`. Asking too much of both costs tokens, never truth.
-        """
-        return self.tokens_after(self.tail(context), forced, can_follow, may_end)
-
     def tail(self, context: list[int]) -> bytes | None:
-        """All that `tokens` needs to know of the context, short where cuts are frequent; for
-        `tokens_after`, and as a key for memos. None where nothing can be forced."""
+        """All that `tokens_after` needs to know of the context, the output so far from its first
+        token on: short where cuts are frequent, and a key for memos. None where nothing can be
+        forced."""
         if self.unsupported:
             return None
         tail = b""
@@ -118,7 +103,13 @@ class Canonicalizer:
         can_follow: Callable[[bytes], bool],
         may_end: bool,
     ) -> list[int]:
-        """As `tokens`, where `tail` is `tail(context)`."""
+        """The canonical tokens of a beginning of `forced`, which comes behind a context with this
+        `tail`.
+
+        `can_follow(text)` says whether the constraint allows `forced + text` as the beginning of
+        some complete text, `may_end` whether the text may be complete after `forced`. Where they
+        say yes too often, that costs tokens, never truth.
+        """
         if tail is None or not forced:
             return []
         data = tail + forced
@@ -203,12 +194,8 @@ class Canonicalizer:
                 break
         else:
             return self._open_text_tokens(text, following)
-        tokens: Tokens = ()
-        start = 0
-        for end in [*(end for end in ends if end < cut), cut]:
-            tokens += self._merges.piece(text[start:end])
-            start = end
-        return tokens + self._open_text_tokens(text[cut:], following)
+        closed = self._pieces(text, (*(end for end in ends if end < cut), cut))
+        return closed + self._open_text_tokens(text[cut:], following)
 
     def _open_text_tokens(self, text: str, following: Following) -> Tokens:
         """As `_same`, for a text without added tokens that begins at a sure cut."""
@@ -224,28 +211,25 @@ class Canonicalizer:
 
     def _cut_tokens(self, text: str, ends: Ends, following: Following) -> Tokens:
         """The tokens of `text` cut at `ends`; the rest behind the last goes on."""
-        tokens: Tokens = ()
-        start = 0
-        for end in ends:
-            tokens += self._merges.piece(text[start:end])
-            start = end
+        start = ends[-1] if ends else 0
+        tokens = self._pieces(text, ends)
         if start < len(text):
             tokens += self._merges.open_piece(text[start:], following)
         return tokens
 
-    # ------------------------------------------------------------ tokens of what is closed
+    def _pieces(self, text: str, ends: Ends) -> Tokens:
+        """The tokens of the pieces of `text` that end at `ends`."""
+        spans = pairwise((0, *ends))
+        return tuple(chain.from_iterable(self._merges.piece(text[a:b]) for a, b in spans))
 
     def _closed_tokens(self, segments: list[tuple[str, int | None]]) -> Tokens:
         """The tokens of segments that end where they end."""
         tokens: Tokens = ()
         for segment, added in segments:
-            if added is not None:
+            if added is None:
+                tokens += self._pieces(segment, self._pre_tokenizer.ends(segment))
+            else:
                 tokens += (added,)
-                continue
-            start = 0
-            for end in self._pre_tokenizer.ends(segment):
-                tokens += self._merges.piece(segment[start:end])
-                start = end
         return tokens
 
     # ------------------------------------------------------------ added tokens

@@ -21,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from rootlace.runtime.constrained.tokens.following import Following
+from rootlace.runtime.constrained.tokens.order import bytes_after
 
 # Pairs of tokens tried for one end; beyond, it counts as unsafe.
 MAX_PAIRS = 4096
@@ -102,7 +103,7 @@ class Merges:
             word = words[index]
             bad = following.shortest_forbidden(word[len(begun) :])
             if bad is not None:
-                index = bisect_left(words, _after(word[: len(begun) + bad]), index + 1)
+                index = bisect_left(words, bytes_after(word[: len(begun) + bad]), index + 1)
                 continue
             if tried == MAX_PAIRS or self._pairs(before, self._ids[index]):
                 return True
@@ -153,12 +154,6 @@ def _byte_alphabet() -> dict[int, str]:
     table = {byte: chr(byte) for byte in printable}
     table.update({byte: chr(256 + index) for index, byte in enumerate(others)})
     return table
-
-
-def _after(prefix: bytes) -> bytes:
-    """The least bytes behind all that begin with `prefix`."""
-    prefix = prefix.rstrip(b"\xff")
-    return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256
 
 
 def common(left: Tokens, right: Tokens) -> int:

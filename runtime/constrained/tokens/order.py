@@ -39,7 +39,10 @@ class TokenOrder:
 
     def _range(self, prefix: bytes) -> tuple[int, int]:
         start = bisect_left(self._texts, prefix)
-        above = prefix.rstrip(b"\xff")
-        if not above:
-            return start, len(self._texts)
-        return start, bisect_left(self._texts, above[:-1] + bytes([above[-1] + 1]), start)
+        return start, bisect_left(self._texts, bytes_after(prefix), start)
+
+
+def bytes_after(prefix: bytes) -> bytes:
+    """The least bytes behind all that begin with `prefix` (and are no longer than tokens are)."""
+    prefix = prefix.rstrip(b"\xff")
+    return prefix[:-1] + bytes((prefix[-1] + 1,)) if prefix else b"\xff" * 256

@@ -28,10 +28,8 @@ class TokenTable:
     ) -> None:
         """Of rows that would make the table larger than `max_bytes` none is given out."""
         self.key = next(_KEYS)
-        self._trie = trie
         self._dfa = dfa
         self._words = -(-trie.vocab_size // 32)
-        self._max_bytes = max_bytes
         self._max_rows = max_bytes // max(4 * self._words, 1)
         self._eos = np.zeros(self._words, np.int32)
         for token in eos_token_ids:
@@ -118,6 +116,5 @@ class TokenTable:
             return self._mask(state)
 
     def _mask(self, state: int) -> np.ndarray:
-        allowed = self._walk.allowed(state)
-        words: np.ndarray = np.packbits(allowed, bitorder="little").view(np.int32)
+        words = bitmask.packed(self._walk.allowed(state))
         return words | self._eos if self._dfa.accepting(state) else words

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.constrained.tokens.byte_trie import ByteTrie
 from rootlace.runtime.constrained.tokens.order import TokenOrder
 from rootlace.wire.errors import InvalidConstraint
@@ -104,7 +105,7 @@ class Vocabulary:
         """int32: the packed mask of the tokens that have no zero byte."""
         bits = np.zeros(-(-self.size // 32) * 32, bool)
         bits[: self.size] = [0 not in data for data in self.token_bytes]
-        return np.packbits(bits, bitorder="little").view(np.int32)
+        return bitmask.packed(bits)
 
     @cached_property
     def byte_tokens(self) -> list[int]:
