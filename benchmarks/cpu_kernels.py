@@ -1,182 +1,172 @@
-"""Linear layers on a CPU: `python -m benchmarks.cpu_kernels [--json FILE]`.
+"""Our kernels on a CPU beside what it can do at most: `python -m benchmarks.cpu_kernels`.
 
-Our own kernels beside torch's for the shapes of two models and larger ones, from one row to
-thousands. Weights rotate, as in a forward pass, so that few rows find none in a cache. Columns:
+*Products* of the linear layers of some models, from one row to thousands, beside torch's. Weights
+rotate, as in a forward pass, so that few rows find none in a cache. *Attention* over paged keys and
+values as serving brings them, beside our reference kernels, in layers whose caches are larger than
+the processor's.
 
-    native     kernels/native: packed panels, one call for a pass over the weights
-    torch      torch.nn.functional.linear
-    packed     oneDNN with weights reordered beforehand (torch.ops.mkldnn._linear_pointwise)
-
-Times are the best of many passes, taken in turns. The floor of a product is the larger of its bytes
-by the best bandwidth and its operations by the best rate that anything reached in this run.
+The floor of a product or a step is the larger of its bytes by the bandwidth and its operations by
+the rate of a large product, both measured in the same run. `of floor` is the share of it that is
+reached, 1 at best. Times are the best of many, taken in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from benchmarks.common import Report, console_of, new_table
+from rootlace.kernels import AttentionBatch
+from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import load
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
-from rootlace.runtime.doctor.ceilings import READ_BYTES, read_bandwidth
+from rootlace.kernels.reference.attention import paged_attention
+from rootlace.kernels.reference.attention_plan import plan_attention
+from rootlace.kernels.reference.shared_prefix import shared_runs
+from rootlace.runtime.doctor.ceilings import (
+    READ_BYTES,
+    Heads,
+    best_seconds,
+    product_rates,
+    read_bandwidth,
+)
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)
 ROTATED = 160 << 20
 """Bytes of weights that a pass goes over, more than caches hold; fewer at many rows."""
-PASS_SECONDS = 0.004
-"""A pass is about so long: the best of many short ones is found even on a machine with others."""
+PASS_FLOPS = 8e9
+CACHED_BYTES = 96 << 20
+"""Layers are added until their keys and values take more than this."""
+MOST_LAYERS = 12
+BLOCK_SIZE = 16
 SPIN_SECONDS = 0.01
 """Threads of torch's pool wait so long for more work before they leave the cores to others."""
 
-
-@dataclass(frozen=True)
-class Shape:
-    name: str
-    outputs: int
-    inputs: int
-
-
 SHAPES = {
-    "150m": (
-        Shape("qkv", 1280, 768),
-        Shape("output", 768, 768),
-        Shape("gate_up", 6144, 768),
-        Shape("down", 768, 3072),
-        Shape("head", 32000, 768),
-    ),
-    "15m": (
-        Shape("qkv", 512, 256),
-        Shape("output", 256, 256),
-        Shape("gate_up", 1536, 256),
-        Shape("down", 256, 768),
-        Shape("head", 32000, 256),
-    ),
-    "qwen3-0.6b": (
-        Shape("qkv", 4096, 1024),
-        Shape("output", 1024, 2048),
-        Shape("gate_up", 6144, 1024),
-        Shape("down", 1024, 3072),
-        Shape("head", 151936, 1024),
-    ),
-    "large": (
-        Shape("gate_up", 16384, 2048),
-        Shape("down", 2048, 8192),
-        Shape("head", 128256, 2048),
-    ),
+    # model: {layer: (outputs, inputs)}
+    "150m": {
+        "qkv": (1280, 768),
+        "output": (768, 768),
+        "gate_up": (6144, 768),
+        "down": (768, 3072),
+        "head": (32000, 768),
+    },
+    "15m": {"qkv": (512, 256), "gate_up": (1536, 256), "down": (256, 768), "head": (32000, 256)},
+    "qwen3-0.6b": {
+        "qkv": (4096, 1024),
+        "output": (1024, 2048),
+        "gate_up": (6144, 1024),
+        "down": (1024, 3072),
+        "head": (151936, 1024),
+    },
+    "large": {"gate_up": (16384, 2048), "down": (2048, 8192), "head": (128256, 2048)},
 }
 
 
 @dataclass(frozen=True)
-class Result:
-    model: str
-    shape: str
-    outputs: int
-    inputs: int
+class Case:
+    """`rows` rows of `new` tokens each, the last of `context`, of which groups of `below` rows
+    share the first `shared`."""
+
+    name: str
     rows: int
-    kernel: str
-    seconds: float
-    """Of one product."""
-    gflops: float
-    weight_gbs: float
-    floor: float | None = None
-    """Share of the floor, 1 at best."""
+    new: int
+    context: int
+    shared: int = 0
+    below: int = 1
 
     @property
-    def gbs(self) -> float:
-        return self.weight_gbs
+    def pairs(self) -> float:
+        """Tokens times the keys that each sees."""
+        return self.rows * self.new * (self.context - (self.new - 1) / 2)
+
+    @property
+    def distinct(self) -> int:
+        """Keys, shared ones once."""
+        return self.rows * (self.context - self.shared) + self.rows // self.below * self.shared
+
+
+CASES = (
+    Case("decode 32 x 300", 32, 1, 300),
+    Case("decode 32 x (1000 + 60)", 32, 1, 1056, 992, 32),
+    Case("decode 64 x (1000 + 60)", 64, 1, 1056, 992, 64),
+    Case("decode 1 x 4k", 1, 1, 4000),
+    Case("decode 1 x 32k", 1, 1, 32768),
+    Case("decode 4 x 4 x (400 + 52)", 16, 1, 452, 400, 4),
+    Case("extend 60 x 64 over 1000", 64, 60, 1060, 992, 64),
+    Case("extend 2048 over 2000", 1, 2048, 4048),
+    Case("prefill 2048", 1, 2048, 2048),
+)
 
 
 @dataclass(frozen=True)
-class Setting:
-    dtype: torch.dtype
-    threads: int
+class Work:
+    """`count` times the same: `flops` operations, `moved` bytes at least. `kernels`: what does it
+    all, ours first."""
+
+    name: str
+    count: int
+    flops: float
+    moved: float
+    kernels: dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`seconds`: of one of what was done `count` times."""
+
+    name: str
+    kernel: str
     seconds: float
-    """For all kernels of one shape and number of rows."""
-    alone: bool = False
-    """Only our own."""
+    gflops: float
+    gbs: float
+    floor: float
 
 
-class Bench:
-    """Measures shape by shape; the best rate and bandwidth seen make the floors."""
+def products(
+    layer: str, shape: tuple[int, int], rows: Sequence[int], dtype: torch.dtype, team: Team
+) -> Iterator[Work]:
+    """Passes over many weights of one shape, at each number of rows."""
+    (outputs, inputs), library = shape, load()
+    size = outputs * inputs * dtype.itemsize
+    gated, arena = layer == "gate_up", Arena()
+    weights = [
+        (torch.randn(outputs, inputs) * 0.05).to(dtype)
+        for _ in range(max(1, min(ROTATED // size, 400)))
+    ]
+    packed = [PackedLinear(library, team, one, gated=gated, arena=arena) for one in weights]
+    for count in rows:
+        flops = 2.0 * count * outputs * inputs
+        length = max(1, min(len(weights), int(PASS_FLOPS / flops)))
+        x = _spread(torch.randn(count, inputs).to(dtype))
+        out = torch.empty(count, outputs // 2 if gated else outputs, dtype=dtype)
+        kernels: dict[str, Callable[[], object]] = {
+            "native": partial(
+                Products(packed[:length]).multiply,
+                Epilogue.SILU_MUL if gated else Epilogue.STORE,
+                x,
+                out,
+            ),
+            "torch": partial(_linear, x, weights[:length]),
+        }
+        yield Work(f"{layer} {outputs} x {inputs}, {count} rows", length, flops, size, kernels)
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        torch.set_num_threads(setting.threads)
-        self._library = load()
-        self._team = Team(self._library, setting.threads)
-        self.read_bandwidth = read_bandwidth(setting.threads, setting.seconds, READ_BYTES, None)
 
-    def shape(self, model: str, shape: Shape, rows: Sequence[int]) -> Iterator[Result]:
-        size = shape.outputs * shape.inputs * self._setting.dtype.itemsize
-        weights = [
-            (torch.randn(shape.outputs, shape.inputs) * 0.05).to(self._setting.dtype)
-            for _ in range(max(1, min(ROTATED // size, 400)))
-        ]
-        gated = shape.name == "gate_up"
-        arena = Arena()
-        packed = [
-            PackedLinear(self._library, self._team, one, gated=gated, arena=arena)
-            for one in weights
-        ]
-        for count in rows:
-            yield from self._rows(model, shape, count, weights, packed)
-
-    def _rows(
-        self,
-        model: str,
-        shape: Shape,
-        rows: int,
-        weights: list[Tensor],
-        packed: list[PackedLinear],
-    ) -> Iterator[Result]:
-        flops = 2.0 * rows * shape.outputs * shape.inputs
-        size = shape.outputs * shape.inputs * self._setting.dtype.itemsize
-        guess = max(size / self.read_bandwidth, flops / 1e12)
-        # A pass goes over some of the weights, the next one over those behind them.
-        length = max(1, min(len(weights), int(PASS_SECONDS / guess)))
-        x = torch.randn(rows, shape.inputs).to(self._setting.dtype)
-        kernels: dict[str, Callable[[], object]] = {"native": self._native(x, packed, length)}
-        if not self._setting.alone:
-            kernels["torch"] = _torch(x, weights, length)
-            reordered = _reordered(x, weights, length)
-            if reordered is not None:
-                kernels["packed"] = reordered
-        best = best_in_turns(kernels, self._setting.seconds)
-        for kernel, seconds in best.items():
-            seconds /= length
-            yield Result(
-                model,
-                shape.name,
-                shape.outputs,
-                shape.inputs,
-                rows,
-                kernel,
-                seconds,
-                flops / seconds / 1e9,
-                size / seconds / 1e9,
-            )
-
-    def _native(self, x: Tensor, packed: list[PackedLinear], length: int) -> Callable[[], object]:
-        epilogue = Epilogue.SILU_MUL if packed[0].gated else Epilogue.STORE
-        columns = packed[0].outputs // (2 if packed[0].gated else 1)
-        out = torch.empty(x.shape[0], columns, dtype=x.dtype)
-        x = _spread(x)
-        parts = [Products(part) for part in _parts(packed, length)]
-        turn = _turns(parts)
-        return lambda: next(turn).multiply(epilogue, x, out)
+def _linear(x: Tensor, weights: Sequence[Tensor]) -> None:
+    for weight in weights:
+        torch.nn.functional.linear(x, weight)
 
 
 def _spread(x: Tensor) -> Tensor:
@@ -186,148 +176,128 @@ def _spread(x: Tensor) -> Tensor:
     return torch.zeros(x.shape[0], stride, dtype=x.dtype)[:, : x.shape[1]].copy_(x)
 
 
-def _parts(all_of_them: list[Any], length: int) -> list[list[Any]]:
-    count = len(all_of_them) // length
-    return [all_of_them[i * length : (i + 1) * length] for i in range(count)]
+def attention(
+    case: Case, heads: Heads, dtype: torch.dtype, team: Team, library: ctypes.CDLL
+) -> Work:
+    """A step over some layers of a paged cache, with blocks in random order."""
+    tables = block_tables(case)
+    layer_bytes = 2 * case.distinct * heads.kv * heads.dim * dtype.itemsize
+    layers = int(np.clip(CACHED_BYTES / layer_bytes, 1, MOST_LAYERS))
+    if case.pairs > 1e6:
+        layers = 1  # computes longer than it reads
+    cache = torch.randn(layers, 2, tables.size, BLOCK_SIZE, heads.kv, heads.dim).to(dtype)
+    q = torch.randn(case.rows * case.new, heads.query, heads.dim).to(dtype)
+    batch = AttentionBatch(
+        row_start=np.arange(case.rows + 1, dtype=np.int32) * case.new,
+        context_len=np.full(case.rows, case.context, np.int32),
+        block_tables=tables,
+        block_size=BLOCK_SIZE,
+        num_heads=heads.query,
+        num_kv_heads=heads.kv,
+        head_dim=heads.dim,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    decodes = np.full(case.rows, case.new == 1)
+    shared = shared_runs(tables, batch.context_len, decodes, BLOCK_SIZE)
+    runs = [(run.begin, run.end, run.low, run.high) for run in shared]
+    keys, values, out = *laid_out(cache[:, 0], cache[:, 1]), torch.empty_like(q)
+    plan = plan_attention(batch, None)
+
+    def reference() -> Tensor:
+        for layer in cache:
+            found, _ = paged_attention(q, layer[0], layer[1], plan)
+        return found
+
+    kernels: dict[str, Callable[[], object]] = {
+        "native": lambda: attend(library, team.handle, q, keys, values, batch, runs=runs, out=out),
+        "reference": reference,
+    }
+    flops = 4.0 * heads.query * heads.dim * case.pairs
+    return Work(case.name, layers, flops, layer_bytes, kernels)
 
 
-def _turns(parts: list[Any]) -> Iterator[Any]:
-    while True:
-        yield from parts
+def block_tables(case: Case) -> np.ndarray:
+    """Blocks in random order, those of what is shared in common."""
+    if case.shared % BLOCK_SIZE:
+        raise ValueError(f"{case.shared} shared tokens in blocks of {BLOCK_SIZE}")
+    needed, common = -(-case.context // BLOCK_SIZE), case.shared // BLOCK_SIZE
+    free = np.random.default_rng(0).permutation(case.rows * needed)
+    tables = free.reshape(case.rows, needed).astype(np.int32)
+    for first in range(0, case.rows, case.below):
+        tables[first : first + case.below, :common] = tables[first, :common]
+    return tables
 
 
-def _torch(x: Tensor, weights: list[Tensor], length: int) -> Callable[[], object]:
-    turn = _turns(_parts(weights, length))
-
-    def work() -> None:
-        for weight in next(turn):
-            torch.nn.functional.linear(x, weight)
-
-    return work
-
-
-def _reordered(x: Tensor, weights: list[Tensor], length: int) -> Callable[[], object] | None:
-    """None where this build of torch has no oneDNN or does not reorder."""
-    operators = torch.ops.mkldnn
-    try:
-        again = [operators._reorder_linear_weight(weight, x.shape[0]) for weight in weights]
-        operators._linear_pointwise(x, again[0], None, "none", [], "")
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return None
-    turn = _turns(_parts(again, length))
-
-    def work() -> None:
-        for weight in next(turn):
-            operators._linear_pointwise(x, weight, None, "none", [], "")
-
-    return work
-
-
-def best_in_turns(kernels: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Seconds of the best call of each."""
-    best = dict.fromkeys(kernels, float("inf"))
-    for work in kernels.values():
-        work()
-    rounds, end = 0, time.perf_counter() + seconds
-    while rounds < 3 or time.perf_counter() < end:
-        for name, work in kernels.items():
-            with _rest():
-                started = time.perf_counter()
-                while time.perf_counter() - started < seconds / 20:
-                    before = time.perf_counter()
-                    work()
-                    best[name] = min(best[name], time.perf_counter() - before)
-        rounds += 1
-    return best
-
-
-@contextmanager
-def _rest() -> Iterator[None]:
-    """Let the threads of whoever ran before fall asleep."""
-    time.sleep(SPIN_SECONDS)
-    yield
-
-
-def with_floors(results: list[Result], bandwidth: float) -> tuple[list[Result], dict[str, float]]:
-    """Each beside the largest rate and bandwidth that any of them, or reading alone, reached."""
-    rate = max(result.gflops for result in results) * 1e9
-    bandwidth = max(bandwidth, *(result.weight_gbs * 1e9 for result in results))
-    found = []
-    for one in results:
-        flops = 2.0 * one.rows * one.outputs * one.inputs
-        floor = max(one.weight_gbs * 1e9 * one.seconds / bandwidth, flops / rate)
-        found.append(Result(**(asdict(one) | {"floor": floor / one.seconds})))
-    return found, {"rate": rate, "read_bandwidth": bandwidth}
-
-
-def show(results: list[Result], console: Console) -> None:
-    shapes = dict.fromkeys((r.model, r.shape, r.outputs, r.inputs) for r in results)
-    for model, shape, outputs, inputs in shapes:
-        rows: dict[str, dict[str, Any]] = {}
-        for result in results:
-            if (result.model, result.shape) == (model, shape):
-                rows.setdefault(str(result.rows), {})[result.kernel] = result
-        console.print(kernel_table(f"{model} {shape}: {outputs} x {inputs}", "rows", rows))
-
-
-def kernel_table(title: str, first: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row per name, of the results by kernel: time, rates, share of the floor."""
-    kernels = list(dict.fromkeys(kernel for by in rows.values() for kernel in by))
-    units = ("us", "GFLOP/s", "GB/s", "of floor")
-    columns = [f"{kernel}\n{unit}" for kernel in kernels for unit in units]
-    table = new_table(title, first, *columns, "best other\n/ native")
-    for name, by in rows.items():
-        cells = [name]
-        for kernel in kernels:
-            one = by.get(kernel)
-            cells += ["", "", "", ""] if one is None else _cells(one)
-        others = [one.seconds for kernel, one in by.items() if kernel != "native"]
-        cells.append(f"{min(others) / by['native'].seconds:.2f}" if others else "")
-        table.add_row(*cells)
-    return table
-
-
-def _cells(one: Any) -> list[str]:
+def measure(work: Work, seconds: float, rate: float, bandwidth: float) -> list[Result]:
+    """The best time of each kernel. They take turns, and let the others' threads fall asleep."""
+    best = dict.fromkeys(work.kernels, float("inf"))
+    end = time.perf_counter() + seconds
+    while float("inf") in best.values() or time.perf_counter() < end:
+        for kernel, run in work.kernels.items():
+            time.sleep(SPIN_SECONDS)
+            best[kernel] = min(best[kernel], best_seconds(run, seconds / 20) / work.count)
+    floor = max(work.moved / bandwidth, work.flops / rate)
     return [
-        f"{one.seconds * 1e6:,.1f}",
-        f"{one.gflops:,.0f}",
-        f"{one.gbs:.1f}",
-        f"{100 * (one.floor or 0):.0f} %",
+        Result(work.name, kernel, s, work.flops / s / 1e9, work.moved / s / 1e9, floor / s)
+        for kernel, s in best.items()
     ]
+
+
+def table_of(title: str, results: Sequence[Result]) -> Table:
+    """A row per result; `native x`: how many times as fast ours is."""
+    table = new_table(title, "", "kernel", "us", "GFLOP/s", "GB/s", "of floor", "native x")
+    ours = {one.name: one.seconds for one in results if one.kernel == "native"}
+    for one in results:
+        numbers = f"{one.seconds * 1e6:,.1f}", f"{one.gflops:,.0f}", f"{one.gbs:.1f}"
+        times = f"{one.seconds / ours[one.name]:.2f}"
+        table.add_row(one.name, one.kernel, *numbers, f"{one.floor:.0%}", times)
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="all cores")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--models", nargs="+", default=["150m", "15m"], choices=list(SHAPES))
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="of these names (all)")
-    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
-    parser.add_argument("--seconds", type=float, default=0.6, help="for a shape and number of rows")
-    parser.add_argument("--alone", action="store_true", help="only our own kernels")
-    args = parser.parse_args()
-    setting = Setting(getattr(torch, args.dtype), args.threads, args.seconds, args.alone)
-    console, report = console_of(170), Report("cpu_kernels")
-    results: list[Result] = []
-    with torch.inference_mode():
-        bench = Bench(setting)
-        for model in args.models:
-            for shape in SHAPES[model]:
-                if not args.shapes or shape.name in args.shapes:
-                    results += bench.shape(model, shape, args.rows)
-    if not results:
-        parser.error("no shape of that name")
-    results, ceilings = with_floors(results, bench.read_bandwidth)
-    show(results, console)
-    console.print(
-        f"{args.threads} threads, {args.dtype}; best rate {ceilings['rate'] / 1e9:,.0f} GFLOP/s, "
-        f"bandwidth {ceilings['read_bandwidth'] / 1e9:.1f} GB/s; {report.foreign_line()}"
+    option = parser.add_argument
+    option("--json", type=Path, help="write the results here as well")
+    option("--threads", type=int, default=usable_cores(), help="all cores")
+    option("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    option(
+        "--parts", nargs="+", choices=("products", "attention"), default=("products", "attention")
     )
-    report.found |= {"threads": args.threads, "dtype": args.dtype, **ceilings}
-    report.add("results", results)
+    option("--models", nargs="+", default=["150m", "15m"], choices=list(SHAPES))
+    option("--rows", nargs="+", type=int, default=list(ROWS))
+    option("--heads", nargs=3, type=int, default=[12, 4, 64], metavar=("Q", "KV", "D"))
+    option("--seconds", type=float, default=1.0, help="for each product and step")
+    args = parser.parse_args()
+    dtype, heads = getattr(torch, args.dtype), Heads(*args.heads)
+    console, report, library = console_of(110), Report("cpu_kernels"), load()
+    with torch.inference_mode():
+        rate = max(product_rates(dtype, args.threads, args.seconds, library).values())
+        bandwidth = read_bandwidth(args.threads, args.seconds, READ_BYTES, library)
+        team, limits = Team(library, args.threads), (args.seconds, rate, bandwidth)
+        for model in args.models if "products" in args.parts else ():
+            results = [
+                one
+                for layer, shape in SHAPES[model].items()
+                for work in products(layer, shape, args.rows, dtype, team)
+                for one in measure(work, *limits)
+            ]
+            report.add(model, results)
+            console.print(table_of(f"Products of {model}", results))
+        if "attention" in args.parts:
+            steps = (attention(case, heads, dtype, team, library) for case in CASES)
+            results = [one for work in steps for one in measure(work, *limits)]
+            report.add("attention", results)
+            console.print(table_of("Attention, a layer of a step", results))
+    console.print(
+        f"{args.threads} threads, {args.dtype}, {heads.query} / {heads.kv} heads of {heads.dim}; "
+        f"a large product {rate / 1e9:,.0f} GFLOP/s, bandwidth {bandwidth / 1e9:.1f} GB/s; "
+        f"{report.foreign_line()}"
+    )
+    report.found |= {"threads": args.threads, "dtype": args.dtype, "heads": asdict(heads)}
+    report.found |= {"rate": rate, "read_bandwidth": bandwidth}
     report.write(args.json)
 
 

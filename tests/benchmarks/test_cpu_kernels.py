@@ -1,68 +1,88 @@
-"""The benchmark of linear layers: floors by hand, and a short run of all of it."""
+"""The benchmark of kernels on a CPU: cases by brute force, floors by hand, a short run."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import cpu_kernels
-from benchmarks.cpu_kernels import Result, Shape, with_floors
+from benchmarks.cpu_kernels import Case, Work, attention, block_tables, measure
+from rootlace.kernels.native.handles import Team
+from rootlace.runtime.doctor import ceilings
+from rootlace.runtime.doctor.ceilings import Heads
 from tests.native import native_library
 
+CASES = (
+    Case("decode", 3, 1, 37),
+    Case("decode shared", 4, 1, 40, 32, 2),
+    Case("extend", 2, 5, 21),
+    Case("extend shared", 4, 5, 21, 16, 4),
+)
 
-def result(kernel: str, rows: int, seconds: float) -> Result:
-    """Of 1000 x 1000 bfloat16 weights."""
-    flops, size = 2e6 * rows, 2e6
-    return Result(
-        "m", "s", 1000, 1000, rows, kernel, seconds, flops / seconds / 1e9, size / seconds / 1e9
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_counts_what_is_computed_and_read(case: Case) -> None:
+    seen = sum(
+        position + 1
+        for _ in range(case.rows)
+        for position in range(case.context - case.new, case.context)
     )
+    assert case.pairs == seen
+    slots = {
+        int(table[position // 16]) * 16 + position % 16
+        for table in block_tables(case)
+        for position in range(case.context)
+    }
+    assert case.distinct == len(slots)
 
 
-def test_the_floor_is_the_larger_of_reading_and_computing() -> None:
-    results = [
-        result("native", 1, 1e-4),  # 20 GB/s
-        result("torch", 1, 2e-4),
-        result("native", 1000, 2e-3),  # 1,000 GFLOP/s
-        result("torch", 1000, 8e-3),
-    ]
-    found, ceilings = with_floors(results, bandwidth=40e9)
-    assert ceilings == {"rate": 1e12, "read_bandwidth": 40e9}
-    assert [one.floor for one in found] == pytest.approx([0.5, 0.25, 1.0, 0.25])
-    assert [replace(one, floor=None) for one in found] == results
+@pytest.mark.parametrize("case", CASES)
+def test_both_kernels_compute_the_same(case: Case) -> None:
+    library = native_library()
+    work = attention(case, Heads(4, 2, 16), torch.float32, Team(library, 1), library)
+    native, reference = (kernel() for kernel in work.kernels.values())
+    assert isinstance(native, torch.Tensor) and isinstance(reference, torch.Tensor)
+    torch.testing.assert_close(native, reference, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_kernel_read_is_bandwidth_too() -> None:
-    found, ceilings = with_floors([result("native", 1, 1e-4)], bandwidth=1e9)
-    assert ceilings["read_bandwidth"] == pytest.approx(20e9)
-    assert found[0].floor == pytest.approx(1)
+@pytest.mark.parametrize(("rate", "bandwidth", "floor"), [(1e9, 1e12, 3.0), (1e12, 1e6, 5.0)])
+def test_the_floor_is_the_larger_of_reading_and_computing(
+    rate: float, bandwidth: float, floor: float
+) -> None:
+    (found,) = measure(Work("w", 2, 3e9, 5e6, {"native": lambda: None}), 0.001, rate, bandwidth)
+    assert found.floor * found.seconds == pytest.approx(floor)
+    assert found.gflops * found.seconds == pytest.approx(3)
+    assert found.gbs * found.seconds == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_short_run_measures_every_shape_and_writes_json(
+def test_a_short_run_measures_everything_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
     native_library()
-    shapes = {"tiny": (Shape("gate_up", 64, 32), Shape("down", 32, 50))}
-    monkeypatch.setattr(cpu_kernels, "SHAPES", shapes)
-    monkeypatch.setattr(cpu_kernels, "ROTATED", 1 << 16)
-    monkeypatch.setattr(cpu_kernels, "READ_BYTES", 1 << 16)
+    monkeypatch.setattr(cpu_kernels, "SHAPES", {"tiny": {"gate_up": (64, 32), "down": (32, 50)}})
+    monkeypatch.setattr(cpu_kernels, "CASES", CASES)
+    for name in ("ROTATED", "CACHED_BYTES", "READ_BYTES"):
+        monkeypatch.setattr(cpu_kernels, name, 1 << 16)
+    monkeypatch.setattr(ceilings, "SIDE", 64)
     path = tmp_path / "kernels.json"
     threads = torch.get_num_threads()
-    arguments = f"x --threads {threads} --seconds 0.001 --rows 1 3 --models tiny --dtype {dtype}"
-    monkeypatch.setattr(sys, "argv", [*arguments.split(), "--json", str(path)])
+    arguments = f"x --threads {threads} --seconds 0.001 --rows 1 3 --models tiny --heads 4 2 16"
+    monkeypatch.setattr(sys, "argv", [*arguments.split(), "--dtype", dtype, "--json", str(path)])
     cpu_kernels.main()
     report = json.loads(path.read_text())
     assert report["benchmark"] == "cpu_kernels" and report["dtype"] == dtype
-    found = {(one["shape"], one["rows"], one["kernel"]) for one in report["results"]}
-    for shape in ("gate_up", "down"):
-        for rows in (1, 3):
-            assert {(shape, rows, "native"), (shape, rows, "torch")} <= found
-    # The best of all has its own rate for a ceiling: 1, but for rounding.
-    assert all(0 < one["floor"] <= 1 + 1e-9 for one in report["results"])
-    assert all(one["seconds"] > 0 for one in report["results"])
-    assert "tiny gate_up: 64 x 32" in capsys.readouterr().out
+    names = ("gate_up 64 x 32, 1 rows", "gate_up 64 x 32, 3 rows")
+    names += ("down 32 x 50, 1 rows", "down 32 x 50, 3 rows")
+    found = {(one["name"], one["kernel"]) for one in report["tiny"]}
+    assert found == {(name, kernel) for name in names for kernel in ("native", "torch")}
+    found = {(one["name"], one["kernel"]) for one in report["attention"]}
+    assert found == {(case.name, kernel) for case in CASES for kernel in ("native", "reference")}
+    results = report["tiny"] + report["attention"]
+    assert all(one["seconds"] > 0 and one["floor"] > 0 for one in results)
+    printed = capsys.readouterr().out
+    assert "down 32 x 50, 3 rows" in printed and "decode shared" in printed
