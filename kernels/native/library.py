@@ -101,7 +101,24 @@ class Step(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Linear, Layer, Model, Rows, Step)
+class Edits(ctypes.Structure):
+    _fields_ = [
+        ("bias_start", c_void_p),
+        ("bias_token", c_void_p),
+        ("bias", c_void_p),
+        ("mask_table", c_void_p),
+        ("mask_words", c_int64),
+        ("mask_row", c_void_p),
+        ("seen_start", c_void_p),
+        ("seen_token", c_void_p),
+        ("seen_count", c_void_p),
+        ("repetition_penalty", c_void_p),
+        ("frequency_penalty", c_void_p),
+        ("presence_penalty", c_void_p),
+    ]
+
+
+STRUCTURES = (Linear, Layer, Model, Rows, Step, Edits)
 
 
 class Status(c_int32):
@@ -125,12 +142,12 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_workspace_free": (None, [c_void_p]),
     "rl_forward": (Status, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "rl_logits": (Status, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
-    "rl_draw": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_pick": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_scores": (
         Status,
         [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p],
     ),
-    "rl_best": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "rl_edit": (Status, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "rl_team_try": (c_int64, [c_void_p, c_int32, c_int32, c_int64, c_void_p]),
     "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),
     "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32]),

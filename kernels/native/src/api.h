@@ -95,29 +95,47 @@ void rl_workspace_free(RlWorkspace* workspace);
 // All layers. `team` (here and below) is a rootlace::Team*.
 int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
 
-// hidden[rows, hidden] -> logits[rows, vocab], and, unless `tokens` is null, what `rl_best` finds in
-// them. Where there are `masks` (as in rl_best), logits that they exclude may be left as they are.
+// hidden[rows, hidden] -> logits[rows, vocab], and, unless `tokens` is null, the best token of each
+// row: the largest logit, the smallest id among equals; -1 where it is not finite or a logit is NaN.
+// Where there are `masks`, of the tokens that each row's allows: masks[row] is the address of
+// ceil(vocab / 32) words (bit i of word w is token 32 w + i), or 0 where all are; logits that they
+// exclude may be left as they are.
 int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
                   const int64_t* masks, float* logits, int32_t* tokens);
 
-// The largest of each of `rows` rows of `vocab`, the smallest id among equals; -1 where it is not
-// finite or a number of the row is NaN. Where there are `masks`, of the tokens that each row's
-// allows: masks[row] is the address of ceil(vocab / 32) words (bit i of word w is token 32 w + i),
-// or 0 where all are.
-int32_t rl_best(void* team, const float* logits, int32_t rows, int32_t vocab, const int64_t* masks,
-                int32_t* tokens);
-
-// How a row is sampled; neutral: top_k the vocabulary's size or more, top_p 1, min_p 0.
-struct RlDraw {
-  double temperature;  // 0: the row's best token, as rl_best finds it
-  double top_p, min_p;
-  int64_t seed, position;  // what the token is decided by
-  int64_t mask;            // as in rl_best
-  int32_t top_k, unused;
+// `LogitEdits` of kernels/interface.py, whose arrays have those names; null: nothing of that kind.
+struct RlEdits {
+  const int32_t *bias_start, *bias_token;
+  const float* bias;
+  const int32_t* mask_table;
+  int64_t mask_words;  // of a row of the table
+  const int32_t* mask_row;
+  const int32_t *seen_start, *seen_token, *seen_count;
+  const float* repetition_penalty;
+  const double *frequency_penalty, *presence_penalty;
 };
 
-// One token of each of `rows` rows of `vocab`; -1 where no distribution is left.
-int32_t rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab, const RlDraw* draws,
+// logits[rows, vocab] with the edits -> out[rows, vocab].
+int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab, const RlEdits* edits,
+                float* out);
+
+// A number per row, `apart` bytes from one to the next.
+struct RlColumn {
+  const void* first;
+  int64_t apart;
+};
+
+// `PickRows` of kernels/interface.py.
+struct RlPicks {
+  RlColumn temperature, top_p, min_p;  // double
+  RlColumn seed, position;             // int64_t
+  RlColumn top_k;                      // int32_t
+  const int32_t* mask_table;           // rows of ceil(vocab / 32) words
+  RlColumn mask_row;                   // int32_t, -1: everything is allowed; null: in all rows
+};
+
+// One token of each of `rows` rows of `vocab`; -1 where there is no distribution.
+int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab, const RlPicks* picks,
                 int32_t* tokens);
 
 // Of each of `rows` rows of `vocab`: the log-probability of its token, NaN for a token that there is
@@ -134,7 +152,7 @@ int32_t rl_prepare();
 // or "generic"; "amx-twin" where tests have the tile unit emulated.
 const char* rl_instructions();
 
-// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep: what a mirror of them is checked against.
+// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits: what a mirror of them is checked against.
 void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

@@ -69,6 +69,33 @@ inline double sum(Wide v) {
   return total;
 }
 
+// How a row is sampled.
+struct Draw {
+  double temperature, top_p, min_p;
+  int64_t seed, position;
+  int64_t mask;  // where it lies, 0: none
+  int32_t top_k;
+};
+
+template <class T>
+T number(const RlColumn& column, int row) {
+  T found;
+  std::memcpy(&found, static_cast<const char*>(column.first) + row * column.apart, sizeof found);
+  return found;
+}
+
+Draw draw_of(const RlPicks& picks, int row, int vocab) {
+  int64_t mask = 0;
+  if (picks.mask_row.first) {
+    int64_t at = number<int32_t>(picks.mask_row, row), words = (vocab + 31) / 32;
+    if (at >= 0) mask = reinterpret_cast<intptr_t>(picks.mask_table + at * words);
+  }
+  return {number<double>(picks.temperature, row), number<double>(picks.top_p, row),
+          number<double>(picks.min_p, row),       number<int64_t>(picks.seed, row),
+          number<int64_t>(picks.position, row),   mask,
+          number<int32_t>(picks.top_k, row)};
+}
+
 struct Token {
   float logit;
   int id;
@@ -101,7 +128,7 @@ struct Space {
 
 class Row {
  public:
-  Row(const float* x, int size, const RlDraw& draw, Space space)
+  Row(const float* x, int size, const Draw& draw, Space space)
       : x_(x), size_(size), draw_(draw), space_(space) {
     mask_ = reinterpret_cast<const int32_t*>(static_cast<intptr_t>(draw.mask));
     inverse_ = std::min(1.0 / draw.temperature, DBL_MAX);
@@ -222,7 +249,7 @@ class Row {
     if (!by_rank && !by_mass) return {};
     double mass = 0;
     if (!by_rank) {  // top-p refers to all tokens, also those that min-p takes away
-      RlDraw plain = draw_;
+      Draw plain = draw_;
       plain.min_p = 0;
       mass = Row(*this, plain).weigh({});
     }
@@ -268,7 +295,7 @@ class Row {
     return {};
   }
 
-  Row(const Row& other, const RlDraw& draw) : Row(other.x_, other.size_, draw, other.space_) {
+  Row(const Row& other, const Draw& draw) : Row(other.x_, other.size_, draw, other.space_) {
     most_ = other.most_;
   }
 
@@ -327,7 +354,7 @@ class Row {
 
   const float* x_;
   int size_;
-  const RlDraw& draw_;
+  const Draw& draw_;
   Space space_;
   const int32_t* mask_;
   double inverse_;
@@ -337,18 +364,19 @@ class Row {
 }  // namespace
 }  // namespace rootlace
 
-extern "C" int32_t rl_draw(void* team, const float* logits, int32_t rows, int32_t vocab,
-                           const RlDraw* draws, int32_t* tokens) {
+extern "C" int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab,
+                           const RlPicks* picks, int32_t* tokens) {
   using namespace rootlace;
   auto region = [&](Crew& crew) {
     crew.each(rows, [&](int row) {
       const float* x = logits + static_cast<int64_t>(row) * vocab;
-      if (draws[row].temperature <= 0) {
-        tokens[row] = best(x, vocab, draws[row].mask);
+      Draw draw = draw_of(*picks, row, vocab);
+      if (draw.temperature <= 0) {
+        tokens[row] = best(x, vocab, draw.mask);
         return;
       }
       Space space(crew.scratch(Space::bytes(vocab)), vocab);
-      tokens[row] = Row(x, vocab, draws[row], space).pick();
+      tokens[row] = Row(x, vocab, draw, space).pick();
     });
   };
   return guarded([&] { static_cast<Team*>(team)->run(region); });

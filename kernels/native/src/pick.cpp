@@ -6,7 +6,6 @@
 
 #include "api.h"
 #include "elementwise.h"
-#include "guard.h"
 #include "team.h"
 #include "vec.h"
 
@@ -81,12 +80,3 @@ void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* m
 }
 
 }  // namespace rootlace
-
-extern "C" int32_t rl_best(void* team, const float* logits, int32_t rows, int32_t vocab,
-                           const int64_t* masks, int32_t* tokens) {
-  using namespace rootlace;
-  return guarded([&] {
-    static_cast<Team*>(team)->run(
-        [&](Crew& crew) { best(crew, logits, rows, vocab, masks, tokens); });
-  });
-}

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rootlace.kernels.interface import PickRows
+from rootlace.kernels.interface import PickRows, PickTokens
 from rootlace.kernels.reference import REFERENCE
 
 
-def greedy_tokens(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> torch.Tensor:
+def greedy_tokens(
+    logits: torch.Tensor,
+    masks: Sequence[np.ndarray | None],
+    pick: PickTokens = REFERENCE.pick_tokens,
+) -> torch.Tensor:
     """The best token of each row of logits [R, V], among those that its mask allows."""
     count, vocab = logits.shape
     none = np.full(-(-vocab // 32), -1, np.int32)
@@ -27,4 +31,4 @@ def greedy_tokens(logits: torch.Tensor, masks: Sequence[np.ndarray | None]) -> t
         mask_table=torch.from_numpy(table),
         mask_row=torch.arange(count),
     )
-    return REFERENCE.pick_tokens(logits, rows, "greedy")
+    return pick(logits, rows, "greedy")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.pick_tokens import NativePickTokens
 from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, library_for
 
@@ -19,19 +20,8 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
 
 
 def best(library: ctypes.CDLL, logits: np.ndarray, masks: list[np.ndarray | None]) -> list[int]:
-    rows, vocab = logits.shape
-    where = np.array([0 if mask is None else mask.ctypes.data for mask in masks], np.int64)
-    tokens = np.full(rows, -7, np.int32)
-    team = Team(library, 2)
-    library.rl_best(
-        team.handle,
-        logits.ctypes.data,
-        rows,
-        vocab,
-        where.ctypes.data,
-        tokens.ctypes.data,
-    )
-    return tokens.tolist()
+    pick = NativePickTokens(library, Team(library, 2))
+    return greedy_tokens(torch.from_numpy(logits), masks, pick).tolist()
 
 
 @pytest.mark.slow

@@ -1,0 +1,60 @@
+// What happens to logits before sampling: the rule is that of kernels/reference/logits.py.
+#include <cmath>
+#include <cstring>
+
+#include "api.h"
+#include "guard.h"
+#include "team.h"
+
+namespace rootlace {
+namespace {
+
+constexpr int WORD = 32;  // tokens per word of a mask
+
+void mask(const int32_t* words, int64_t count, int vocab, float* x) {
+  for (int start = 0; start < vocab; start += WORD) {
+    uint32_t bits = start / WORD < count ? static_cast<uint32_t>(words[start / WORD]) : 0;
+    if (!~bits) continue;
+    for (int i = 0; i < WORD && start + i < vocab; i++)
+      if (!(bits >> i & 1)) x[start + i] = -INFINITY;
+  }
+}
+
+void edit(const RlEdits& edits, int row, int vocab, float* x) {
+  if (edits.bias_start) {
+    for (int i = edits.bias_start[row]; i < edits.bias_start[row + 1]; i++) {
+      float& logit = x[edits.bias_token[i]];
+      bool banned = edits.bias[i] == -INFINITY;  // whatever the logit is
+      logit = banned ? -INFINITY : logit + edits.bias[i];
+    }
+  }
+  if (edits.mask_row && edits.mask_row[row] >= 0)
+    mask(edits.mask_table + edits.mask_row[row] * edits.mask_words, edits.mask_words, vocab, x);
+  if (!edits.seen_start) return;
+  float repetition = edits.repetition_penalty[row];
+  double frequency = edits.frequency_penalty[row], presence = edits.presence_penalty[row];
+  for (int i = edits.seen_start[row]; i < edits.seen_start[row + 1]; i++) {
+    float& logit = x[edits.seen_token[i]];
+    logit = logit > 0 ? logit / repetition : logit * repetition;
+    int count = edits.seen_count[i];
+    if (count <= 0) continue;
+    volatile double product = frequency * count;  // rounded by itself, as the rule has it
+    logit -= static_cast<float>(product + presence);
+  }
+}
+
+}  // namespace
+}  // namespace rootlace
+
+extern "C" int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab,
+                           const RlEdits* edits, float* out) {
+  using namespace rootlace;
+  auto region = [&](Crew& crew) {
+    crew.each(rows, [&](int row) {
+      int64_t start = static_cast<int64_t>(row) * vocab;
+      std::memcpy(out + start, logits + start, sizeof(float) * vocab);
+      edit(*edits, row, vocab, out + start);
+    });
+  };
+  return guarded([&] { static_cast<Team*>(team)->run(region); });
+}
