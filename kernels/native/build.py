@@ -30,6 +30,7 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
     "-Wno-psabi",
+    "-fno-schedule-insns",  # GCC for ARM would load far ahead, and keep sums in memory
 )
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all of this processor; the first that one understands."""

@@ -31,7 +31,11 @@ _X86 = (
     InstructionSet("avx2", _V3, ("-march=x86-64-v3",)),
     InstructionSet("generic", frozenset(), ("-march=x86-64",)),
 )
-_ARM = (InstructionSet("neon", frozenset({"asimd"}), ("-march=armv8-a",)),)
+_NEON = frozenset({"asimd"})
+_ARM = (
+    InstructionSet("neon-bf16", _NEON | {"bf16"}, ("-march=armv8.2-a+bf16",)),
+    InstructionSet("neon", _NEON, ("-march=armv8-a",)),
+)
 INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 """By architecture, as `platform.machine()` calls it; the best first."""
 

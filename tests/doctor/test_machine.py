@@ -44,7 +44,7 @@ def test_a_processor(tmp_path: Path) -> None:
 
 def test_a_processor_of_another_kind(tmp_path: Path) -> None:
     found = read_processor(cpuinfo(tmp_path, NEOVERSE), "aarch64")
-    assert names(found.has) == ["neon"] and not found.lacks
+    assert names(found.has) == ["neon-bf16", "neon"] and not found.lacks
 
 
 def test_a_system_that_tells_nothing(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ int32_t rl_scores(void* team, const float* logits, int32_t rows, int32_t vocab,
 // the other functions may be called.
 int32_t rl_prepare();
 
-// The instruction set that this library computes with: "amx", "avx512-bf16", "avx512", "avx2", "neon"
-// or "generic"; "amx-twin" where tests have the tile unit emulated.
+// The instruction set that this library computes with: "amx", "avx512-bf16", "avx512", "avx2",
+// "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 const char* rl_instructions();
 
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits: what a mirror of them is checked against.

@@ -40,13 +40,7 @@ struct Row {
 template <int ROWS, int COLUMNS, class Panel>
 [[gnu::always_inline]] inline void step_at(const float* a, size_t lda, Panel at,
                                            Sums<ROWS, COLUMNS>& sums) {
-  Native panel[COLUMNS];
-#pragma GCC unroll 16
-  for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<Native>(at(j));
-#pragma GCC unroll 16
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++) sums.at[i][j] += a[i * lda] * panel[j];
+  Isa::add_numbers(sums.at, at, [&](int i) { return a[i * lda]; });
 }
 
 template <int ROWS, int COLUMNS, class Panel>

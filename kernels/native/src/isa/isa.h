@@ -5,7 +5,12 @@
 // registers, and the functions of plain.h. `TileUnit`, where `HAS_TILES`, multiplies tiles.
 #pragma once
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#if defined(ROOTLACE_VECTORS)
+#include "twins.h"
+namespace rootlace {
+using Isa = ROOTLACE_VECTORS;
+}
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #include "avx512.h"
 #elif defined(__AVX2__)
 #include "avx2.h"
@@ -30,7 +35,7 @@ constexpr int NATIVE = Isa::NATIVE;
 using TileUnit = TwinTiles;
 constexpr bool HAS_TILES = true;
 constexpr const char* INSTRUCTIONS = "amx-twin";
-#elif defined(__AMX_BF16__)
+#elif defined(__AMX_BF16__) && !defined(ROOTLACE_VECTORS)
 using TileUnit = AmxTiles;
 constexpr bool HAS_TILES = true;
 constexpr const char* INSTRUCTIONS = "amx";

@@ -1,13 +1,107 @@
-// ARM's NEON: 32 registers of four numbers.
+// ARM's NEON: 32 registers of four numbers; where it has BF16 (ARMv8.6), products of pairs.
 #pragma once
+
+#include <arm_neon.h>
 
 #include "plain.h"
 
 namespace rootlace {
 
+// Tiles have up to 24 registers of sums. Where these are more columns than rows, columns are read one
+// by one and a number of each row is kept; else the other way round.
 struct Neon : Plain<4> {
   static constexpr const char* NAME = "neon";
+
+  template <int ROWS, int COLUMNS, class Panel, class Number>
+  [[gnu::always_inline]] static void add_numbers(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                                 Number&& number) {
+    if constexpr (COLUMNS <= ROWS) return Plain::add_numbers(sums, at, number);
+    float32x2_t a[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) a[i] = vset_lane_f32(number(i), vdup_n_f32(0), 0);
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const Native panel = load_as<Native>(at(j));
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; i++) sums[i][j] = vfmaq_lane_f32(sums[i][j], panel, a[i], 0);
+    }
+  }
+
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    add_halves<true>(sums, at, word);
+    asm volatile("" ::: "memory");  // else the panel would be kept
+    add_halves<false>(sums, at, word);
+  }
+
+  template <bool ODD, int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_halves(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                                Word&& word) {
+    if constexpr (COLUMNS <= ROWS) return Plain::add_halves<ODD>(sums, at, word);
+    float32x2_t a[ROWS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const uint32_t pair = static_cast<uint32_t>(word(i));
+      a[i] = vcreate_f32(ODD ? pair & 0xffff0000u : pair << 16);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const Native panel = half<ODD>(load_as<NativeInts>(at(j)));
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; i++) sums[i][j] = vfmaq_lane_f32(sums[i][j], panel, a[i], 0);
+    }
+  }
 };
+
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+struct NeonBf16 : Neon {
+  static constexpr const char* NAME = "neon-bf16";
+
+  static Halves narrow(Vec v) {
+    float32x4_t parts[4];
+    std::memcpy(parts, &v, sizeof v);
+    bfloat16x8_t low = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(parts[0]), parts[1]);
+    bfloat16x8_t high = vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(parts[2]), parts[3]);
+    Halves h;
+    std::memcpy(&h, &low, sizeof low);
+    std::memcpy(reinterpret_cast<char*>(&h) + sizeof low, &high, sizeof high);
+    return h;
+  }
+
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    constexpr bool BY_COLUMN = COLUMNS > ROWS;
+    bfloat16x4_t a[ROWS];
+    bfloat16x8_t panel[COLUMNS];
+#pragma GCC unroll 16
+    for (int i = 0; BY_COLUMN && i < ROWS; i++) a[i] = pair(word(i));
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      panel[j] = load_as<bfloat16x8_t>(at(j));
+#pragma GCC unroll 16
+      for (int i = 0; BY_COLUMN && i < ROWS; i++)
+        sums[i][j] = vbfdotq_lane_f32(sums[i][j], panel[j], a[i], 0);
+    }
+    if (BY_COLUMN) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      a[i] = pair(word(i));
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++)
+        sums[i][j] = vbfdotq_lane_f32(sums[i][j], panel[j], a[i], 0);
+    }
+  }
+
+ private:
+  [[gnu::always_inline]] static bfloat16x4_t pair(int32_t word) {
+    return vcreate_bf16(static_cast<uint32_t>(word));
+  }
+};
+using Isa = NeonBf16;
+#else
 using Isa = Neon;
+#endif
 
 }  // namespace rootlace

@@ -128,31 +128,45 @@ struct Plain {
     }
   }
 
-  // sums += a pair of bfloat16 of each row, word(row), x a panel's row of pairs, whose registers lie
-  // at(column).
+  // sums += a number of each row x a panel's row, whose registers lie at(column).
+  template <int ROWS, int COLUMNS, class Panel, class Number>
+  [[gnu::always_inline]] static void add_numbers(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                                 Number&& number) {
+    Native panel[COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) panel[j] = load_as<Native>(at(j));
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) sums[i][j] += number(i) * panel[j];
+  }
+
+  // sums += a pair of bfloat16 of each row, word(row), x a panel's row of pairs: the odd numbers
+  // first. One after the other, which takes fewer registers.
   template <int ROWS, int COLUMNS, class Panel, class Word>
   [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                Word&& word) {
-    // A bfloat16 is the upper half of a float32. Odd inputs first; one after the other, which takes
-    // fewer registers.
-    const int32_t upper = static_cast<int32_t>(0xffff0000u);
+    add_halves<true>(sums, at, word);
+    add_halves<false>(sums, at, word);
+  }
+
+  // The same of one number of each pair. A bfloat16 is the upper half of a float32.
+  template <bool ODD, int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_halves(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                                Word&& word) {
     Native panel[COLUMNS];
 #pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) & upper);
+    for (int j = 0; j < COLUMNS; j++) panel[j] = half<ODD>(load_as<NativeInts>(at(j)));
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++) {
-      float high = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16)});
+      float own = to_float(bf16{static_cast<uint16_t>(static_cast<uint32_t>(word(i)) >> 16 * ODD)});
 #pragma GCC unroll 16
-      for (int j = 0; j < COLUMNS; j++) sums[i][j] += high * panel[j];
+      for (int j = 0; j < COLUMNS; j++) sums[i][j] += own * panel[j];
     }
-#pragma GCC unroll 16
-    for (int j = 0; j < COLUMNS; j++) panel[j] = (Native)(load_as<NativeInts>(at(j)) << 16);
-#pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++) {
-      float low = to_float(bf16{static_cast<uint16_t>(word(i))});
-#pragma GCC unroll 16
-      for (int j = 0; j < COLUMNS; j++) sums[i][j] += low * panel[j];
-    }
+  }
+  template <bool ODD>
+  [[gnu::always_inline]] static Native half(NativeInts pairs) {
+    return (Native)(ODD ? pairs & static_cast<int32_t>(0xffff0000u) : pairs << 16);
   }
 
   // sums[LANES] = sums * keep + x, lane by lane.

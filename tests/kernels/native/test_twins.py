@@ -1,0 +1,183 @@
+"""Kernels for each set of vector instructions against its twin in plain C++: the same bits.
+
+ARM's are compiled by a cross compiler and run by an emulator; the twin's results are compared with
+float64.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rootlace.kernels.native.attention import laid_out
+from rootlace.kernels.native.build import FLAGS, SOURCES
+from rootlace.kernels.native.library import INSTRUCTIONS
+from rootlace.kernels.native.linear import DTYPES, Epilogue
+from tests.kernels.cases import AttentionCase, exact_attention, make_attention
+
+HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
+FILES = ("linear", "attention", "attention_plan", "team", "prepare")
+DRIVER = Path(__file__).with_name("driver.cpp")
+LINEAR, ATTENTION = 0, 1
+EPS = {torch.float32: 2e-7, torch.bfloat16: 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    """As `rl_instructions` says it."""
+    twin: str
+    compiler: str
+    flags: tuple[str, ...]
+    runner: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("neon", "NeonTwin", CROSS, ("-march=armv8-a", "-static"), (EMULATOR,)),
+    Case(
+        *("neon-bf16", "NeonBf16Twin", CROSS, ("-march=armv8.2-a+bf16", "-static")),
+        runner=(EMULATOR, "-cpu", "max"),
+    ),
+    Case("avx512-bf16", "Avx512Bf16Twin", HOST, INSTRUCTIONS["no-tiles"] or ()),
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the driver reads, and what is to come out (or nothing that is known)."""
+
+    data: bytes
+    dtype: torch.dtype
+    expected: Tensor
+    allowed: Tensor | float
+
+
+def built(path: Path, compiler: str, *flags: str) -> str:
+    files = [DRIVER, *(SOURCES / f"{name}.cpp" for name in FILES)]
+    command = [compiler, *FLAGS, *flags, f"-I{SOURCES}", *map(str, files), "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[:2000]
+    return str(path)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Of all sizes: rounding of sums shows where small numbers meet large ones."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(shape, generator=generator)
+    return (numbers * torch.exp(2 * torch.randn(shape, generator=generator))).to(dtype)
+
+
+def written(*parts: int | Tensor | np.ndarray) -> bytes:
+    """Integers as int32, arrays as they lie in memory."""
+    return b"".join(
+        np.int32(part).tobytes()
+        if isinstance(part, int)
+        else part.contiguous().view(torch.uint8).numpy().tobytes()
+        if isinstance(part, Tensor)
+        else part.tobytes()
+        for part in parts
+    )
+
+
+def products() -> Iterator[Record]:
+    """Every number of rows that a tile has, odd depths, parts of panels, several stretches."""
+    for dtype, kind in DTYPES.items():
+        for outputs, inputs in ((6, 7), (48, 8), (50, 133), (96, 1100)):
+            for rows in (1, 2, 3, 4, 5, 6, 8, 13):
+                for epilogue in (Epilogue.STORE, Epilogue.ADD, Epilogue.SILU_MUL):
+                    yield product(dtype, kind, outputs, inputs, rows, epilogue)
+
+
+def product(
+    dtype: torch.dtype, kind: int, outputs: int, inputs: int, rows: int, epilogue: Epilogue
+) -> Record:
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, seed=1)
+    bias = random(outputs, seed=3)
+    gated = epilogue == Epilogue.SILU_MUL
+    own = torch.float32 if epilogue == Epilogue.ADD else dtype
+    out = random(rows, outputs // 2 if gated else outputs, dtype=own, seed=2)
+    head = (LINEAR, kind, int(epilogue), rows, outputs, inputs, out.nbytes)
+    expected = x.double() @ weight.double().T + bias
+    allowed = 1e-5 * (x.double().abs() @ weight.double().abs().T + bias.abs())
+    if epilogue == Epilogue.ADD:
+        expected, allowed = expected + out, allowed + 1e-6 * out.abs()
+    if gated:
+        gate, up = expected.chunk(2, -1)
+        gate_allowed, up_allowed = allowed.chunk(2, -1)
+        expected = torch.nn.functional.silu(gate) * up
+        # |silu'| <= 1.1, |silu(x)| <= |x|.
+        allowed = 1.1 * gate_allowed * up.abs() + gate.abs() * up_allowed
+    return Record(written(*head, x, weight, bias, out), own, expected, allowed)
+
+
+def attentions() -> Iterator[Record]:
+    """Panels in the cache and plain rows; decode and extends; a window."""
+    rows = ((1, 9), (5, 12), (1, 65), (16, 16), (2, 64), (3, 300), (1, 1026))
+    for dtype, kind in DTYPES.items():
+        for heads, dim, size, window in (
+            ((4, 2), 32, 16, None),
+            ((6, 1), 80, 16, 70),
+            ((2, 2), 6, 5, None),
+            ((3, 1), 24, 4, None),
+        ):
+            case = AttentionCase(rows, size, heads, dim, dtype, window=window, scale=0.125)
+            tensors = make_attention(case, torch.device("cpu"))
+            batch = tensors.batch
+            tables = batch.block_tables.astype(np.int32)
+            head = (ATTENTION, kind, *heads, dim, size, len(rows), tables.shape[1])
+            data = written(
+                *(*head, len(tensors.k_cache), window or 0),
+                *(batch.row_start.astype(np.int32), batch.context_len.astype(np.int32), tables),
+                tensors.q,
+                *laid_out(tensors.k_cache, tensors.v_cache),
+            )
+            expected = exact_attention(tensors)[0]
+            yield Record(data, dtype, expected, EPS[dtype] * 20 * float(expected.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
+    for program in (HOST, case.compiler, *case.runner[:1]):
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program}")
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("twins are compared on x86-64")
+    own = [*case.runner, built(tmp_path / "own", case.compiler, *case.flags)]
+    twin = built(tmp_path / "twin", HOST, "-march=native", f"-DROOTLACE_VECTORS={case.twin}")
+    records = [*products(), *attentions()]
+    source, out = tmp_path / "input", tmp_path / "output"
+    source.write_bytes(b"".join(record.data for record in records))
+
+    def outputs(*command: str) -> tuple[str, bytes]:
+        done = subprocess.run(
+            [*command, str(source), str(out)], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[:2000]
+        return done.stdout.strip(), out.read_bytes()
+
+    name, found = outputs(*own)
+    if name != case.name:
+        pytest.skip(f"this processor has {name}")
+    name, expected = outputs(twin)
+    assert name == f"{case.name}-twin"
+    assert len(found) == len(expected)
+    at = 0
+    for record in records:
+        size = record.expected.numel() * record.dtype.itemsize
+        bits = expected[at : at + size]
+        assert found[at : at + size] == bits
+        numbers = torch.frombuffer(bytearray(bits), dtype=record.dtype).double()
+        wrong = (numbers.view(record.expected.shape) - record.expected).abs() - record.allowed
+        assert float((wrong - EPS[record.dtype] * record.expected.abs()).max()) <= 0
+        at += size
+    assert at == len(found)
