@@ -1,19 +1,15 @@
 """Where the time of a step on a CPU goes: `python -m benchmarks.cpu_steps [--json FILE]`.
 
-A decode step of many rows and the prefill of one long prompt, greedy, on the native kernels and on
-the reference in torch. The parts are those of the fastest step of each case: noise only slows.
+A decode step of many rows and the prefill of one long prompt, greedy, on the native kernels. The
+parts are those of the fastest step of each case: noise only slows.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,27 +17,18 @@ from rich.console import Console
 
 from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES, make_model
-from rootlace.kernels.native.cores import usable_cores
-from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
-from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
-from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.protocol import SamplingParams
 
-Kernels = Literal["native", "reference"]
-
 BLOCK_SIZE = 16
-CPU = torch.device("cpu")
 SHOWN = ("linear", "attention", "elementwise", "plan", "host", "logits", "sampling")
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
@@ -81,132 +68,74 @@ class Case:
 @dataclass(frozen=True)
 class Result:
     model: str
-    kernels: Kernels
     case: str
     milliseconds: float
     parts: dict[str, float]
     """Milliseconds by `SHOWN`; "host" is what Python does in the forward pass."""
 
 
-@dataclass
-class Parts:
-    """Seconds by part, of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with self.measuring(name):
-                return function(*args, **kwargs)
-
-        return measured
-
-    @contextmanager
-    def measuring(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.add(name, time.perf_counter() - start)
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-
 class Subject:
-    """A model on one set of kernels, taken apart."""
+    """A model on the native kernels, taken apart."""
 
-    def __init__(self, folder: Path, kernels: Kernels, blocks: int, threads: int | None) -> None:
-        self.config = ModelConfig.read(folder)
-        self.kernels: Kernels = kernels
-        self.parts = Parts()
-        self._nanos = np.zeros(len(PARTS), np.int64)
-        dtype = checkpoint_dtype(self.config)
-        rotary = RotaryEmbedding(self.config, None, CPU, dtype)
+    def __init__(self, folder: Path, blocks: int, threads: int | None) -> None:
+        config = ModelConfig.read(folder)
+        dtype = checkpoint_dtype(config)
+        rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks)
-        self._forward: Forward
-        if kernels == "native":
-            executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
-            model = on_cpu(self.config, dtype, rotary, cache, executor, load_weights, None)
-            assert isinstance(model.forward, NativeDecoder)
-            model.forward.nanos = self._nanos
-            self._forward, pool = model.forward, model.pool
-            picks = model.kernels
-        else:
-            # Where native kernels ran before, torch was left with one.
-            torch.set_num_threads(threads or usable_cores())
-            pool = kv_pool.allocate(self.config, blocks, BLOCK_SIZE, CPU, dtype)
-            self._forward = self._reference(rotary, pool)
-            picks = REFERENCE
-        vocab_size = self.config.spec.vocab_size
-        self._sampler = Sampler(vocab_size, picks, HostMasks(vocab_size))
-        pool.zero_()
+        executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
+        model = on_cpu(config, dtype, rotary, cache, executor, load_weights, None)
+        assert isinstance(model.forward, NativeDecoder)
+        model.pool.zero_()
+        self.vocab_size = config.spec.vocab_size
+        self._forward = model.forward
+        self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
+        self._sampler = Sampler(self.vocab_size, model.kernels, HostMasks(self.vocab_size))
 
-    def run(self, plan: StepPlan) -> float:
-        """Seconds of a step; `parts` says which."""
-        self.parts.seconds.clear()
+    def run(self, plan: StepPlan) -> tuple[float, dict[str, float]]:
+        """Seconds of a step, and of its parts."""
         self._nanos[:] = 0
         start = time.perf_counter()
         hidden = self._forward.run(plan)
-        ran = time.perf_counter() - start
-        for name, nanos in zip(PARTS, self._nanos.tolist(), strict=True):
-            if self.kernels == "native":
-                self.parts.add(name, nanos / 1e9)
-        self.parts.add("host", ran - sum(self.parts.seconds.values()))
-        layers = self.parts.seconds["linear"]
-        with self.parts.measuring("logits"):
-            logits = self._forward.logits(hidden)
-        self.parts.seconds["linear"] = layers  # the head's product is of the logits
-        with self.parts.measuring("sampling"):
-            self._sampler.sample(logits, plan.samples)
-        return time.perf_counter() - start
-
-    def _reference(self, rotary: RotaryEmbedding, pool: torch.Tensor) -> ReferenceForward:
-        config, timed = self.config, self.parts.timed
-        kernels = dataclasses.replace(
-            REFERENCE,
-            linear=timed("linear", REFERENCE.linear),
-            embedding=timed("elementwise", REFERENCE.embedding),
-            rms_norm=timed("elementwise", REFERENCE.rms_norm),
-            add_rms_norm=timed("elementwise", REFERENCE.add_rms_norm),
-            rope_and_write=timed("elementwise", REFERENCE.rope_and_write),
-            silu_mul=timed("elementwise", REFERENCE.silu_mul),
-            plan_attention=timed("plan", REFERENCE.plan_attention),
-            paged_attention=timed("attention", REFERENCE.paged_attention),
-        )
-        weights = load_weights(config, pool.dtype, CPU)
-        inputs = StepInputBuilder(config.spec, kernels, rotary, BLOCK_SIZE, pool.dtype, CPU)
-        return ReferenceForward(Decoder(config.spec, weights, kernels), kernels, inputs, pool)
+        ran = time.perf_counter()
+        parts = dict(zip(PARTS, (self._nanos / 1e9).tolist(), strict=True))
+        parts["host"] = ran - start - sum(parts.values())
+        logits = self._forward.logits(hidden)
+        computed = time.perf_counter()
+        self._sampler.sample(logits, plan.samples)
+        end = time.perf_counter()
+        return end - start, parts | {"logits": computed - ran, "sampling": end - computed}
 
 
 @torch.inference_mode()
 def measure(
-    name: str, folder: Path, kernels: Kernels, cases: list[Case], args: argparse.Namespace
+    name: str, folder: Path, cases: list[Case], threads: int | None, seconds: float
 ) -> list[Result]:
+    """The fastest step of each case, `seconds` being spent on it."""
     width = -(-max(case.context for case in cases) // BLOCK_SIZE)
     most = max(case.rows for case in cases)
     blocks = np.random.default_rng(0).permutation(most * width).reshape(most, width)
-    subject = Subject(folder, kernels, most * width, args.threads)
+    subject = Subject(folder, most * width, threads)
     results = []
     for case in cases:
-        plan = case.plan(blocks, subject.config.spec.vocab_size)
-        best, parts = float("inf"), {}
-        end = time.perf_counter() + args.seconds
+        plan = case.plan(blocks, subject.vocab_size)
+        end = time.perf_counter() + seconds
         subject.run(plan)
-        while time.perf_counter() < end or best == float("inf"):
-            seconds = subject.run(plan)
-            if seconds < best:
-                best, parts = seconds, dict(subject.parts.seconds)
-        shown = {part: 1e3 * parts.get(part, 0.0) for part in SHOWN}
-        results.append(Result(name, kernels, case.name, 1e3 * best, shown))
+        found = [subject.run(plan)]
+        while time.perf_counter() < end:
+            found.append(subject.run(plan))
+        best, parts = min(found, key=lambda one: one[0])
+        shown = {part: 1e3 * parts[part] for part in SHOWN}
+        results.append(Result(name, case.name, 1e3 * best, shown))
     return results
 
 
 def show(results: list[Result], console: Console) -> None:
-    columns = ("model", "case", "kernels", "step", *SHOWN)
+    columns = ("model", "case", "step", *SHOWN)
     table = new_table("Milliseconds of a step", *columns)
-    for result in sorted(results, key=lambda one: (one.model, one.case, one.kernels)):
+    for result in results:
         numbers = [result.milliseconds, *(result.parts[part] for part in SHOWN)]
         cells = [f"{number:,.2f}" for number in numbers]
-        table.add_row(result.model, result.case, result.kernels, *cells)
+        table.add_row(result.model, result.case, *cells)
     console.print(table)
 
 
@@ -215,9 +144,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results here as well")
     parser.add_argument("--models", type=Path, default=Path("build/models"), help="their folder")
     parser.add_argument("--sizes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
-    parser.add_argument(
-        "--kernels", nargs="+", choices=("native", "reference"), default=("reference", "native")
-    )
     parser.add_argument("--rows", type=int, default=32, help="rows of the decode step")
     parser.add_argument("--context", type=int, default=300, help="tokens of each of them")
     parser.add_argument("--prefill", type=int, default=2048, help="tokens of the prompt")
@@ -232,8 +158,7 @@ def main() -> None:
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
-        for kernels in args.kernels:
-            results += measure(size, folder, kernels, cases, args)
+        results += measure(size, folder, cases, args.threads, args.seconds)
     show(results, console)
     report.add("results", results)
     console.print(report.foreign_line())

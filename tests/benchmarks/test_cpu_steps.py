@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import get_args
 
-import pytest
 from rich.console import Console
 
-from benchmarks.cpu_steps import SHOWN, Case, Kernels, measure, show
+from benchmarks.cpu_steps import SHOWN, Case, measure, show
 from tests.model.checkpoints import configs, save
-from tests.native import skip_without
+from tests.native import native_library
 
 
-@pytest.mark.parametrize("kernels", get_args(Kernels))
-def test_parts_add_up(kernels: Kernels, tmp_path: Path) -> None:
-    skip_without(kernels)
+def test_parts_add_up(tmp_path: Path) -> None:
+    native_library()
     save(configs()["llama"], tmp_path)
     cases = [Case("decode", 3, 1, 20), Case("prefill", 1, 40, 40), Case("extend", 2, 5, 30)]
-    arguments = argparse.Namespace(threads=1, seconds=0.01)
     for _ in range(20):
-        results = measure("tiny", tmp_path, kernels, cases, arguments)
+        results = measure("tiny", tmp_path, cases, 1, 0.01)
         # A busy machine may stop us between two parts: not every time.
         if all(sum(one.parts.values()) > 0.5 * one.milliseconds for one in results):
             break
