@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -83,18 +82,10 @@ def package_version(name: str) -> str | None:
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
-    """JSON has no NaN: what was not measured is null."""
+    """JSON has no NaN: what was not measured is null. numpy's numbers become plain ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_without_nan(result), indent=1, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n")
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    text = msgspec.json.encode(result, enc_hook=float)
+    path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
 
 
 class Report:

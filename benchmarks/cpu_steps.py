@@ -17,8 +17,9 @@ from rich.console import Console
 
 from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES, make_model
+from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.plan import SampleRow, StepPlan
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
@@ -26,11 +27,9 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
-from rootlace.wire.protocol import SamplingParams
 
 BLOCK_SIZE = 16
 SHOWN = ("linear", "attention", "elementwise", "plan", "host", "logits", "sampling")
-GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 @dataclass(frozen=True)
@@ -41,28 +40,6 @@ class Case:
     rows: int
     new: int
     context: int
-
-    def plan(self, blocks: np.ndarray, vocab: int) -> StepPlan:
-        """The step; sequence r has the blocks of row r of `blocks`."""
-        rng = np.random.default_rng(0)
-        positions = np.tile(np.arange(self.context - self.new, self.context), (self.rows, 1))
-        blocks = blocks[: self.rows, : -(-self.context // BLOCK_SIZE)]
-        slots = np.take_along_axis(blocks, positions // BLOCK_SIZE, 1) * BLOCK_SIZE
-        token_ids = rng.integers(3, vocab, self.rows * self.new).astype(np.int32)
-        known = np.zeros(self.context, np.int32)
-        return StepPlan(
-            step=0,
-            token_ids=token_ids,
-            positions=positions.ravel().astype(np.int32),
-            slots=(slots + positions % BLOCK_SIZE).ravel().astype(np.int64),
-            row_start=np.arange(0, self.rows * self.new + 1, self.new, dtype=np.int32),
-            context_len=np.full(self.rows, self.context, np.int32),
-            block_tables=np.ascontiguousarray(blocks, np.int32),
-            copies=np.empty((0, 3), np.int32),
-            duplicate_tokens=np.empty(0, np.int32),
-            duplicate_slots=np.empty(0, np.int64),
-            samples=[SampleRow(row, GREEDY, known, self.context) for row in range(self.rows)],
-        )
 
 
 @dataclass(frozen=True)
@@ -111,13 +88,13 @@ def measure(
     name: str, folder: Path, cases: list[Case], threads: int | None, seconds: float
 ) -> list[Result]:
     """The fastest step of each case, `seconds` being spent on it."""
-    width = -(-max(case.context for case in cases) // BLOCK_SIZE)
-    most = max(case.rows for case in cases)
-    blocks = np.random.default_rng(0).permutation(most * width).reshape(most, width)
-    subject = Subject(folder, most * width, threads)
+    most, longest = max(case.rows for case in cases), max(case.context for case in cases)
+    tables = random_tables(most, longest, BLOCK_SIZE)
+    subject = Subject(folder, tables.size, threads)
     results = []
     for case in cases:
-        plan = case.plan(blocks, subject.vocab_size)
+        known = random_tokens(case.context, subject.vocab_size)
+        plan = step_plan(tables[: case.rows], BLOCK_SIZE, known, case.new)
         end = time.perf_counter() + seconds
         subject.run(plan)
         found = [subject.run(plan)]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, environment, package_version, write_json
+from benchmarks.common import environment, package_version, write_json
 
 BUDGET = 540.0
 """Seconds for everything, unless told otherwise: a borrowed machine's patience."""
@@ -55,10 +57,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--smoke", action="store_true", help="tiny sizes: every line runs, the figures mean nothing"
     )
     option("--tune", nargs="*", metavar="KERNEL", help="time launch settings, write the table")
-    # Of the process of one part.
-    option("--part", choices=list(PARTS), help=argparse.SUPPRESS)
-    option("--into", type=Path, help=argparse.SUPPRESS)
-    option("--ceilings", type=json.loads, default={}, help=argparse.SUPPRESS)
     found = parser.parse_args(arguments)
     if found.device == "cpu" and not found.smoke:
         parser.error("--device cpu runs with --smoke only: there is nothing to measure")
@@ -98,20 +96,17 @@ def run_part_apart(
     """Measure a part in a process of its own; what it wrote counts, however it ended."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "part.json"
-        command = [sys.executable, "-m", "benchmarks.gpu", "--part", name, "--into", str(into)]
-        command += ["--device", arguments.device, "--ceilings", json.dumps(ceilings)]
-        command += ["--quick"] * arguments.quick + ["--smoke"] * arguments.smoke
-        ended = ""
-        try:
-            done = subprocess.run(command, cwd=ROOT, timeout=limit)
-            if done.returncode:
-                ended = f"its process ended with status {done.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"stopped after {limit:.0f} s"
-        result = json.loads(into.read_text()) if into.exists() else {"cases": []}
-        if ended:
-            result["error"] = ended
-        return result
+        given = (name, arguments, ceilings, into)
+        process = multiprocessing.get_context("spawn").Process(target=run_part, args=given)
+        process.start()
+        process.join(limit)
+        ended = f"stopped after {limit:.0f} s" if process.is_alive() else ""
+        process.kill()
+        process.join()
+        if process.exitcode and not ended:
+            ended = f"its process ended with status {process.exitcode}"
+        result: dict[str, Any] = json.loads(into.read_text()) if into.exists() else {"cases": []}
+        return result | {"error": ended} if ended else result
 
 
 # ---------------------------------------------------------------- all of them
@@ -163,19 +158,13 @@ def gpu_environment(device: str) -> dict[str, Any]:
         "memory_gib": round(properties.total_memory / 2**30, 1),
         "l2_mib": round(properties.L2_cache_size / 2**20, 1),
     }
-    return found | nvidia_smi()
-
-
-def nvidia_smi() -> dict[str, str]:
-    """What the driver's tool says of the GPU that CUDA calls the first; nothing where it fails."""
-    fields = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit")
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
-    try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    values = [value.strip() for value in done.stdout.split(",")]
-    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else {}
+    # What only the driver's tool knows, of the GPU that CUDA calls the first.
+    query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv", "--id=0"]
+    if shutil.which("nvidia-smi"):
+        done = subprocess.run(command, text=True, capture_output=True)
+        found["nvidia_smi"] = done.stdout.splitlines()
+    return found
 
 
 def summary(result: dict[str, Any]) -> list[str]:
@@ -198,9 +187,6 @@ def summary(result: dict[str, Any]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """0; 1 where a part failed as a whole."""
     arguments = parse_arguments(argv)
-    if arguments.part:
-        found = run_part(arguments.part, arguments, arguments.ceilings, arguments.into)
-        return 1 if "error" in found else 0
     import torch
 
     if arguments.device == "cuda" and not torch.cuda.is_available():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.decode_plans import DecodePlans
 from benchmarks.gpu.models import RandomModel, random_model
 from benchmarks.gpu.setting import Report, Setting
+from benchmarks.step_plans import decode_plans
+from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.executor.runner import ModelRunner
 
 BLOCK_SIZE = 16
@@ -46,7 +48,7 @@ def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool)
     label = f"decode step, {model.name}, graphs {'on' if graphs else 'off'}"
     for rows in report.progress(batches, label):
         with report.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
-            plans = DecodePlans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
+            plans = decode_plans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
             steps_run = TimedSteps(setting, runner, plans)
             steps_run.warm_up(warm_up, PAUSE if replayed_all else 0.0)
             before = replays(runner)
@@ -78,7 +80,7 @@ class TimedSteps:
     """Steps that follow each other. One is launched before the one ahead of it is collected, as the
     engine does, so that the device always has one waiting."""
 
-    def __init__(self, setting: Setting, runner: ModelRunner, plans: DecodePlans) -> None:
+    def __init__(self, setting: Setting, runner: ModelRunner, plans: Iterator[StepPlan]) -> None:
         self._setting, self._runner, self._plans = setting, runner, plans
         self._launched = runner.launch(next(plans))
 

@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def measure(setting: Setting, report: Report) -> None:
                     engine.serve(prompts, greedy(new), on_turn=window.turn)
                 step = rows / plain.decode_tokens_per_second
                 case |= {"step_us": step * 1e6, "tokens_per_second": plain.tokens_per_second}
-                case |= window.found(step)
+                case |= window.found()
 
 
 class _Window:
@@ -72,24 +71,17 @@ class _Window:
                 self._profile.export_chrome_trace(str(file))
                 self._events = json.loads(file.read_text())["traceEvents"]
 
-    def found(self, step: float) -> dict[str, Any]:
-        """`step`: seconds that a step takes without the profiler. Its kernels take as long as in
-        the profile, so what is left of it is idle."""
+    def found(self) -> dict[str, Any]:
         if self._events is None:
             raise RuntimeError("the requests ended before the profiled turns were over")
         if not self._setting.on_gpu:
             return {"idle_share": None, "idle_share_between_steps": None}
         idle = device_idle(self._events)
-        unprofiled = None
-        if idle.replays:
-            unprofiled = 1 - (idle.span - idle.idle) / idle.replays / (step * 1e6)
         return {
             "span_us": idle.span,
             "graph_replays": idle.replays,
-            "longest_gap_us": idle.longest,
             "idle_share": idle.idle / idle.span,
             "idle_share_between_steps": None if idle.between is None else idle.between / idle.span,
-            "idle_share_without_profiler": unprofiled,
         }
 
 
@@ -102,7 +94,6 @@ class Idle:
     idle: float
     between: float | None
     replays: int
-    longest: float
 
 
 def device_idle(events: Iterable[Mapping[str, Any]]) -> Idle:
@@ -140,7 +131,6 @@ def device_idle(events: Iterable[Mapping[str, Any]]) -> Idle:
         idle=high - low - _total(busy),
         between=high - low - _total(either) if len(replays) > 1 else None,
         replays=len(replays),
-        longest=max((after[0] - before[1] for before, after in pairwise(busy)), default=0.0),
     )
 
 

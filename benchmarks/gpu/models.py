@@ -34,33 +34,18 @@ _COMMON = {
 }
 
 
-def _shape(
-    hidden: int,
-    inner: int,
-    *,
-    layers: int,
-    heads: tuple[int, int],
-    head_dim: int,
-    vocab: int,
-    tied: bool,
-) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": head_dim,
-        "vocab_size": vocab,
-        "tie_word_embeddings": tied,
-    }
-
-
+_FIELDS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
+)
 SHAPES: dict[str, dict[str, Any]] = {
-    # Llama 3.2 1B and Llama 3.1 8B.
-    "1B": _shape(2048, 8192, layers=16, heads=(32, 8), head_dim=64, vocab=128256, tied=True),
-    "8B": _shape(4096, 14336, layers=32, heads=(32, 8), head_dim=128, vocab=128256, tied=False),
-    "smoke": _shape(64, 128, layers=2, heads=(4, 2), head_dim=16, vocab=512, tied=True),
+    name: dict(zip(_FIELDS, values, strict=True))
+    for name, values in {
+        # Llama 3.2 1B and Llama 3.1 8B.
+        "1B": (2048, 8192, 16, 32, 8, 64, 128256, True),
+        "8B": (4096, 14336, 32, 32, 8, 128, 128256, False),
+        "smoke": (64, 128, 2, 4, 2, 16, 512, True),
+    }.items()
 }
 
 
