@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Report, console_of, progress_bar, usable_cores
-from benchmarks.peers.ceilings import best_of, measure_apart
+from benchmarks.peers.ceilings import measure_apart
 from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
 from benchmarks.peers.turns import measure_model
 from benchmarks.peers.workloads import WORKLOADS
 from benchmarks.plot import plot_peers
+from benchmarks.random_models import MODELS, make_model
 
 QUICK_SCALE = 0.125
 TABLE_WIDTH = 110
@@ -73,7 +74,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     option("--peer-python", type=_peer, metavar="PEER=PATH", help=known, **repeated)
     option("--llama-server", type=Path, metavar="PATH", help="for llamacpp")
     option("--url", type=_named, metavar="NAME=URL", help="a server that runs", **repeated)
-    option("--models", type=Path, metavar="DIR", help="holds a, b or a-bf16, b-bf16; or made there")
+    option("--models", type=Path, metavar="DIR", help="holds a and b, or they are made there")
     option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
     option("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     option("--seed", type=int, default=0, help="of the first repetition")
@@ -88,18 +89,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     found.repetitions = found.repetitions or (1 if found.quick else 3)
     found.scale = found.scale or (QUICK_SCALE if found.quick else 1.0)
     return found
-
-
-def checkpoint(size: str, models: Path | None, dtype: str) -> Path:
-    """The checkpoint of a size under `models` (by default a cache folder); made if not there."""
-    if models is not None:
-        kinds = {"bfloat16": "bf16", "float32": "fp32"}
-        for name in (f"{size}-{kinds[dtype]}", size):
-            if (models / name / "config.json").exists():
-                return models / name
-    from benchmarks.random_models import MODELS, make_model
-
-    return make_model(size, (models or MODELS) / size)
 
 
 def floors_of(
@@ -142,28 +131,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not console.is_terminal:  # a log
                 print(what, flush=True)
 
-        def ceilings_now() -> dict[str, Any]:
-            progress("ceilings of the machine")
-            seconds = 0.3 if arguments.quick else 1.0
-            return measure_apart(arguments.threads, arguments.dtype, seconds)
-
-        # Before and after: one of them may have met another program.
-        limits = [ceilings_now()]
+        progress("ceilings of the machine")
+        seconds = 0.5 if arguments.quick else 5.0
+        ceilings = measure_apart(arguments.threads, arguments.dtype, seconds)
         for size in arguments.sizes:
-            models[size] = checkpoint(size, arguments.models, arguments.dtype)
+            models[size] = make_model(size, (arguments.models or MODELS) / size)
             progress(f"{size}: loading")
             found, about[size] = measure_model(size, models[size], arguments, Path(work), progress)
             rows += found
-            limits.append(ceilings_now())
-    ceilings = best_of(limits)
     floors = {
         size: floors_of([r for r in rows if r.model == size], model, arguments.dtype, ceilings)
         for size, model in models.items()
     }
     results = Results(rows, floors)
     for size in arguments.sizes:
-        console.print(results.wall_table(size))
-        console.print(results.ttft_table(size))
+        for table in results.tables(size):
+            console.print(table)
     for line in results.summary():
         console.print(line, markup=False, highlight=False)
     for size, engines_of in about.items():

@@ -46,19 +46,14 @@ class OnlineEngine(Protocol):
 class Driven:
     """What was seen while a workload ran: seconds, and the tokens of each request.
 
-    `cached`: prompt tokens that came from the cache; None where the engine does not say. Cores are
-    filled in by who watches the machine meanwhile: those that it took itself, and those that other
-    programs kept busy.
+    `cached`: prompt tokens that came from the cache; None where the engine does not say.
     """
 
     wall: float
     ttft: list[float]
-    latency: list[float]
     prompt_tokens: int
     outputs: dict[str, Tokens]
     cached: int | None
-    own_cores: float = 0.0
-    foreign_cores: float = 0.0
 
 
 def drive(engine: OnlineEngine, workload: Workload) -> Driven:
@@ -69,7 +64,6 @@ def drive(engine: OnlineEngine, workload: Workload) -> Driven:
     """
     live: dict[str, tuple[Request, float, Tokens]] = {}
     ttft: list[float] = []
-    latency: list[float] = []
     outputs: dict[str, Tokens] = {}
     prompt_tokens = 0
 
@@ -96,10 +90,9 @@ def drive(engine: OnlineEngine, workload: Workload) -> Driven:
                     f"got {len(reply)}"
                 )
             del live[news.name]
-            latency.append(news.at - since)
             prompt_tokens += len(request.prompt)
             outputs[request.name] = reply
             shown = reply if engine.replies_are_ids else workload.fixed_reply(request)
             hand_over(workload.answered(request, shown))
     wall = time.perf_counter() - start
-    return Driven(wall, ttft, latency, prompt_tokens, outputs, engine.cached())
+    return Driven(wall, ttft, prompt_tokens, outputs, engine.cached())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven
 from benchmarks.peers.workloads import WORKLOADS, Tokens, Workload
 
@@ -43,19 +42,23 @@ class Row:
     scale: float
     wall_s: float
     ttft_mean_s: float | None
-    latency_mean_s: float | None
     requests: int
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
-    own_cores: float
     foreign_cores: float
     fixed_replies: bool = False
     outputs: dict[str, Tokens] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
-        cls, driven: Driven, engine: str, task: Task, scale: float, fixed_replies: bool = False
+        cls,
+        driven: Driven,
+        foreign_cores: float,
+        engine: str,
+        task: Task,
+        scale: float,
+        fixed_replies: bool = False,
     ) -> Row:
         return cls(
             engine=engine,
@@ -66,13 +69,11 @@ class Row:
             scale=scale,
             wall_s=driven.wall,
             ttft_mean_s=statistics.mean(driven.ttft) if driven.ttft else None,
-            latency_mean_s=statistics.mean(driven.latency) if driven.latency else None,
             requests=len(driven.outputs),
             prompt_tokens=driven.prompt_tokens,
             output_tokens=sum(map(len, driven.outputs.values())),
             cached_tokens=driven.cached,
-            own_cores=round(driven.own_cores, 3),
-            foreign_cores=round(driven.foreign_cores, 3),
+            foreign_cores=round(foreign_cores, 3),
             fixed_replies=fixed_replies,
             outputs=driven.outputs,
         )
@@ -80,9 +81,3 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """Without the tokens, which would be most of the file."""
         return {name: value for name, value in asdict(self).items() if name != "outputs"}
-
-
-def with_cores(driven: Driven, load: ForeignLoad) -> Driven:
-    """`load` was begun when the run began."""
-    own = load.own_seconds() / driven.wall
-    return replace(driven, own_cores=own, foreign_cores=load.cores())

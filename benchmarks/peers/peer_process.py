@@ -17,7 +17,6 @@ import psutil
 
 from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven, PeerError
-from benchmarks.peers.measure import with_cores
 from benchmarks.peers.workloads import Workload
 
 _TAIL_LINES = 15
@@ -67,7 +66,8 @@ class PeerProcess:
         self.about = {"engine": ready.pop("ready"), **ready}
         self.pause()
 
-    def run(self, workload: Workload, vocab_size: int) -> Driven:
+    def run(self, workload: Workload, vocab_size: int) -> tuple[Driven, float]:
+        """What was seen, and how many cores other programs kept busy meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
         try:
@@ -82,7 +82,7 @@ class PeerProcess:
                 self._orders.flush()
             except BrokenPipeError:
                 raise PeerError(f"{self.name} has ended{self._tail()}") from None
-            return with_cores(Driven(**self._answer(self.limit)["driven"]), load)
+            return Driven(**self._answer(self.limit)["driven"]), load.cores()
         finally:
             self.pause()
 
@@ -130,10 +130,6 @@ class PeerProcess:
         with contextlib.suppress(BrokenPipeError):
             self._orders.close()
         _, alive = psutil.wait_procs(family, timeout=grace)
-        for process in alive:
-            with contextlib.suppress(psutil.Error):
-                process.terminate()
-        _, alive = psutil.wait_procs(alive, timeout=grace)
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()

@@ -126,7 +126,6 @@ def drive_programs(backend: Any, workload: Any) -> Driven:
     return Driven(
         wall=wall,
         ttft=[meta["time_to_first_token"] for meta in metas.values()],
-        latency=[],
         prompt_tokens=sum(meta["prompt_tokens"] for meta in metas.values()),
         outputs={name: list(meta["output_ids"]) for name, meta in metas.items()},
         cached=sum(meta["cached_tokens"] for meta in metas.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,36 +164,36 @@ class Results:
 
     # ------------------------------------------------------------ what is printed
 
-    def wall_table(self, model: str) -> Table:
-        """A line per workload: seconds of each engine, what follows from them, and the floors."""
-        engines = (RAW, *self.peers)
-        columns = (*engines, "ratio", "programs", "floor", "over it", "all flops", "over")
-        table = new_table(f"Model {model}: wall time in seconds", "", *columns)
-        ratios, programs = self.ratios()[model], self.programs_over_raw()[model]
-        over, over_flops = self.over_floor()[model], self.over_floor("arithmetic_s")[model]
-        for workload in self.workloads:
-            floor = self.floors.get(model, {}).get(workload, {})
-            table.add_row(
-                workload,
-                *(self.cell(model, workload, engine).shown() for engine in engines),
-                _shown(ratios.get(workload), "x"),
-                _shown(programs.get(workload), "x"),
-                _shown(floor.get("floor_s")),
-                _shown(over.get(workload), "x"),
-                _shown(floor.get("arithmetic_s")),
-                _shown(over_flops.get(workload), "x"),
-            )
-        return table
+    def tables(self, model: str) -> Iterator[Table]:
+        """A line per workload: what each engine took, and what follows from that."""
+        yield self._table(
+            f"Model {model}: wall time in seconds",
+            model,
+            Cell.shown,
+            {
+                "ratio": self.ratios(),
+                "programs": self.programs_over_raw(),
+                "over floor": self.over_floor(),
+                "all flops": self.over_floor("arithmetic_s"),
+            },
+        )
+        yield self._table(
+            f"Model {model}: mean time to the first token in ms",
+            model,
+            lambda cell: "" if cell.ttft is None else f"{cell.ttft * 1e3:.0f}",
+            {"ratio": self.ttft_ratios()},
+        )
 
-    def ttft_table(self, model: str) -> Table:
+    def _table(
+        self, title: str, model: str, shown: Callable[[Cell], str], ratios: Mapping[str, Nested]
+    ) -> Table:
         engines = (RAW, *self.peers)
-        title = f"Model {model}: mean time to the first token in ms"
-        table = new_table(title, "", *engines, "ratio")
-        ratios = self.ttft_ratios()[model]
+        table = new_table(title, "", *engines, *ratios)
         for workload in self.workloads:
-            values = [self.cell(model, workload, engine).ttft for engine in engines]
-            cells = ["" if value is None else f"{value * 1e3:.0f}" for value in values]
-            table.add_row(workload, *cells, _shown(ratios.get(workload), "x"))
+            cells = [shown(self.cell(model, workload, engine)) for engine in engines]
+            found = [values[model].get(workload) for values in ratios.values()]
+            cells += ["" if value is None else f"{value:.2f}x" for value in found]
+            table.add_row(workload, *cells)
         return table
 
     def remarks(self) -> list[str]:
@@ -248,7 +248,3 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _over(value: float | None, base: float | None) -> float | None:
     return value / base if value is not None and base else None
-
-
-def _shown(value: float | None, unit: str = "") -> str:
-    return "" if value is None else f"{value:.2f}{unit}"

@@ -16,7 +16,7 @@ from benchmarks.common import ForeignLoad
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import OnlineEngine, PeerError, drive
-from benchmarks.peers.measure import Row, Task, with_cores
+from benchmarks.peers.measure import Row, Task
 from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
@@ -47,21 +47,22 @@ class Ours:
     def programs(self, task: Task) -> Row:
         self._runtime.flush_cache()
         workload, load = task.make(), ForeignLoad()
-        driven = with_cores(drive_programs(self._runtime, workload), load)
-        return Row.of(driven, PROGRAMS, task, workload.scale)
+        driven = drive_programs(self._runtime, workload)
+        return Row.of(driven, load.cores(), PROGRAMS, task, workload.scale)
 
 
 def run_online(engine: OnlineEngine, name: str, task: Task) -> Row:
     """An engine that this process drives itself."""
     workload, load = task.make(), ForeignLoad()
-    driven = with_cores(drive(engine, workload), load)
-    return Row.of(driven, name, task, workload.scale, not engine.replies_are_ids)
+    driven = drive(engine, workload)
+    fixed = not engine.replies_are_ids
+    return Row.of(driven, load.cores(), name, task, workload.scale, fixed)
 
 
 def run_peer(peer: PeerProcess, scales: dict[str, float], task: Task) -> Row:
     """Raises PeerError."""
     workload = task.make(scales.get(task.workload, 1.0))
-    return Row.of(peer.run(workload, task.vocab_size), peer.name, task, workload.scale)
+    return Row.of(*peer.run(workload, task.vocab_size), peer.name, task, workload.scale)
 
 
 @dataclass

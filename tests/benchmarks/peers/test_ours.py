@@ -27,8 +27,7 @@ def test_programs_find_the_tokens_of_raw_requests(name: str, runtime: rl.Runtime
         raw.prompt_tokens,
         raw.output_tokens,
     )
-    assert raw.ttft_mean_s is not None and raw.latency_mean_s is not None
-    assert 0 < raw.ttft_mean_s < raw.latency_mean_s <= raw.wall_s
+    assert raw.ttft_mean_s is not None and 0 < raw.ttft_mean_s < raw.wall_s
     # Both find all that any cache could have.
     ideal = IdealCache()
     workload = task(name).make()

@@ -26,12 +26,10 @@ BASE = Row(
     scale=1.0,
     wall_s=2.0,
     ttft_mean_s=0.5,
-    latency_mean_s=1.0,
     requests=64,
     prompt_tokens=67_840,
     output_tokens=1024,
     cached_tokens=63_000,
-    own_cores=2.0,
     foreign_cores=0.0,
 )
 
@@ -88,7 +86,7 @@ def test_tables() -> None:
     printed = io.StringIO()
     console = Console(width=100, file=printed)
     results = Results(ROWS, FLOORS)
-    for table in (results.wall_table("b"), results.ttft_table("b")):
+    for table in results.tables("b"):
         console.print(table)
     text = printed.getvalue()
     for cell in ("3.00", "~20.00", "9.00", "3.00x", "1.50x", "1.20x", "500", "400", "0.80x"):
@@ -108,7 +106,7 @@ def command(models: Path, *more: str) -> list[str]:
 
 @pytest.fixture
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"gemm_rates": {"torch": 1e12}, "read_bandwidth": 1e11}
+    found = {"gemm_rate": 1e12, "read_bandwidth": 1e11}
     monkeypatch.setattr(peers, "measure_apart", lambda *_: found)
 
 
@@ -182,18 +180,6 @@ def test_ceilings_in_a_process_of_their_own() -> None:
     assert found["gemm_rate"] == max(found["gemm_rates"].values())
 
 
-def test_the_highest_ceilings_count() -> None:
-    first = {"threads": 2, "gemm_rates": {"torch": 3.0, "native": 1.0}, "read_bandwidth": 5.0}
-    second = {"threads": 2, "gemm_rates": {"torch": 2.0, "native": 4.0}, "read_bandwidth": 4.0}
-    assert ceilings.best_of([first, second]) == {
-        "threads": 2,
-        "gemm_rate": 4.0,
-        "gemm_by": "native",
-        "gemm_rates": {"torch": 3.0, "native": 4.0},
-        "read_bandwidth": 5.0,
-    }
-
-
 # ---------------------------------------------------------------- options
 
 
@@ -204,22 +190,3 @@ def test_options() -> None:
     for wrong in ("who=/bin/sh", "vllm=/no/such/python", "vllm"):
         with pytest.raises(SystemExit):
             peers.parse_arguments(["--peer-python", wrong])
-
-
-def test_the_folder_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def make(size: str, folder: Path) -> Path:
-        made.append(folder)
-        return folder
-
-    monkeypatch.setattr("benchmarks.random_models.make_model", make)
-    for name in ("a", "a-bf16", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").touch()
-    assert peers.checkpoint("a", tmp_path, "bfloat16") == tmp_path / "a-bf16"
-    assert peers.checkpoint("b", tmp_path, "bfloat16") == tmp_path / "b"
-    assert peers.checkpoint("a", tmp_path, "float32") == tmp_path / "a"
-    assert not made
-    assert peers.checkpoint("a", tmp_path / "new", "bfloat16") == tmp_path / "new" / "a"
-    assert made == [tmp_path / "new" / "a"]
