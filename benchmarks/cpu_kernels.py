@@ -1,9 +1,9 @@
 """Our kernels on a CPU beside what it can do at most: `python -m benchmarks.cpu_kernels`.
 
-*Products* of the linear layers of some models, from one row to thousands, beside torch's. Weights
-rotate, as in a forward pass, so that few rows find none in a cache. *Attention* over paged keys and
-values as serving brings them, beside our reference kernels, in layers whose caches are larger than
-the processor's.
+*Products* of the linear layers of the random models, from one row to thousands, beside torch's.
+Weights rotate, as in a forward pass, so that few rows find none in a cache. *Attention* over paged
+keys and values as serving brings them, beside our reference kernels, in layers whose caches are
+larger than the processor's.
 
 The floor of a product or a step is the larger of its bytes by the bandwidth and its operations by
 the rate of a large product, both measured in the same run. `of floor` is the share of it that is
@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.common import Report, console_of, new_table
+from benchmarks.random_models import SHAPES, VOCAB_SIZE
 from rootlace.kernels import AttentionBatch
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
@@ -54,25 +55,21 @@ BLOCK_SIZE = 16
 SPIN_SECONDS = 0.01
 """Threads of torch's pool wait so long for more work before they leave the cores to others."""
 
-SHAPES = {
-    # model: {layer: (outputs, inputs)}
-    "150m": {
-        "qkv": (1280, 768),
-        "output": (768, 768),
-        "gate_up": (6144, 768),
-        "down": (768, 3072),
-        "head": (32000, 768),
-    },
-    "15m": {"qkv": (512, 256), "gate_up": (1536, 256), "down": (256, 768), "head": (32000, 256)},
-    "qwen3-0.6b": {
-        "qkv": (4096, 1024),
-        "output": (1024, 2048),
-        "gate_up": (6144, 1024),
-        "down": (1024, 3072),
-        "head": (151936, 1024),
-    },
-    "large": {"gate_up": (16384, 2048), "down": (2048, 8192), "head": (128256, 2048)},
-}
+HEAD_DIM = 64
+
+
+def layers_of(model: str) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of each kind of linear layer of a random model."""
+    shape = SHAPES[model]
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    q, kv = (HEAD_DIM * shape[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    return {
+        "qkv": (q + 2 * kv, hidden),
+        "output": (hidden, q),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "head": (VOCAB_SIZE, hidden),
+    }
 
 
 @dataclass(frozen=True)
@@ -266,7 +263,7 @@ def main() -> None:
     option(
         "--parts", nargs="+", choices=("products", "attention"), default=("products", "attention")
     )
-    option("--models", nargs="+", default=["150m", "15m"], choices=list(SHAPES))
+    option("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     option("--rows", nargs="+", type=int, default=list(ROWS))
     option("--heads", nargs=3, type=int, default=[12, 4, 64], metavar=("Q", "KV", "D"))
     option("--seconds", type=float, default=1.0, help="for each product and step")
@@ -277,15 +274,15 @@ def main() -> None:
         rate = max(product_rates(dtype, args.threads, args.seconds, library).values())
         bandwidth = read_bandwidth(args.threads, args.seconds, READ_BYTES, library)
         team, limits = Team(library, args.threads), (args.seconds, rate, bandwidth)
-        for model in args.models if "products" in args.parts else ():
+        for model in args.sizes if "products" in args.parts else ():
             results = [
                 one
-                for layer, shape in SHAPES[model].items()
+                for layer, shape in layers_of(model).items()
                 for work in products(layer, shape, args.rows, dtype, team)
                 for one in measure(work, *limits)
             ]
-            report.add(model, results)
-            console.print(table_of(f"Products of {model}", results))
+            report.add(f"products_{model}", results)
+            console.print(table_of(f"Products of model {model}", results))
         if "attention" in args.parts:
             steps = (attention(case, heads, dtype, team, library) for case in CASES)
             results = [one for work in steps for one in measure(work, *limits)]

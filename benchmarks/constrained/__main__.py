@@ -81,11 +81,9 @@ def measure_engine(
             for kind in KINDS
         },
         "constraints": [
-            {key: value for key, value in line.items() if not key.endswith("_us")}
-            | {
-                f"{key[:-3]}_p99_us": percentile(line[key], 0.99)
-                for key in line
-                if key.endswith("_us")
+            {
+                key: percentile(value, 0.99) if key.endswith("_us") else value
+                for key, value in line.items()
             }
             for line in constraints
         ],

@@ -91,9 +91,6 @@ class Floor:
     prefill_s: float
     decode_s: float
     arithmetic_s: float
-    distinct_prompt_tokens: int
-    decode_steps: int
-    bytes_per_step: float
 
 
 def floor_of(work: Work, spec: ModelSpec, dtype: str, rate: float, bandwidth: float) -> Floor:
@@ -116,7 +113,4 @@ def floor_of(work: Work, spec: ModelSpec, dtype: str, rate: float, bandwidth: fl
             max(read / bandwidth, (step.products + step.attention) / rate)
             for read, step in zip(step_bytes, steps, strict=True)
         ),
-        distinct_prompt_tokens=work.computed_tokens,
-        decode_steps=len(step_bytes),
-        bytes_per_step=sum(step_bytes) / max(1, len(step_bytes)),
     )

@@ -28,15 +28,8 @@ class Setting:
     llama_server: Path | None = None
 
 
-@dataclass(frozen=True)
-class Launch:
-    """What a driver is started with."""
-
-    model: Path
-    arguments: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-
-
+Launch = tuple[Path, list[str], dict[str, str]]
+"""What a driver is started with: the model, arguments, the environment."""
 Prepare = Callable[[Path, Path, Setting], Launch]
 """Of the peer's interpreter, the checkpoint's folder and the setting."""
 
@@ -61,11 +54,11 @@ def _vllm(python: Path, model: Path, setting: Setting) -> Launch:
     library = python.absolute().parent.parent / "lib" / "libiomp5.so"
     if library.exists():
         environment["LD_PRELOAD"] = str(library)
-    return Launch(model, environment=environment)
+    return model, [], environment
 
 
 def _transformers(python: Path, model: Path, setting: Setting) -> Launch:
-    return Launch(model)
+    return model, [], {}
 
 
 def _llama_server(python: Path, model: Path, setting: Setting) -> Launch:
@@ -73,7 +66,7 @@ def _llama_server(python: Path, model: Path, setting: Setting) -> Launch:
     if not found:
         raise PeerError("llamacpp: name the server with --llama-server PATH")
     convert = [str(python), str(DRIVERS / "to_gguf.py"), str(model)]
-    return Launch(_converted(model, ".gguf", convert, setting), ["--server", str(found)])
+    return _converted(model, ".gguf", convert, setting), ["--server", str(found)], {}
 
 
 def _openvino(python: Path, model: Path, setting: Setting) -> Launch:
@@ -83,7 +76,7 @@ def _openvino(python: Path, model: Path, setting: Setting) -> Launch:
     # bfloat16 weights are stored as float16: OpenVINO's files know no bfloat16.
     convert += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
     kv_size = ["--kv-gib", str(setting.kv_gib)]
-    return Launch(_converted(model, ".openvino", convert, setting), kv_size)
+    return _converted(model, ".openvino", convert, setting), kv_size, {}
 
 
 def _converted(model: Path, suffix: str, convert: list[str], setting: Setting) -> Path:
@@ -118,9 +111,9 @@ KNOWN_PEERS = {
 def start(name: str, python: Path, model: Path, setting: Setting) -> PeerProcess:
     """Load `model` in a peer. Raises PeerError."""
     peer = KNOWN_PEERS[name]
-    launch = peer.prepare(python, model, setting)
-    arguments = ["--model", str(launch.model), "--dtype", setting.dtype]
-    arguments += ["--threads", str(setting.threads), *launch.arguments]
+    loaded, more, environment = peer.prepare(python, model, setting)
+    arguments = ["--model", str(loaded), "--dtype", setting.dtype]
+    arguments += ["--threads", str(setting.threads), *more]
     log = setting.work / f"{name}-{model.name}.log"
     driver = DRIVERS / peer.driver
-    return PeerProcess(name, python, driver, arguments, launch.environment, log, setting.limit)
+    return PeerProcess(name, python, driver, arguments, environment, log, setting.limit)

@@ -36,7 +36,6 @@ def test_a_load_is_served_in_all_modes(demo_model: Path) -> None:
     assert tokens["unconstrained"] == tokens["constrained"] > 0
     forced = {mode: summary["forced_share"] for mode, summary in found["modes"].items()}
     assert forced["jump"] > 0 == forced["unconstrained"] == forced["constrained"]
-    assert 0 <= found["exact_answers"] <= 1
     checked = targets({}, [found])
     assert len(checked) == 2 and all(one["met"] is not None for one in checked.values())
 

@@ -64,25 +64,26 @@ def test_a_short_run_measures_everything_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dtype: str
 ) -> None:
     native_library()
-    monkeypatch.setattr(cpu_kernels, "SHAPES", {"tiny": {"gate_up": (64, 32), "down": (32, 50)}})
+    layers = {"gate_up": (64, 32), "down": (32, 50)}
+    monkeypatch.setattr(cpu_kernels, "layers_of", lambda model: layers)
     monkeypatch.setattr(cpu_kernels, "CASES", CASES)
     for name in ("ROTATED", "CACHED_BYTES", "READ_BYTES"):
         monkeypatch.setattr(cpu_kernels, name, 1 << 16)
     monkeypatch.setattr(ceilings, "SIDE", 64)
     path = tmp_path / "kernels.json"
     threads = torch.get_num_threads()
-    arguments = f"x --threads {threads} --seconds 0.001 --rows 1 3 --models tiny --heads 4 2 16"
+    arguments = f"x --threads {threads} --seconds 0.001 --rows 1 3 --sizes a --heads 4 2 16"
     monkeypatch.setattr(sys, "argv", [*arguments.split(), "--dtype", dtype, "--json", str(path)])
     cpu_kernels.main()
     report = json.loads(path.read_text())
     assert report["benchmark"] == "cpu_kernels" and report["dtype"] == dtype
     names = ("gate_up 64 x 32, 1 rows", "gate_up 64 x 32, 3 rows")
     names += ("down 32 x 50, 1 rows", "down 32 x 50, 3 rows")
-    found = {(one["name"], one["kernel"]) for one in report["tiny"]}
+    found = {(one["name"], one["kernel"]) for one in report["products_a"]}
     assert found == {(name, kernel) for name in names for kernel in ("native", "torch")}
     found = {(one["name"], one["kernel"]) for one in report["attention"]}
     assert found == {(case.name, kernel) for case in CASES for kernel in ("native", "reference")}
-    results = report["tiny"] + report["attention"]
+    results = report["products_a"] + report["attention"]
     assert all(one["seconds"] > 0 and one["floor"] > 0 for one in results)
     printed = capsys.readouterr().out
     assert "down 32 x 50, 3 rows" in printed and "decode shared" in printed

@@ -97,10 +97,10 @@ def test_trouble_at_the_start(
 def test_vllm_gets_both_cores_and_its_threads_library(tmp_path: Path, setting: Setting) -> None:
     python = tmp_path / "bin" / "python"
     (tmp_path / "lib").mkdir()
-    without = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting).environment
+    without = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)[2]
     assert without["VLLM_CPU_OMP_THREADS_BIND"] == "0-0" and "LD_PRELOAD" not in without
     (tmp_path / "lib" / "libiomp5.so").touch()
-    found = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting).environment
+    found = KNOWN_PEERS["vllm"].prepare(python, tmp_path, setting)[2]
     assert found["LD_PRELOAD"] == str(tmp_path / "lib" / "libiomp5.so")
 
 

@@ -49,7 +49,7 @@ ROWS = [
     row(engine="vllm", repetition=1, wall_s=100.0, foreign_cores=0.5),
     row(engine="slow", wall_s=5.0, requests=16, scale=0.25, ttft_mean_s=0.1, cached_tokens=None),
 ]
-FLOORS = {"b": {"W1": {"floor_s": 2.0, "arithmetic_s": 2.5, "distinct_prompt_tokens": 4840}}}
+FLOORS = {"b": {"W1": {"floor_s": 2.0, "arithmetic_s": 2.5}}}
 
 
 def test_ratios() -> None:
