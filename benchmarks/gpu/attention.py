@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -10,24 +10,23 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu import models
 from benchmarks.gpu.paged import FP8, HeadShape, Paged, attend, bound_plan, make_paged
-from benchmarks.gpu.setting import Report, Setting, describe, has_faulted
-from benchmarks.gpu.timing import time_in_turns
+from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.timing import OURS, time_in_turns, time_rates
 from rootlace.kernels import KernelSet
 
 Call = Callable[[], object]
 BF16 = torch.bfloat16
 
-OURS = "rootlace"
 LONG = 4096
 """Contexts from here on count for the targets."""
 MANY_ROWS = 16
 """Decode cases with fewer rows are too small to fill a GPU; they count for no target."""
 
 SHAPES = {
-    "8B": HeadShape(32, 8, 128),
-    "1B": HeadShape(32, 8, 64),
-    "smoke": HeadShape(4, 2, 16),
+    name: HeadShape(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
+    for name, shape in models.SHAPES.items()
 }
 
 DECODE_CASES = [
@@ -76,8 +75,8 @@ def measure_decode(setting: Setting, report: Report) -> None:
             if kv_dtype == BF16:
                 makers["sdpa"] = partial(sdpa, rows, 1, context, shape, setting.device)
             case["bytes"] = moved = paged.decode_bytes(shape)
-            case["kernels"] = found = compare(setting, makers)
-            add_rates(setting, found, moved, "bytes_per_second", "copy_bandwidth")
+            rates = (moved, "bytes_per_second", "copy_bandwidth")
+            case["kernels"] = time_rates(setting, makers, *rates)
 
 
 def measure_extend(setting: Setting, report: Report) -> None:
@@ -92,9 +91,9 @@ def measure_extend(setting: Setting, report: Report) -> None:
                 OURS: partial(attend, setting.kernels, paged),
                 "sdpa": partial(sdpa, 1, new, context, shape, setting.device),
             }
-            case["flops"] = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
-            case["kernels"] = found = compare(setting, makers)
-            add_rates(setting, found, case["flops"], "flops_per_second", "matmul_rate")
+            case["flops"] = flops = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
+            rates = (flops, "flops_per_second", "matmul_rate")
+            case["kernels"] = time_rates(setting, makers, *rates)
 
 
 def measure_tree(setting: Setting, report: Report) -> None:
@@ -166,32 +165,3 @@ def sdpa(rows: int, new: int, context: int, shape: HeadShape, device: torch.devi
 def visible_pairs(new: int, context: int) -> int:
     """Query-key pairs of a causal chunk: the last `new` of `context` tokens."""
     return new * (context - new) + new * (new + 1) // 2
-
-
-def compare(
-    setting: Setting, makers: Mapping[str, Callable[[], Call]]
-) -> dict[str, dict[str, Any]]:
-    """Times of those that can be made and run here; the others with their error."""
-    calls: dict[str, Call] = {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, make in makers.items():
-        try:
-            call = make()
-            call()
-            setting.synchronize()
-            calls[name] = call
-        except Exception as error:
-            if has_faulted():
-                raise
-            found[name] = {"error": describe(error)}
-    return found | {name: t.as_json() for name, t in time_in_turns(setting, calls).items()}
-
-
-def add_rates(
-    setting: Setting, found: Mapping[str, dict[str, Any]], amount: float, unit: str, ceiling: str
-) -> None:
-    """Beside each time, what was done in a second and its share of the ceiling."""
-    for entry in found.values():
-        if "us" in entry:
-            entry[unit] = rate = amount / (entry["us"] * 1e-6)
-            entry["share"] = setting.share(rate, ceiling)

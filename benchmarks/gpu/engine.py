@@ -46,7 +46,6 @@ class Served:
     end: float = 0.0
     tokens: int = 0
     decode_tokens: int = 0
-    steps: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -171,11 +170,9 @@ class InProcessEngine:
                 served.first_end = served.first_end or now
                 served.end = now
 
-        before = int(self._scheduler.stats()["steps"])
         EngineLoop(
             self._scheduler, self._runner, self._compiler, receive, send, overlap=self._overlap
         ).run()
-        served.steps = int(self._scheduler.stats()["steps"]) - before
         return served
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.timing import time_one
+from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
 
@@ -53,11 +53,9 @@ def measure(setting: Setting, report: Report) -> None:
     sizes = SMOKE if setting.smoke else Sizes()
     for work in report.progress(list(cases(sizes, setting.device)), "pointwise"):
         with report.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
-            timing = time_one(setting, partial(work.call, setting.kernels), capture=True)
-            rate = work.moved / timing.median
-            share = setting.share(rate, "copy_bandwidth")
-            found = {**timing.as_json(), "bytes_per_second": rate, "share": share}
-            case["kernels"] = {"rootlace": found}
+            rates = (work.moved, "bytes_per_second", "copy_bandwidth")
+            makers = {OURS: partial(partial, work.call, setting.kernels)}
+            case["kernels"] = time_rates(setting, makers, *rates)
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:

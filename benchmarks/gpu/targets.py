@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.common import aim
-from benchmarks.gpu.attention import LONG, MANY_ROWS, OURS
+from benchmarks.gpu.attention import LONG, MANY_ROWS
+from benchmarks.gpu.timing import OURS
 
 Case = Mapping[str, Any]
 Parts = Mapping[str, Mapping[str, Any]]

@@ -10,13 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from benchmarks.common import percentile
-from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.setting import Setting, describe, has_faulted
 
 Call = Callable[[], object]
+
+OURS = "rootlace"
 
 ROUNDS = 4
 """Turns that calls take with each other."""
@@ -66,6 +69,33 @@ def time_in_turns(
             each = do_bench(run, warmup=5, rep=setting.milliseconds / ROUNDS, return_mode="all")
             seconds[name] += [milliseconds / 1e3 for milliseconds in each]
     return {name: Timing(found, name in captured) for name, found in seconds.items()}
+
+
+def time_rates(
+    setting: Setting,
+    makers: Mapping[str, Callable[[], Call]],
+    amount: float,
+    unit: str,
+    ceiling: str,
+) -> dict[str, dict[str, Any]]:
+    """Times of those that can be made and run here, with how much of `amount` they do in a second
+    and its share of the ceiling; the others with their error."""
+    calls: dict[str, Call] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, make in makers.items():
+        try:
+            call = make()
+            call()
+            setting.synchronize()
+            calls[name] = call
+        except Exception as error:
+            if has_faulted():
+                raise
+            found[name] = {"error": describe(error)}
+    for name, timing in time_in_turns(setting, calls).items():
+        rate = amount / timing.median
+        found[name] = timing.as_json() | {unit: rate, "share": setting.share(rate, ceiling)}
+    return found
 
 
 def _captured(call: Call) -> Call:
