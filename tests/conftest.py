@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -49,6 +51,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_gpu: takes all of the GPU's memory; runs alone")
     config.addinivalue_line("markers", "slow: not part of `make check`")
+    heed_interrupts()
+
+
+def heed_interrupts() -> None:
+    """A process that a shell started in the background may ignore SIGINT, and so may all that it
+    starts: tests that interrupt a program would wait for it forever."""
+    if (
+        threading.current_thread() is threading.main_thread()  # no other may set a handler
+        and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
