@@ -14,8 +14,8 @@ class Matcher(Protocol):
     """Where one request stands in its constraint. Not thread-safe; one per request.
 
     Token ids are the model's. "The text" is the bytes of the tokens taken in so far. A kind of
-    matcher that derives from this has no shared masks, no automaton and nothing to retreat from,
-    unless it says otherwise.
+    matcher that derives from this has no shared masks and no automaton, and its `advance` refuses
+    nothing that the mask allowed, unless it says otherwise.
     """
 
     ready: MaskRow | None = None
@@ -95,7 +95,6 @@ class Matcher(Protocol):
         back to the nearest place where something else can follow, and say how many tokens taken in
         were undone for that (0: only the refused one is to be drawn again). None if there is no
         such place or the tries are used up; then `error` says so."""
-        return None
 
     def error(self) -> str:
         """Why the last `advance`, `retreat` or mask failed; empty otherwise."""

@@ -267,6 +267,10 @@ class LLGuidanceMatcher(Matcher):
     def reset(self) -> None:
         self.rollback(len(self._tokens) + self._ended)
 
+    def retreat(self) -> int | None:
+        self._error = "the constraint has nothing to check that its mask does not hold"
+        return None
+
     def error(self) -> str:
         if self._parser.matcher.is_error():
             return reason(self._parser.matcher)
