@@ -23,7 +23,6 @@ STEPS = [(rows, context) for context in (1024, 32_768) for rows in (1, 16, 64, 2
 """Rows and tokens of context; the last one shows what grows with the context."""
 STEPS += [(64, 131_072)]
 STACK_ROWS = (32, 64)
-STEP_SECONDS = 0.002
 NODES = (10_000, 1_000_000)
 
 
@@ -52,7 +51,7 @@ def main() -> None:
         ]
         found("steps", "Engine: CPU us per decode step beside the model", steps)
     if "stack" in parts:
-        with stack.started(demo_model(), STEP_SECONDS) as running:
+        with stack.started(demo_model()) as running:
             costs = [
                 stack.measure_stack(running, mode, rows, args.rounds)
                 for mode in stack.MODES

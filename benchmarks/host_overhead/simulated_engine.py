@@ -12,8 +12,10 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import zmq
+from tokenizers import Tokenizer
 
 from benchmarks.host_overhead.engine_loop import BLOCK_SIZE, NoModel, new_loop, receive_from
 from rootlace.runtime import processes
@@ -23,10 +25,11 @@ from rootlace.runtime.scheduler.scheduler import Scheduler
 
 NUM_BLOCKS = 16384
 CONTEXT_LENGTH = 16384
+STEP_SECONDS = 0.002
 ENGINE_MODULE = "rootlace.runtime.engine"
 
 
-def gateway(vocab_size: str, step_seconds: str) -> int:
+def gateway() -> int:
     """The gateway's own `main`, but for whom it starts as its engine."""
     from rootlace.runtime.gateway.__main__ import main
 
@@ -35,16 +38,17 @@ def gateway(vocab_size: str, step_seconds: str) -> int:
     def command(module: str) -> list[str]:
         if module != ENGINE_MODULE:
             return real(module)
-        return [sys.executable, "-m", __spec__.name, "engine", vocab_size, step_seconds]
+        return [sys.executable, "-m", __spec__.name, "engine"]
 
     processes.child_command = command
     return main()
 
 
-def engine(vocab_size: str, step_seconds: str) -> int:
+def engine() -> int:
     config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
     processes.call_when_parent_ends(sys.stdin.buffer, lambda: os._exit(0))
-    vocab = int(vocab_size)
+    tokenizer = Tokenizer.from_file(str(Path(config.engine.executor.model) / "tokenizer.json"))
+    vocab = tokenizer.get_vocab_size()
     cache = replace(config.engine.cache, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
     scheduler = Scheduler(config.engine.scheduler, cache, CONTEXT_LENGTH, vocab_size=vocab)
     context = zmq.Context()
@@ -59,9 +63,7 @@ def engine(vocab_size: str, step_seconds: str) -> int:
     capacity = min(CONTEXT_LENGTH, NUM_BLOCKS * BLOCK_SIZE)
     sizes = (NUM_BLOCKS, BLOCK_SIZE, CONTEXT_LENGTH, capacity, vocab)
     send([Ready(os.getpid(), *sizes, "none", "none")])
-    loop = new_loop(
-        scheduler, NoModel(vocab, float(step_seconds)), partial(receive_from, inbox), send
-    )
+    loop = new_loop(scheduler, NoModel(vocab, STEP_SECONDS), partial(receive_from, inbox), send)
     try:
         loop.run()
     finally:
@@ -70,5 +72,4 @@ def engine(vocab_size: str, step_seconds: str) -> int:
 
 
 if __name__ == "__main__":
-    kind, *rest = sys.argv[1:]
-    sys.exit(engine(*rest) if kind == "engine" else gateway(*rest))
+    sys.exit(engine() if sys.argv[1:] == ["engine"] else gateway())

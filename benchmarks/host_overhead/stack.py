@@ -8,25 +8,19 @@ and with long outputs tell what a step costs from what a request costs.
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import psutil
-from tokenizers import Tokenizer
 
 import rootlace as rl
-from benchmarks.common import ROOT
-from rootlace.runtime.config import EngineConfig, ExecutorConfig, GatewayConfig, RuntimeConfig
-from rootlace.runtime.processes import write_config
+from benchmarks.host_overhead import simulated_engine
 
 SHORT, LONG = 16, 144
 """Tokens per request of the two kinds of run."""
@@ -60,13 +54,13 @@ class StackCost:
 
 
 class Stack:
-    """A gateway with a simulated engine, and a client in this process."""
+    """A runtime whose engine has no model, and its client in this process."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ready: dict[str, Any]) -> None:
-        self._engine = psutil.Process(process.pid).children()[0].pid
-        self._gateway = process.pid
-        self.url: str = ready["http_address"]
-        self.endpoint = rl.RuntimeEndpoint(ready["program_address"])
+    def __init__(self, runtime: rl.Runtime) -> None:
+        assert runtime.url is not None
+        self._gateway = runtime.pid
+        self._engine = psutil.Process(runtime.pid).children()[0].pid
+        self.url, self.endpoint = runtime.url, runtime.endpoint
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds so far, of each part; the simulation's own are left out."""
@@ -79,34 +73,13 @@ class Stack:
 
 
 @contextmanager
-def started(model: Path, step_seconds: float) -> Iterator[Stack]:
+def started(model: Path) -> Iterator[Stack]:
     """`model`: a folder with a tokenizer."""
-    vocab_size = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size()
-    with tempfile.TemporaryDirectory() as folder:
-        config = RuntimeConfig(
-            GatewayConfig(
-                model=str(model), program_address=f"ipc://{folder}/programs", http_port=0
-            ),
-            EngineConfig(ExecutorConfig(str(model))),
-        )
-        module = "benchmarks.host_overhead.simulated_engine"
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, "gateway", str(vocab_size), str(step_seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(write_config(config))
-            process.stdin.flush()
-            ready = json.loads(process.stdout.readline())
-            stack = Stack(process, ready)
-            yield stack
-            stack.endpoint.close()
-        finally:
-            process.stdin.close()
-            process.wait(30)
+    with (
+        patch("rootlace.client.runtime.GATEWAY_MODULE", simulated_engine.__name__),
+        rl.Runtime(model, http_port=0) as runtime,
+    ):
+        yield Stack(runtime)
 
 
 def measure_stack(stack: Stack, mode: str, rows: int, rounds: int) -> StackCost:

@@ -32,7 +32,7 @@ def test_the_tree_has_the_size_asked_for() -> None:
 
 @pytest.mark.parametrize("mode", ["programs, 1,000 ids", "http, streamed"])
 def test_the_whole_stack(demo_model: Path, mode: str) -> None:
-    with stack.started(demo_model, 0.0005) as running:
+    with stack.started(demo_model) as running:
         before = running.cpu()
         cost = stack.measure_stack(running, mode, 2, 1)
         after = running.cpu()
