@@ -127,7 +127,6 @@ class Summary:
     requests_per_second: float
     output_tokens_per_second: float
     ttft_mean: float
-    ttft_p50: float
     ttft_p99: float
     hit_rate: float
     ideal_hit_rate: float
@@ -141,9 +140,6 @@ class Summary:
         waits = [wait for run in runs for wait in run.first_token]
         busy, model = sum(r.engine_busy for r in runs), sum(r.engine_model for r in runs)
         prompt = sum(run.prompt_tokens for run in runs)
-        repetitions = [asdict(run) for run in runs]
-        for repetition in repetitions:
-            del repetition["first_token"]
         return cls(
             size=size,
             load=load,
@@ -151,14 +147,16 @@ class Summary:
             requests_per_second=median(run.requests / run.wall for run in runs),
             output_tokens_per_second=median(run.output_tokens / run.wall for run in runs),
             ttft_mean=mean(waits),
-            ttft_p50=percentile(waits, 0.5),
             ttft_p99=percentile(waits, 0.99),
             hit_rate=sum(run.cached_tokens for run in runs) / prompt,
             ideal_hit_rate=sum(run.ideal_hit_rate * run.prompt_tokens for run in runs) / prompt,
             overhead_share=(busy - model) / busy if busy else 0.0,
             cpu_per_request=median(run.cpu / run.requests for run in runs),
             foreign_cores=max(run.foreign_cores for run in runs),
-            repetitions=repetitions,
+            repetitions=[
+                {name: value for name, value in asdict(run).items() if name != "first_token"}
+                for run in runs
+            ],
         )
 
 

@@ -9,7 +9,6 @@ from benchmarks.gpu.models import random_model
 from benchmarks.gpu.setting import Report, Setting
 from rootlace.wire.protocol import Constraint, SamplingParams
 
-BLOCK_SIZE = 16
 WARM_UPS = 2
 """In the first rounds graphs are captured and the automaton is walked until it is known whole."""
 PAIRS = r'\{("[a-z ]{3,30}": [0-9]{2,6}, )*"#": true\}'
@@ -27,8 +26,7 @@ def measure(setting: Setting, report: Report) -> None:
     prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
     rates: dict[str, list[float]] = {"constrained": [], "unconstrained": []}
     with random_model(name, setting.device) as model:
-        blocks = (rows + 2) * (-(-(16 + new) // BLOCK_SIZE) + 1)
-        runner = model.runner(blocks, max_running=rows)
+        runner = model.runner_for(rows, 16 + new)
         compiler = grammar_compiler(model.config.spec.vocab_size)
         rounds = WARM_UPS + setting.choose(5, 3, 1)
         with InProcessEngine(runner, compiler, rows) as engine:

@@ -15,7 +15,6 @@ from benchmarks.gpu.engine import InProcessEngine, grammar_compiler, greedy
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.setting import Report, Setting
 
-BLOCK_SIZE = 16
 SKIPPED, PROFILED = 40, 60
 """Turns of the engine's loop before the profiler starts, and while it runs."""
 DEVICE_KINDS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -33,8 +32,7 @@ def measure(setting: Setting, report: Report) -> None:
     name, rows, new = ("smoke", 3, 10) if setting.smoke else ("1B", 64, 256)
     skipped, profiled = (1, 3) if setting.smoke else (SKIPPED, PROFILED)
     with random_model(name, setting.device) as model:
-        blocks = (rows + 2) * (-(-(128 + new) // BLOCK_SIZE) + 1)
-        runner = model.runner(blocks, max_running=rows)
+        runner = model.runner_for(rows, 128 + new)
         compiler = grammar_compiler(model.config.spec.vocab_size)
         prompts = [[2 + (row + i) % 250 for i in range(128)] for row in range(rows)]
         modes = (None,) if setting.quick else (None, False)

@@ -89,6 +89,11 @@ class RandomModel:
             weights_of=lambda *_: self.weights,
         )
 
+    def runner_for(self, rows: int, tokens: int, block_size: int = 16) -> ModelRunner:
+        """A runner with room for `rows` requests of `tokens` each, and a little more."""
+        blocks = (rows + 2) * (-(-tokens // block_size) + 1)
+        return self.runner(blocks, max_running=rows, block_size=block_size)
+
     def step_bytes(self, rows: int, context: int) -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding none),
         the keys and values of all contexts once, those of the new tokens."""
