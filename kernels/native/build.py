@@ -26,6 +26,7 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
+    "-fvisibility=hidden",  # or two libraries in one process would share tables
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",

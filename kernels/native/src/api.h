@@ -7,6 +7,10 @@
 
 #include <cstdint>
 
+// What is not the interface is hidden (build.py): libraries for two instruction sets may be in one
+// process, and the loader would give one of them the other's constants and tables.
+#define RL_API __attribute__((visibility("default")))
+
 extern "C" {
 
 // What a call ended with: an exception's words are `rl_error`'s. A function that creates something
@@ -14,7 +18,7 @@ extern "C" {
 enum RlStatus : int32_t { RL_DONE = 0, RL_NO_MEMORY = 1, RL_FAILED = 2 };
 
 // Of this thread's last failed call; good until its next one.
-const char* rl_error();
+RL_API const char* rl_error();
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
@@ -89,19 +93,20 @@ struct RlStep {
 
 // What `rl_forward` keeps between steps: its memory, which grows as steps do. One per model.
 struct RlWorkspace;
-RlWorkspace* rl_workspace_new();
-void rl_workspace_free(RlWorkspace* workspace);
+RL_API RlWorkspace* rl_workspace_new();
+RL_API void rl_workspace_free(RlWorkspace* workspace);
 
 // All layers. `team` (here and below) is a rootlace::Team*.
-int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* model, const RlStep* step);
+RL_API int32_t rl_forward(void* team, RlWorkspace* workspace, const RlModel* model,
+                          const RlStep* step);
 
 // hidden[rows, hidden] -> logits[rows, vocab], and, unless `tokens` is null, the best token of each
 // row: the largest logit, the smallest id among equals; -1 where it is not finite or a logit is NaN.
 // Where there are `masks`, of the tokens that each row's allows: masks[row] is the address of
 // ceil(vocab / 32) words (bit i of word w is token 32 w + i), or 0 where all are; logits that they
 // exclude may be left as they are.
-int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
-                  const int64_t* masks, float* logits, int32_t* tokens);
+RL_API int32_t rl_logits(void* team, const RlModel* model, const void* hidden, int32_t rows,
+                         const int64_t* masks, float* logits, int32_t* tokens);
 
 // `LogitEdits` of kernels/interface.py, whose arrays have those names; null: nothing of that kind.
 struct RlEdits {
@@ -116,8 +121,8 @@ struct RlEdits {
 };
 
 // logits[rows, vocab] with the edits -> out[rows, vocab].
-int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab, const RlEdits* edits,
-                float* out);
+RL_API int32_t rl_edit(void* team, const float* logits, int32_t rows, int32_t vocab,
+                       const RlEdits* edits, float* out);
 
 // A number per row, `apart` bytes from one to the next.
 struct RlColumn {
@@ -135,38 +140,39 @@ struct RlPicks {
 };
 
 // One token of each of `rows` rows of `vocab`; -1 where there is no distribution.
-int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab, const RlPicks* picks,
-                int32_t* tokens);
+RL_API int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab,
+                       const RlPicks* picks, int32_t* tokens);
 
 // Of each of `rows` rows of `vocab`: the log-probability of its token, NaN for a token that there is
 // not, and ids and log-probabilities of its `top` (at most `vocab`) best, [rows, top].
-int32_t rl_scores(void* team, const float* logits, int32_t rows, int32_t vocab,
-                  const int32_t* tokens, int32_t top, float* logprobs, int32_t* top_ids,
-                  float* top_logprobs);
+RL_API int32_t rl_scores(void* team, const float* logits, int32_t rows, int32_t vocab,
+                         const int32_t* tokens, int32_t top, float* logprobs, int32_t* top_ids,
+                         float* top_logprobs);
 
 // Asks the system for what this library's instructions need. 0, or the reason (an errno) why none of
 // the other functions may be called.
-int32_t rl_prepare();
+RL_API int32_t rl_prepare();
 
 // The instruction set that this library computes with: "amx", "avx512-bf16", "avx512", "avx2",
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
-const char* rl_instructions();
+RL_API const char* rl_instructions();
 
 // The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits: what a mirror of them is checked against.
-void rl_sizes(int64_t* sizes);
+RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.
-void* rl_team_new(int32_t threads);
-void rl_team_free(void* team);
-int32_t rl_team_size(void* team);
+RL_API void* rl_team_new(int32_t threads);
+RL_API void rl_team_free(void* team);
+RL_API int32_t rl_team_size(void* team);
 
 // For tests: a region of `rounds` times `tasks` tasks of about `work` additions each. Adds to
 // counts[rounds, tasks] how often each was run; returns how often a task saw one of the round
 // before that was not done, -1 where the region threw.
-int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work, int32_t* counts);
+RL_API int64_t rl_team_try(void* team, int32_t rounds, int32_t tasks, int64_t work,
+                           int32_t* counts);
 
 // For tests: a region of three rounds, in the second of which task `at` asks for `bytes` of scratch
 // memory, or throws where they are negative.
-int32_t rl_team_fail(void* team, int32_t tasks, int32_t at, int64_t bytes);
+RL_API int32_t rl_team_fail(void* team, int32_t tasks, int32_t at, int64_t bytes);
 
 }

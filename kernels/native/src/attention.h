@@ -41,8 +41,9 @@ extern "C" {
 // One region of attention in `layers` layers that differ in their caches only, `layer_stride`
 // elements apart; for tests and measurements. q [tokens, heads, head_dim] with tokens q_stride
 // apart, out [tokens, heads, head_dim].
-int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads, int32_t head_dim,
-                     int32_t block_size, const RlRows* rows, const void* q, int64_t q_stride,
-                     const void* k_cache, const void* v_cache, int32_t layers, int64_t layer_stride,
-                     int32_t window, float scale, void* out, float* lse);
+RL_API int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
+                            int32_t head_dim, int32_t block_size, const RlRows* rows, const void* q,
+                            int64_t q_stride, const void* k_cache, const void* v_cache,
+                            int32_t layers, int64_t layer_stride, int32_t window, float scale,
+                            void* out, float* lse);
 }

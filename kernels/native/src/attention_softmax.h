@@ -23,12 +23,14 @@ inline float largest(Native v) {
   return most;
 }
 
+// 0, 1, 2 and so on.
 struct Numbers {
-  NativeInts at;
-  Numbers() {
+  alignas(64) int32_t at[NATIVE] = {};
+  constexpr Numbers() {
     for (int i = 0; i < NATIVE; i++) at[i] = i;
   }
 };
+constexpr Numbers NUMBERS;
 
 constexpr int PARTS = LANES / NATIVE;      // registers of 16 lanes
 constexpr int SCORES = KEY_BLOCK / NATIVE;  // registers of a query's scores
@@ -55,9 +57,9 @@ inline float soften(const float* scores, int vecs, int low, int high, float scal
   for (int j = 0; j < SCORES; j++)
     x[j] = j < vecs * PARTS ? load_as<Native>(scores + j * NATIVE) : nothing;
   if (low > 0 || high < vecs * LANES) {
-    static const Numbers numbers;
+    const NativeInts numbers = load_as<NativeInts>(NUMBERS.at);
     for (int j = 0; j < SCORES; j++) {
-      NativeInts key = numbers.at + j * NATIVE;
+      NativeInts key = numbers + j * NATIVE;
       x[j] = key < low ? nothing : x[j];
       x[j] = key < high ? x[j] : nothing;
     }

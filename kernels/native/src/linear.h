@@ -40,16 +40,17 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
 extern "C" {
 
 // Size of what `rl_pack` writes; `gated`: the weights are gate and up of `outputs / 2` rows each.
-int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated);
+RL_API int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t gated);
 
 // weights[outputs, inputs], row-major, into `packed` (64-byte aligned), by all threads of `team`.
 // Padding is zero.
-int32_t rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs,
-                int32_t inputs, int32_t gated, void* packed);
+RL_API int32_t rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs,
+                       int32_t inputs, int32_t gated, void* packed);
 
 // `count` products of the same shape, one behind the other in one region, each of x[rows, inputs],
 // rows `ldx` elements apart, with its own weights into the same `out`, contiguous; for tests and
 // measurements. `epilogue` is a rootlace::Epilogue.
-int32_t rl_linear(rootlace::Team* team, int32_t dtype, int32_t epilogue, const void* x, int64_t ldx,
-                  int32_t rows, const RlLinear* weights, int32_t count, void* out);
+RL_API int32_t rl_linear(rootlace::Team* team, int32_t dtype, int32_t epilogue, const void* x,
+                         int64_t ldx, int32_t rows, const RlLinear* weights, int32_t count,
+                         void* out);
 }

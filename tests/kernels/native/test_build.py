@@ -18,6 +18,8 @@ from rootlace.kernels.native.build import COMPILERS, NativeUnavailable, library_
 from rootlace.kernels.native.library import open_library
 
 HAVE_COMPILER = any(shutil.which(name) for name in COMPILERS)
+EXPORTED = '__attribute__((visibility("default")))'
+"""Functions are hidden unless they say so, as `RL_API` of api.h does."""
 needs_compiler = pytest.mark.skipif(not HAVE_COMPILER, reason="needs a C++ compiler")
 
 
@@ -29,7 +31,7 @@ def sources(tmp_path: Path) -> Path:
     (folder / "answer.h").write_text("int half();\n")
     (folder / "half.cpp").write_text('#include "answer.h"\nint half() { return 21; }\n')
     (folder / "answer.cpp").write_text(
-        '#include "answer.h"\nextern "C" int answer() { return 2 * half(); }\n'
+        f'#include "answer.h"\nextern "C" {EXPORTED} int answer() {{ return 2 * half(); }}\n'
     )
     return folder
 
@@ -211,13 +213,14 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_sources(sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`library.load` compiles `sources`, which have the functions it expects, into `cache`."""
     defined = ("rl_prepare", "rl_sizes")
-    bodies = "\n".join(f"void {name}() {{}}" for name in library.FUNCTIONS if name not in defined)
+    empty = (name for name in library.FUNCTIONS if name not in defined)
+    bodies = "\n".join(f"{EXPORTED} void {name}() {{}}" for name in empty)
     sizes = ", ".join(str(ctypes.sizeof(one)) for one in library.STRUCTURES)
     count = len(library.STRUCTURES)
     (sources / "all.cpp").write_text(
         f"""extern "C" {{ {bodies}
-int rl_prepare() {{ return 0; }}
-void rl_sizes(long long* sizes) {{
+{EXPORTED} int rl_prepare() {{ return 0; }}
+{EXPORTED} void rl_sizes(long long* sizes) {{
   const long long all[] = {{{sizes}}};
   for (int i = 0; i < {count}; i++) sizes[i] = all[i];
 }} }}"""
@@ -233,8 +236,8 @@ def test_a_refused_tile_unit_is_done_without(
     sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = (sources / "all.cpp").read_text()
-    refusal = "#ifdef HAS_TILES\nint rl_prepare() { return 1; }\n#else\n"
-    allowed = "int rl_prepare() { return 0; }\n"
+    refusal = f"#ifdef HAS_TILES\n{EXPORTED} int rl_prepare() {{ return 1; }}\n#else\n"
+    allowed = f"{EXPORTED} int rl_prepare() {{ return 0; }}\n"
     text = text.replace(allowed, f"{refusal}{allowed}#endif\n")
     (sources / "all.cpp").write_text(text)
     monkeypatch.setitem(library.INSTRUCTIONS, "best", ("-DHAS_TILES",))
