@@ -36,6 +36,7 @@ _IN_ECMA = {
     (sre.CATEGORY, sre.CATEGORY_SPACE): [(sre.RANGE, part) for part in ECMA_SPACE],
     (sre.CATEGORY, sre.CATEGORY_NOT_SPACE): [(sre.RANGE, part) for part in complement(ECMA_SPACE)],
 }
+_INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
 
 
 class NotTranslated(ValueError):
@@ -51,7 +52,8 @@ def regex_of_pattern(pattern: str) -> Regex:
             tree = sre_parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, Warning) as error:
         raise NotTranslated(f"pattern {pattern!r}: {error}") from None
-    return either(*(found.whole() for found in _anchored(list(tree))))
+    agreed = _Agreed("", verbose=False)
+    return either(*(found.whole() for found in _anchored(list(tree), agreed)))
 
 
 def _refuse_dialect(pattern: str) -> None:
@@ -89,7 +91,7 @@ class _Option:
         return concat(before, self.regex, BLANK if self.ends else _ANYTHING)
 
 
-def _anchored(items: list[Any]) -> list[_Option]:
+def _anchored(items: list[Any], agreed: _Agreed) -> list[_Option]:
     """The options of a sequence at the top, where anchors may stand at either end (also within
     groups there, as in `^(a|b)$` or `(^a$)|b`)."""
     begins = ends = False
@@ -98,7 +100,7 @@ def _anchored(items: list[Any]) -> list[_Option]:
     while items and items[-1] == (sre.AT, sre.AT_END):
         ends, items = True, items[:-1]
     if not any(_has_anchor(item) for item in items):
-        return [_Option(_sequence(items), begins, ends)]
+        return [_Option(agreed.sequence(items, _INSIDE), begins, ends)]
     if len(items) == 1:
         kind, detail = items[0]
         if kind is sre.BRANCH:
@@ -107,11 +109,11 @@ def _anchored(items: list[Any]) -> list[_Option]:
             bodies = [list(detail[3])]
         else:
             raise NotTranslated("an anchor inside the pattern")
-        found = [option for body in bodies for option in _anchored(body)]
+        found = [option for body in bodies for option in _anchored(body, agreed)]
         return [_Option(o.regex, begins or o.begins, ends or o.ends) for o in found]
-    heads = _anchored(items[:1]) if _has_anchor(items[0]) else None
-    tails = _anchored(items[-1:]) if _has_anchor(items[-1]) else None
-    middle = _sequence(items[1 if heads else 0 : -1 if tails else None])
+    heads = _anchored(items[:1], agreed) if _has_anchor(items[0]) else None
+    tails = _anchored(items[-1:], agreed) if _has_anchor(items[-1]) else None
+    middle = agreed.sequence(items[1 if heads else 0 : -1 if tails else None], _INSIDE)
     options = []
     for head in heads or [_Option(BLANK)]:
         for tail in tails or [_Option(BLANK)]:
@@ -150,11 +152,3 @@ class _Agreed(Translation):
         as_ecma = tuple(one for member in members for one in _IN_ECMA.get(member, (member,)))
         # Sets are negated in each dialect, before what they agree on is taken.
         return intersection(python, super().characters(code, as_ecma, flags | re.ASCII))
-
-
-_AGREED = _Agreed("", verbose=False)
-_INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
-
-
-def _sequence(items: list[Any]) -> Regex:
-    return _AGREED.sequence(items, _INSIDE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import ipaddress
 import json
 import random
 import re
+import tracemalloc
 import uuid
 
 import pytest
@@ -47,6 +49,22 @@ def test_found_as_re_finds_it(source: str) -> None:
     for text in texts:
         if text.isascii() and not set(text) & set("\n\r\x1c\x1d\x1e\x1f\x85"):
             assert _run(dfa, text) == bool(re.search(source, text)), text
+
+
+def test_nothing_of_a_pattern_is_kept() -> None:
+    """A class with `\\w` has hundreds of ranges, and a server sees patterns without end."""
+
+    def kept(first: int) -> int:
+        for code in range(first, first + 10):
+            regex_of_pattern(f"^[\\w{chr(code)}]+$")
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        assert kept(0x2600) + 10_000 > kept(0x2700)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
