@@ -105,7 +105,7 @@ class Translation:
     def __init__(self, pattern: str, verbose: bool) -> None:
         self._pattern = pattern
         self._verbose = verbose
-        self._known: dict[tuple[Any, ...], Regex] = {}
+        self._known: dict[tuple[Any, ...], Regex] = {}  # its classes, each worked out once
 
     def sequence(self, operations: Sequence[tuple[Any, Any]], context: Context) -> Regex:
         parts: list[Regex] = []
@@ -117,6 +117,8 @@ class Translation:
         for index, (code, argument) in enumerate(operations):
             here = replace(inner, at_end=context.at_end and index >= last - 1)
             part = self.operation(code, argument, here)
+            if part == NOTHING:
+                return NOTHING  # what follows is never reached, so it is not refused either
             parts.append(part)
             if not inner.after_text and code not in _READING_NOTHING:
                 least, most = lengths(part)

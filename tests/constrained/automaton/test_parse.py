@@ -157,6 +157,15 @@ def test_surrogates_match_nothing() -> None:
     assert not accepts(LazyDfa(parse("[^a]"), 10), "a")
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(?:\ud800(?<=ab)|x)", r"(?:[\ud800](a)\1|x)", r"(?:\ud800(?>a|ab)c|x)"]
+)
+def test_what_follows_a_surrogate_is_not_refused(pattern: str) -> None:
+    """Nothing reaches it."""
+    dfa = LazyDfa(parse(pattern), 10)
+    assert accepts(dfa, "x") and not accepts(dfa, "aa")
+
+
 def test_lazy_quantifiers_have_the_language_of_greedy_ones() -> None:
     assert parse("a*?") == parse("a*") == Repeat(Literal("a"), 0, None)
 
