@@ -283,3 +283,10 @@ def test_a_long_chain_of_rules_and_a_large_one(compiler: GrammarCompiler) -> Non
     with_many = compiler.compile(ebnf=f"root ::= r27\n{doubling}").matcher()
     assert accepts(compiler, with_many, "b" * 8)
     assert not compiler.compile(ebnf=f"root ::= r0\n{doubling}").matcher().is_accepting()
+
+
+def test_blanks_in_a_count_are_read_in_linear_time() -> None:
+    """It would not end otherwise."""
+    blanks = " " * 16_000
+    with pytest.raises(InvalidConstraint, match="expected a count"):
+        parse_gbnf('root ::= "a"{' + blanks + "," + blanks)

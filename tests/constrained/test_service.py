@@ -371,3 +371,9 @@ def test_hostile_constraints_are_suspicious(name: str) -> None:
 )
 def test_ordinary_constraints_are_not_suspicious(constraint: Constraint) -> None:
     assert not is_suspicious(constraint)
+
+
+def test_blanks_in_a_count_are_scanned_in_linear_time() -> None:
+    """It would not end otherwise."""
+    blanks = " " * 8_000
+    assert not is_suspicious(Constraint("regex", "a{" + blanks + "," + blanks))

@@ -28,11 +28,12 @@ MAX_REFERENCES = 64
 MAX_MULTIPLE = 1_000
 MAX_COMBINATIONS = 4_096
 
+# Possessive blanks: tried in every split, many of them would take cubic time.
 _PIECE = re.compile(
     r"""
       \\.?
     | \[ \^? \]? (?: [^]\\] | \\.? )* \]?
-    | (?P<count> \{ \s* (\d{0,9}) \s* (?: , \s* (\d{0,9}) \s* )? \} )
+    | (?P<count> \{ \s*+ (\d{0,9}) \s*+ (?: , \s*+ (\d{0,9}) \s*+ )? \} )
     | (?P<group> \( ) (?= (?P<look> \? <? [=!] )? )
     | .""",
     re.VERBOSE | re.DOTALL,

@@ -34,7 +34,7 @@ Rules = dict[str, Regex]
 _BLANK = re.compile(r"(?:\s+|#[^\n]*)+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _RULE = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)(?:\s+|#[^\n]*)*::=")
-_COUNTS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
+_COUNTS = re.compile(r"\{\s*+(\d*+)\s*+(,?)\s*+(\d*)\s*+\}")
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 
