@@ -26,12 +26,12 @@ def test_a_schema_in_a_grammar_is_exact() -> None:
     [
         (
             '{"type": "array", "uniqueItems": true}',
-            "line 2: json_schema: #/uniqueItems: no mask can hold",
+            "line 2: #/uniqueItems: no mask can hold",
         ),
-        ('{"type": 3}', "line 2: json_schema: #/type: "),
+        ('{"type": 3}', "line 2: #/type: "),
         (
             '{"const": -9223372036854775808}',
-            "line 2: json_schema: #/const: no mask can hold 'const'",
+            "line 2: #/const: no mask can hold 'const'",
         ),
         ('{"x-guidance": 1}', "line 2: #/x-guidance: it must be an object"),
         ('{"type": ', "ebnf: "),

@@ -163,6 +163,15 @@ def structure(**fields: Any) -> dict[str, Any]:
     return changed(structures=[{**TAGS["structures"][0], **fields}], triggers=["<function="])
 
 
+def untyped(tag: dict[str, Any], *path: str | int) -> dict[str, Any]:
+    """`tag` without the `type` at `path`."""
+    place: Any = tag
+    for step in path:
+        place = place[step]
+    del place["type"]
+    return tag
+
+
 @pytest.mark.parametrize(
     ("tag", "said"),
     [
@@ -182,7 +191,14 @@ def structure(**fields: Any) -> dict[str, Any]:
         (changed(triggers=["<function=", "[", ""]), r"triggers\[2\]"),
         (changed(triggers="<"), "triggers: Expected `array`, got `str`"),
         (structure(begin="<function=\ud800>"), r"structures\[0\]\.begin: a lone surrogate"),
+        (structure(end="\ud800"), r"structures\[0\]\.end: a lone surrogate"),
+        (changed(triggers=["<function=", "[", "\udc00"]), r"triggers\[2\]: a lone surrogate"),
         (triggered(type="any_text"), "format.type"),
+        (untyped(triggered(), "format"), "format: .*missing required field `type`"),
+        (
+            untyped(triggered(), "format", "tags", 0, "content"),
+            r"format\.tags\[0\]\.content: .*missing required field `type`",
+        ),
         (triggered(excludes=["x"]), "format.excludes: is not supported"),
         (triggered(tags=[{"begin": "<t>", "end": ""}]), r"format\.tags\[0\]: .*`content`"),
         (triggered(at_least_one=1), r"format\.at_least_one"),

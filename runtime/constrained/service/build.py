@@ -135,7 +135,8 @@ class GrammarBuilder:
             prepared = prepare_value(schema, documents=self._documents)
             prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
         except InvalidConstraint as error:
-            raise InvalidConstraint(f"{place}: {error}") from None
+            reason = str(error).removeprefix("json_schema: ")
+            raise InvalidConstraint(f"{place}: {reason}") from None
         return prepared.mask_schema
 
     def _structural_tag(self, constraint: Constraint) -> Grammar:

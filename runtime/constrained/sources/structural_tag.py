@@ -20,12 +20,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from rootlace.runtime.constrained.automaton import syntax
 from rootlace.runtime.constrained.automaton.emit import pattern_of
-from rootlace.runtime.constrained.automaton.syntax import Literal
 from rootlace.runtime.constrained.sources.source import is_text, parsed
 from rootlace.wire.errors import InvalidConstraint
 
@@ -66,7 +66,9 @@ class _Structures(msgspec.Struct):
     triggers: Annotated[list[_Name], _Some]
 
 
-class _Content(msgspec.Struct, tag_field="type", tag="json_schema"):
+# A tagged struct would do without its tag where it is not one of several.
+class _Content(msgspec.Struct):
+    type: Literal["json_schema"]
     json_schema: dict[str, Any] | bool
 
 
@@ -76,7 +78,8 @@ class _TriggeredTag(msgspec.Struct):
     end: str
 
 
-class _TriggeredTags(msgspec.Struct, tag_field="type", tag="triggered_tags"):
+class _TriggeredTags(msgspec.Struct):
+    type: Literal["triggered_tags"]
     tags: Annotated[list[_TriggeredTag], _Some]
     triggers: Annotated[list[_Name], _Some]
     at_least_one: bool = False
@@ -122,10 +125,12 @@ def _converted(value: Any, type_: type[T]) -> T:
 def _checked(tags: list[Tag], triggers: list[str], name: str, *flags: bool) -> StructuralTag:
     found = StructuralTag(tuple(tags), tuple(dict.fromkeys(triggers)), *flags)
     first = first_triggers(found)
+    for index, trigger in enumerate(triggers):
+        _refuse_surrogates(f"triggers[{index}]", trigger)
     for index, tag in enumerate(tags):
         place = f"{name}[{index}].begin"
-        if not is_text(tag.begin + tag.end):
-            raise _wrong(place, "a lone surrogate is no character")
+        _refuse_surrogates(place, tag.begin)
+        _refuse_surrogates(f"{name}[{index}].end", tag.end)
         if not any(tag.begin.startswith(trigger) for trigger in triggers):
             raise _wrong(place, f"{tag.begin!r} starts with none of the triggers")
         if not any(tag.begin.startswith(trigger) for trigger in first):
@@ -137,6 +142,11 @@ def _checked(tags: list[Tag], triggers: list[str], name: str, *flags: bool) -> S
         if not any(tag.begin.startswith(trigger) for tag in tags):
             raise _wrong("triggers", f"no tag begins with {trigger!r}")
     return found
+
+
+def _refuse_surrogates(place: str, text: str) -> None:
+    if not is_text(text):
+        raise _wrong(place, "a lone surrogate is no character")
 
 
 def first_triggers(tag: StructuralTag) -> list[str]:
@@ -155,7 +165,7 @@ def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]])
     triggers = first_triggers(tag)
     lines = ["FREE: /(?s:.)*/"]
     for number, trigger in enumerate(triggers):
-        lines.append(f"trigger{number}[lazy]: FREE /{pattern_of(Literal(trigger))}/")
+        lines.append(f"trigger{number}[lazy]: FREE /{pattern_of(syntax.Literal(trigger))}/")
         bodies = [
             " ".join(
                 [
@@ -178,4 +188,4 @@ def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]])
 
 
 def _lexeme(text: str) -> str:
-    return f"/{pattern_of(Literal(text))}/" if text else ""
+    return f"/{pattern_of(syntax.Literal(text))}/" if text else ""
