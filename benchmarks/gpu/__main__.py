@@ -12,34 +12,20 @@ architecture's table instead, as far as the budget reaches.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import environment, package_version, write_json
+from benchmarks.gpu.parts import PARTS, run_part, run_part_apart
 
 BUDGET = 540.0
 """Seconds for everything, unless told otherwise: a borrowed machine's patience."""
 
-PARTS = {
-    # module:function under `benchmarks.gpu`, and the seconds it may take
-    "ceilings": ("ceilings:measure", 60),
-    "decode_attention": ("attention:measure_decode", 150),
-    "extend_attention": ("attention:measure_extend", 150),
-    "tree_attention": ("attention:measure_tree", 120),
-    "decode_step": ("decode_step:measure", 150),
-    "idle": ("idle:measure", 80),
-    "constrained": ("constrained:measure", 100),
-    "pointwise": ("pointwise:measure", 100),
-}
 CEILINGS = ("copy_bandwidth", "matmul_rate")
 
 
@@ -61,55 +47,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if found.device == "cpu" and not found.smoke:
         parser.error("--device cpu runs with --smoke only: there is nothing to measure")
     return found
-
-
-# ---------------------------------------------------------------- one part
-
-
-def run_part(
-    name: str, arguments: argparse.Namespace, ceilings: dict[str, float], into: Path | None = None
-) -> dict[str, Any]:
-    """Measure a part in this process; what it raises is recorded."""
-    import torch
-
-    from benchmarks.gpu.setting import Report, Setting, describe
-
-    device = torch.device(arguments.device)
-    setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
-    report = Report(into, bar=not arguments.smoke and sys.stderr.isatty())
-    module, _, function = PARTS[name][0].partition(":")
-    start = time.monotonic()
-    try:
-        measure = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
-        with torch.no_grad():
-            measure(setting, report)
-    except Exception as error:
-        report.result["error"] = describe(error)
-    report.set("seconds", round(time.monotonic() - start, 2))
-    setting.release()
-    return report.result
-
-
-def run_part_apart(
-    name: str, arguments: argparse.Namespace, ceilings: dict[str, float], limit: float
-) -> dict[str, Any]:
-    """Measure a part in a process of its own; what it wrote counts, however it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        into = Path(folder) / "part.json"
-        given = (name, arguments, ceilings, into)
-        process = multiprocessing.get_context("spawn").Process(target=run_part, args=given)
-        process.start()
-        process.join(limit)
-        ended = f"stopped after {limit:.0f} s" if process.is_alive() else ""
-        process.kill()
-        process.join()
-        if process.exitcode and not ended:
-            ended = f"its process ended with status {process.exitcode}"
-        result: dict[str, Any] = json.loads(into.read_text()) if into.exists() else {"cases": []}
-        return result | {"error": ended} if ended else result
-
-
-# ---------------------------------------------------------------- all of them
 
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -151,6 +151,8 @@ def test_a_part_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_runs_in_a_process_of_its_own() -> None:
+    # A spawned process cannot import what stands in the command's own module.
+    assert not gpu.run_part.__module__.endswith("__main__")
     arguments = gpu.parse_arguments(["--smoke", "--device", "cpu"])
     found = gpu.run_part_apart("ceilings", arguments, {}, 60)
     assert found["copy_bandwidth"] > 0 and found["matmul_rate"] > 0

@@ -1,0 +1,71 @@
+"""The parts of the GPU benchmark, each of which can be measured in a process of its own.
+
+Not in `__main__`: a process that is spawned could not import them from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.setting import Report, Setting, describe
+
+PARTS = {
+    # module:function under `benchmarks.gpu`, and the seconds it may take
+    "ceilings": ("ceilings:measure", 60),
+    "decode_attention": ("attention:measure_decode", 150),
+    "extend_attention": ("attention:measure_extend", 150),
+    "tree_attention": ("attention:measure_tree", 120),
+    "decode_step": ("decode_step:measure", 150),
+    "idle": ("idle:measure", 80),
+    "constrained": ("constrained:measure", 100),
+    "pointwise": ("pointwise:measure", 100),
+}
+
+
+def run_part(
+    name: str, arguments: argparse.Namespace, ceilings: dict[str, float], into: Path | None = None
+) -> dict[str, Any]:
+    """Measure a part in this process; what it raises is recorded."""
+    device = torch.device(arguments.device)
+    setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
+    report = Report(into, bar=not arguments.smoke and sys.stderr.isatty())
+    module, _, function = PARTS[name][0].partition(":")
+    start = time.monotonic()
+    try:
+        measure = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+        with torch.no_grad():
+            measure(setting, report)
+    except Exception as error:
+        report.result["error"] = describe(error)
+    report.set("seconds", round(time.monotonic() - start, 2))
+    setting.release()
+    return report.result
+
+
+def run_part_apart(
+    name: str, arguments: argparse.Namespace, ceilings: dict[str, float], limit: float
+) -> dict[str, Any]:
+    """Measure a part in a process of its own; what it wrote counts, however it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        into = Path(folder) / "part.json"
+        given = (name, arguments, ceilings, into)
+        process = multiprocessing.get_context("spawn").Process(target=run_part, args=given)
+        process.start()
+        process.join(limit)
+        ended = f"stopped after {limit:.0f} s" if process.is_alive() else ""
+        process.kill()
+        process.join()
+        if process.exitcode and not ended:
+            ended = f"its process ended with status {process.exitcode}"
+        result: dict[str, Any] = json.loads(into.read_text()) if into.exists() else {"cases": []}
+        return result | {"error": ended} if ended else result
