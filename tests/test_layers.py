@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -266,6 +267,23 @@ def circles() -> list[set[str]]:
 def test_no_module_imports_itself_through_others() -> None:
     found = [sorted(circle) for circle in circles()]
     assert not found, "\n".join(" ".join(circle) for circle in found)
+
+
+INSTRUCTIONS = re.compile(
+    r"^ *# *(if|elif)\b.*__(x86|i386|aarch64|amd64|arm|AVX|AMX|SSE|F16C)", re.I
+)
+"""A condition on what the compiler was told of the processor."""
+
+
+def test_only_one_folder_asks_for_instruction_sets() -> None:
+    source = ROOT / "kernels" / "native" / "src"
+    asking = {
+        path.parent.relative_to(source)
+        for path in source.rglob("*")
+        if path.suffix in (".h", ".cpp")
+        and any(INSTRUCTIONS.match(line) for line in path.read_text("utf-8").splitlines())
+    }
+    assert asking == {Path("isa")}
 
 
 def loaded_by(module: str) -> set[str]:

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fetch.h"
+#include "isa/fetch.h"
 #include "guard.h"
 #include "panels.h"
 #include "silu.h"

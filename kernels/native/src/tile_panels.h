@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fetch.h"
 #include "isa/amx.h"
+#include "isa/fetch.h"
 #include "vec.h"
 #include "vector_panels.h"
 
