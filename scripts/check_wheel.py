@@ -104,7 +104,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = 
 
 def build(folder: Path) -> Path:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", folder)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob("*-any.whl")
     return wheel
 
 

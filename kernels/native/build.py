@@ -80,8 +80,8 @@ def library_file(
     sources: Path = SOURCES,
     prebuilt: Path | None = None,
 ) -> Iterator[Path]:
-    """The library's path, valid in the `with` block: it is compiled if it is not in `cache` and
-    there is none that is `prebuilt`.
+    """The library's path, valid in the `with` block: one from `cache`, else the `prebuilt` one,
+    else one that is compiled now.
 
     `target` replaces the flags that select this processor. `report` is told that a compilation
     begins. Raises `NativeUnavailable` with the compilers' messages if none can do it; without a
@@ -90,8 +90,10 @@ def library_file(
     common = _common_digest(sources, target)
     faults = []
     tried = set()
+    folder = cache or default_cache()
+    made_before = sorted(filter(_is_ours, _listed(folder, f"{common}-*.so")))
+    ready = made_before[0] if made_before else prebuilt
     with ExitStack() as stack:
-        folder = cache or default_cache()
         for name in compilers:
             compiler = find_compiler(name, target)
             if compiler is None or compiler.program in tried:
@@ -100,15 +102,15 @@ def library_file(
             path = folder / f"{common}-{_digest([compiler.version, *compiler.target])}.so"
             try:
                 if not _is_ours(path):
-                    path = prebuilt or _made(path, compiler, sources, report, stack)
+                    take = ready if prebuilt else None
+                    path = take or _made(path, compiler, sources, report, stack)
             except NativeUnavailable as fault:
                 faults.append(str(fault))
                 continue
             yield path
             return
-        made_before = sorted(filter(_is_ours, _listed(folder, f"{common}-*.so")))
-        if made_before or prebuilt:
-            yield prebuilt or made_before[0]
+        if ready:
+            yield ready
             return
     if not faults:
         raise NativeUnavailable(f"no C++ compiler was found ({', '.join(compilers)})")

@@ -118,7 +118,24 @@ class Edits(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Linear, Layer, Model, Rows, Step, Edits)
+class Column(ctypes.Structure):
+    _fields_ = [("first", c_void_p), ("apart", c_int64)]
+
+
+class Picks(ctypes.Structure):
+    _fields_ = [
+        ("temperature", Column),
+        ("top_p", Column),
+        ("min_p", Column),
+        ("seed", Column),
+        ("position", Column),
+        ("top_k", Column),
+        ("mask_table", c_void_p),
+        ("mask_row", Column),
+    ]
+
+
+STRUCTURES = (Linear, Layer, Model, Rows, Step, Edits, Picks)
 
 
 class Status(c_int32):
@@ -169,8 +186,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 INSTRUCTIONS: dict[str, tuple[str, ...] | None] = {
     "best": None,
     "no-tiles": ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8"),
-    "x86-64-v3": ("-march=x86-64-v3",),
-    "x86-64": ("-march=x86-64",),
 }
 """What a library may be compiled for, as flags: all that this processor has, or less."""
 
@@ -200,12 +215,12 @@ def declare(library: ctypes.CDLL, name: str) -> None:
 def _done(library: ctypes.CDLL, status: int, *_: object) -> None:
     if status:
         kind = NativeOutOfMemory if status == NO_MEMORY else NativeError
-        raise kind(library.rl_error().decode())
+        raise kind(library.rl_error().decode(errors="replace"))
 
 
 def _created(library: ctypes.CDLL, made: int | None, *_: object) -> int:
     if not made:
-        raise NativeOutOfMemory(library.rl_error().decode())
+        raise NativeOutOfMemory(library.rl_error().decode(errors="replace"))
     return made
 
 
@@ -250,10 +265,12 @@ def _load(
             except InstructionsRefused:
                 raise
             except NativeUnavailable as error:
-                log.warning("%s is compiled again: %s", path, error)
-                if path != prebuilt:
+                log.warning("%s is replaced: %s", path, error)
+                if path == prebuilt:
+                    prebuilt = None
+                else:
                     path.unlink(missing_ok=True)
-        with library_file(report=report, target=target) as path:
+        with library_file(report=report, target=target, prebuilt=prebuilt) as path:
             return open_library(str(path))
     except OSError as error:  # no place for temporary files, say
         raise NativeUnavailable(f"the kernels cannot be compiled: {error}") from error

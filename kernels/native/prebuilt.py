@@ -1,8 +1,8 @@
 """Libraries that a wheel brings along, one for each instruction set of its architecture.
 
 They are apart, not one library that chooses inside: what the compiler makes of a template of the
-standard library, the linker keeps once, and that one might have the best set's instructions. Where a process loads two, one after the other, they
-share nothing: all but their interface is hidden.
+standard library, the linker keeps once, and that one might have the best set's instructions. Where
+a process loads two, one after the other, they share nothing: all but their interface is hidden.
 """
 
 from __future__ import annotations

@@ -157,7 +157,8 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits: what a mirror of them is checked against.
+// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them
+// is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

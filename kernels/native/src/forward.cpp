@@ -1,6 +1,6 @@
 // The forward pass of a step: T flat tokens in, hidden states of the wanted tokens out.
 //
-// Pre-norm transformer layers of Llama and its kin, as runtime/model/decoder.py has them. The
+// Pre-norm transformer layers of Llama and its kin, as torch_decoder.py has them. The
 // residual stream is float32; what products read is T. All layers run in one region of the team.
 #include <algorithm>
 #include <chrono>
@@ -336,7 +336,7 @@ extern "C" {
 
 void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlLinear), sizeof(RlLayer), sizeof(RlModel), sizeof(RlRows),
-                         sizeof(RlStep),   sizeof(RlEdits)};
+                         sizeof(RlStep),   sizeof(RlEdits), sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;
 }
 

@@ -13,7 +13,7 @@ namespace rootlace {
 // Of the error that this thread's last failed call ended with.
 inline thread_local char error_words[256];
 
-inline int32_t failed(RlStatus status, const char* words) noexcept {
+inline int32_t failure(RlStatus status, const char* words) noexcept {
   std::snprintf(error_words, sizeof error_words, "%s", words);
   return status;
 }
@@ -25,11 +25,11 @@ int32_t guarded(Function&& f) noexcept {
     f();
     return RL_DONE;
   } catch (const std::bad_alloc&) {
-    return failed(RL_NO_MEMORY, "the native kernels got no memory");
+    return failure(RL_NO_MEMORY, "the native kernels got no memory");
   } catch (const std::exception& error) {
-    return failed(RL_FAILED, error.what());
+    return failure(RL_FAILED, error.what());
   } catch (...) {
-    return failed(RL_FAILED, "an unknown C++ exception");
+    return failure(RL_FAILED, "an unknown C++ exception");
   }
 }
 

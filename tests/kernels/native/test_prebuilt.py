@@ -69,6 +69,27 @@ def test_a_library_that_was_compiled_here_comes_first(tmp_path: Path) -> None:
         assert path.parent != tmp_path
 
 
+def test_one_that_was_compiled_here_comes_first_whatever_compiler_there_is_now(
+    tmp_path: Path,
+) -> None:
+    sources = tmp_path / "src"
+    sources.mkdir()
+    cache = tmp_path / "cache"
+    for name in ("first", "second"):
+        make = tmp_path / name
+        written = 'for out; do :; done; : > "$out"'
+        make.write_text(f'#!/bin/sh\ncase "$*" in *--version*) echo $0;; *) {written};; esac\n')
+        make.chmod(0o755)
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with library_file(cache, [second], target=[], sources=sources) as made:
+        pass
+    for compilers in (NOTHING, [first, second], [first]):
+        with library_file(
+            cache, compilers, target=[], sources=sources, prebuilt=tmp_path / "brought.so"
+        ) as path:
+            assert path == made
+
+
 def test_one_that_cannot_be_loaded_is_left_and_compiled_instead(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
