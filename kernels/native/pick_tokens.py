@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from rootlace.kernels.interface import Choice, KernelSet, PickRows
-from rootlace.kernels.native.edit_logits import NativeEditLogits
+from rootlace.kernels.native.edit_logits import NativeEditLogits, check_mask_rows
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.score_tokens import NativeScoreTokens
 from rootlace.kernels.reference import REFERENCE
@@ -53,14 +53,17 @@ class NativePickTokens:
     ) -> torch.Tensor:
         logits = logits.to(torch.float32).contiguous()
         count, vocab = logits.shape
+        if out is not None and out.shape != (count,):
+            raise ValueError(f"room for {list(out.shape)} tokens, {count} rows")
         kept = [getattr(rows, name).to(dtype) for name, dtype in _COLUMNS]
-        numbers = array("q", [number for values in kept for number in _column(values)])
+        numbers = array("q", [number for values in kept for number in _column(values, count)])
         if rows.mask_row is None:
             numbers.extend((0, 0, 0))
         else:
             assert rows.mask_table is not None
             table, row = _whole(rows.mask_table, vocab), rows.mask_row.to(torch.int32)
-            numbers.extend((table.data_ptr(), *_column(row)))
+            numbers.extend((table.data_ptr(), *_column(row, count)))
+            check_mask_rows(row, len(table))
         tokens = out
         if tokens is None or tokens.dtype != torch.int32 or not tokens.is_contiguous():
             tokens = torch.empty(count, dtype=torch.int32)
@@ -75,8 +78,10 @@ class NativePickTokens:
         return tokens if out is None or out is tokens else out.copy_(tokens)
 
 
-def _column(values: torch.Tensor) -> tuple[int, int]:
+def _column(values: torch.Tensor, count: int) -> tuple[int, int]:
     """`RlColumn` of api.h."""
+    if values.shape != (count,):
+        raise ValueError(f"a column of {list(values.shape)} for {count} rows")
     return values.data_ptr(), values.stride(0) * values.element_size()
 
 

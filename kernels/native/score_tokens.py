@@ -21,6 +21,8 @@ class NativeScoreTokens:
         logits = logits.to(torch.float32).contiguous()
         tokens = tokens.to(torch.int32).contiguous()
         count, vocab = logits.shape
+        if tokens.shape != (count,):
+            raise ValueError(f"{list(tokens.shape)} tokens for {count} rows")
         top = min(top, vocab)
         logprobs = torch.empty(count)
         top_ids = torch.empty(count, top, dtype=torch.int32)

@@ -93,7 +93,7 @@ Draw draw_of(const RlPicks& picks, int row, int vocab) {
   return {number<double>(picks.temperature, row), number<double>(picks.top_p, row),
           number<double>(picks.min_p, row),       number<int64_t>(picks.seed, row),
           number<int64_t>(picks.position, row),   mask,
-          number<int32_t>(picks.top_k, row)};
+          std::max(number<int32_t>(picks.top_k, row), 1)};
 }
 
 struct Token {

@@ -20,9 +20,14 @@ void mask(const int32_t* words, int64_t count, int vocab, float* x) {
   }
 }
 
+bool is_token(int32_t id, int vocab) {
+  return static_cast<uint32_t>(id) < static_cast<uint32_t>(vocab);
+}
+
 void edit(const RlEdits& edits, int row, int vocab, float* x) {
   if (edits.bias_start) {
     for (int i = edits.bias_start[row]; i < edits.bias_start[row + 1]; i++) {
+      if (!is_token(edits.bias_token[i], vocab)) continue;
       float& logit = x[edits.bias_token[i]];
       bool banned = edits.bias[i] == -INFINITY;  // whatever the logit is
       logit = banned ? -INFINITY : logit + edits.bias[i];
@@ -34,6 +39,7 @@ void edit(const RlEdits& edits, int row, int vocab, float* x) {
   float repetition = edits.repetition_penalty[row];
   double frequency = edits.frequency_penalty[row], presence = edits.presence_penalty[row];
   for (int i = edits.seen_start[row]; i < edits.seen_start[row + 1]; i++) {
+    if (!is_token(edits.seen_token[i], vocab)) continue;
     float& logit = x[edits.seen_token[i]];
     logit = logit > 0 ? logit / repetition : logit * repetition;
     int count = edits.seen_count[i];

@@ -3,6 +3,7 @@ loops over tokens), with large vocabularies, hard cuts and masks."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.kernels.interface import PickRows
+from rootlace.kernels.native.library import Picks
+from rootlace.kernels.native.pick_tokens import _COLUMNS
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import SampleRow
 from rootlace.runtime.model.sampling.host_masks import HostMasks
@@ -124,3 +128,46 @@ def test_frequencies(native: KernelSet) -> None:
     asked = [SampleRow(i, params, ids[: i + 1], 1) for i in range(20_000)]
     counts = np.bincount(drawn(logits, asked, native), minlength=10) / 20_000
     assert np.abs(counts - torch.softmax(logits[0], 0).numpy()).max() < 0.012
+
+
+def pick_rows(count: int, top_k: int = 1000, masks: tuple[int, ...] | None = None) -> PickRows:
+    def all_of(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((count,), value, dtype=dtype)
+
+    return PickRows(
+        temperature=all_of(1.0, torch.float64),
+        top_k=all_of(top_k, torch.int32),
+        top_p=all_of(1.0, torch.float64),
+        min_p=all_of(0.0, torch.float64),
+        seed=all_of(3, torch.int64),
+        position=all_of(5, torch.int64),
+        mask_table=None if masks is None else torch.full((2, 4), -1, dtype=torch.int32),
+        mask_row=None if masks is None else torch.tensor(masks, dtype=torch.int32),
+    )
+
+
+def test_no_token_at_all_is_one(native: KernelSet) -> None:
+    logits = normal(4, 100, 1.0, seed=2)
+    found = native.pick_tokens(logits, pick_rows(4, top_k=0), "cut")
+    assert found.tolist() == logits.argmax(1).tolist()
+
+
+def test_columns_are_in_the_order_of_the_structure() -> None:
+    """It is written as an array of numbers: two for a column, one for the table."""
+    names = [name for name, *_ in Picks._fields_]
+    assert names == [*(name for name, _ in _COLUMNS), "mask_table", "mask_row"]
+    assert ctypes.sizeof(Picks) == 8 * (2 * len(_COLUMNS) + 3)
+
+
+def test_lengths_that_do_not_fit(native: KernelSet) -> None:
+    logits = normal(4, 100, 1.0, seed=2)
+    short = torch.empty(3, dtype=torch.int32)
+    for given, out in (
+        (pick_rows(3), None),
+        (pick_rows(4), short),
+        (pick_rows(4, masks=(0, 1, 0)), None),
+        (pick_rows(4, masks=(0, 1, 2, -1)), None),
+    ):
+        with pytest.raises(ValueError):
+            native.pick_tokens(logits, given, "cut", out)
+    assert len(native.pick_tokens(logits, pick_rows(4, masks=(0, 1, 1, -1)), "cut")) == 4

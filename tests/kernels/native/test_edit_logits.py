@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rootlace.kernels.interface import LogitEdits
 from rootlace.kernels.native.edit_logits import NativeEditLogits
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.reference.logits import edit_logits
@@ -32,3 +33,43 @@ def test_as_the_reference(native: NativeEditLogits, kinds: str, vocab: int) -> N
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(logits.view(torch.int32), kept.view(torch.int32))
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_tokens_that_there_are_not_are_skipped(native: NativeEditLogits) -> None:
+    logits = torch.ones(1, 40)
+    edits = LogitEdits(
+        bias_start=ints(0, 3),
+        bias_token=ints(-1, 7, 40),
+        bias=torch.tensor([1.0, 2.0, 3.0]),
+        seen_start=ints(0, 3),
+        seen_token=ints(2, 2**30, -5),
+        seen_count=ints(0, 0, 0),
+        repetition_penalty=torch.tensor([2.0]),
+        frequency_penalty=torch.zeros(1, dtype=torch.float64),
+        presence_penalty=torch.zeros(1, dtype=torch.float64),
+    )
+    expected = torch.ones(1, 40)
+    expected[0, 7], expected[0, 2] = 3.0, 0.5
+    assert torch.equal(native(logits, edits), expected)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        LogitEdits(bias_start=ints(0, 1), bias_token=ints(1), bias=torch.ones(1)),
+        LogitEdits(bias_start=ints(0, 1, 2), bias_token=ints(1), bias=torch.ones(2)),
+        LogitEdits(bias_start=ints(0, 1, 2), bias_token=ints(1, 2), bias=torch.ones(1)),
+        LogitEdits(bias_start=ints(0, 2, 1), bias_token=ints(1), bias=torch.ones(1)),
+        LogitEdits(bias_start=ints(-1, 0, 1), bias_token=ints(1), bias=torch.ones(1)),
+        LogitEdits(mask_table=torch.zeros(3, 2, dtype=torch.int32), mask_row=ints(0, 3)),
+        LogitEdits(mask_table=torch.zeros(3, 2, dtype=torch.int32), mask_row=ints(0)),
+        LogitEdits(seen_start=ints(0, 0, 0), seen_token=ints(), seen_count=ints()),
+    ],
+)
+def test_lengths_that_do_not_fit(native: NativeEditLogits, edits: LogitEdits) -> None:
+    with pytest.raises(ValueError):
+        native(torch.zeros(2, 40), edits)

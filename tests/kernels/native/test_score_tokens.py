@@ -92,3 +92,8 @@ def test_what_is_no_number(score: ScoreTokens) -> None:
     assert found[5].isnan()
     assert torch.equal(top_ids[1:5], ids[1:]) and top_ids[0, 0] == 17_000
     torch.testing.assert_close(top_logprobs[:5], values, equal_nan=True)
+
+
+def test_a_token_for_each_row(score: ScoreTokens) -> None:
+    with pytest.raises(ValueError, match="for 3 rows"):
+        score(torch.zeros(3, 10), torch.zeros(2, dtype=torch.int32), 1)
