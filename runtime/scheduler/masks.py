@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakSet
 
@@ -25,33 +25,48 @@ SPOT_SECONDS = 200e-6
 
 @dataclass(slots=True)
 class MaskJob:
-    """One mask to write to `out`; `shared` is the row of a table that gets it too, if any."""
+    """One mask to write to `out`; `shared` is the row of a table that gets it too, if any.
+
+    `others` are the further matchers of the step at that row, and where their masks go.
+    """
 
     matcher: Matcher
     out: np.ndarray
     shared: MaskRow | None = None
+    others: list[tuple[Matcher, np.ndarray]] = field(default_factory=list)
     seconds: float = 0.0
     """CPU time of its thread; waiting for the interpreter does not count."""
 
     def run(self) -> None:
         """Never raises."""
         started = time.thread_time()
-        _fill(self.matcher, self.out, self.shared)
+        made = _fill(self.matcher, self.out, self.shared)
+        for matcher, out in self.others:
+            if made:
+                out[:] = self.out
+            else:  # what failed is the first one's request alone
+                _fill(matcher, out, self.shared)
         self.seconds = time.thread_time() - started
 
 
-def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> None:
-    """Never raises: a mask that cannot be filled allows nothing, and its request ends alone."""
+def _fill(matcher: Matcher, out: np.ndarray, shared: MaskRow | None = None) -> bool:
+    """Whether the mask could be filled. Never raises: one that could not allows nothing, and its
+    request ends alone."""
     try:
         if shared is not None:
             matcher.prepare_mask()
             if shared.table.filled(shared.row):
                 out[:] = shared.table.rows[shared.row]
-                return
+                return True
+            if matcher.error():  # asked again, it might forget why it failed
+                out[:] = 0
+                return False
         matcher.fill_bitmask(out)
+        return not matcher.error()
     except BaseException:  # a panic in a compiled library is no Exception
         log.exception("a mask could not be filled")
         out[:] = 0
+        return False
 
 
 class MaskFiller(Protocol):
@@ -110,24 +125,24 @@ class StepMasks:
         own = iter(np.empty((filled.count(False), self._words), np.int32))
         self._learn()
         masks: list[np.ndarray | MaskRow] = []
-        preparing: dict[tuple[int, int], np.ndarray] = {}
+        preparing: dict[tuple[int, int], MaskJob] = {}
         spent = 0.0
         for matcher, row, there in zip(matchers, rows, filled, strict=True):
             if row is not None and there:
                 masks.append(row)
                 continue
             key = None if row is None else (row.table.key, row.row)
-            mask = preparing.get(key) if key is not None else None
-            if mask is None:
-                mask = next(own)
-                if key is not None:
-                    preparing[key] = mask
-                elif spent < self._spot_seconds and matcher not in self._slow:
-                    spent += self._fill(matcher, mask)
-                    masks.append(mask)
-                    continue
-                self._handed.append(MaskJob(matcher, mask, row))
+            mask = next(own)
             masks.append(mask)
+            if key is not None and key in preparing:
+                preparing[key].others.append((matcher, mask))
+            elif key is None and spent < self._spot_seconds and matcher not in self._slow:
+                spent += self._fill(matcher, mask)
+            else:
+                job = MaskJob(matcher, mask, row)
+                self._handed.append(job)
+                if key is not None:
+                    preparing[key] = job
         return masks, self._filler.start(self._handed) if self._handed else None
 
     def _fill(self, matcher: Matcher, out: np.ndarray) -> float:

@@ -16,7 +16,9 @@ from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
 from rootlace.runtime.constrained.matchers.automaton import AutomatonGrammar
 from rootlace.runtime.constrained.matchers.cursor import Cursor
+from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
+from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.tiny_vocabulary import BytewiseTokenizer, TinyVocabulary, tiny_vocabulary
 
@@ -378,3 +380,47 @@ def test_too_large_is_an_invalid_constraint() -> None:
     """What `fallback` may raise covers an automaton that is too large itself."""
     assert issubclass(TooLarge, InvalidConstraint)
     assert isinstance(VOCABULARY, TinyVocabulary)
+
+
+def test_a_mask_that_fails_in_a_step_fails_one_request_alone() -> None:
+    """Two requests at one place in one step, and the mask of the first exceeds a bound."""
+
+    class Failing:
+        backend, nbytes = "failing", 0
+
+        def matcher(self) -> Matcher:
+            return Broken(sound) if not made_any else sound.matcher()
+
+    class Broken(Cursor):
+        def __init__(self, grammar: AutomatonGrammar) -> None:
+            super().__init__(grammar)
+            made_any.append(self)
+
+        def fill_bitmask(self, out: np.ndarray) -> None:
+            super().fill_bitmask(out)
+            if len(self._tokens) == depth and not self._error:
+                out[:] = 0
+                self._error = "the mask exceeds a bound"
+
+    sound = grammar(EXPLOSIVE, max_states=5000)
+    shared = 0
+    for depth in range(1, 12):
+        made_any: list[Matcher] = []
+        made = grammar(EXPLOSIVE, max_states=12, fallback=Failing)
+        first, second, plain = made.matcher(), made.matcher(), sound.matcher()
+        for _ in range(depth):
+            for matcher in (first, second, plain):
+                take(matcher, b"a")
+        rows = [matcher.mask_row() for matcher in (first, second)]
+        together = None not in rows and not rows[0].table.filled(rows[0].row)
+        masks, wait = StepMasks(VOCABULARY.size).start([first, second])
+        assert wait is None
+        if not first.error():
+            continue
+        shared += together
+        assert not np.asarray(masks[0]).any()
+        assert not second.error()
+        np.testing.assert_array_equal(
+            bitmask.unpacked(masks[1], VOCABULARY.size), plain.allowed_mask()
+        )
+    assert shared
