@@ -41,13 +41,14 @@ def option(default: Any, help: str = "", **details: Any) -> Any:
 class Setting:
     """An option of a configuration: its `path` leads through nested configurations to the field.
 
-    `default` is the field's; None for a field that has none.
+    `default` is the field's; None for a field that has none, which is `required`.
     """
 
     keyword: str
     path: tuple[str, ...]
     type: Any
     default: Any
+    required: bool
     option: Option
 
     @property
@@ -73,5 +74,6 @@ def settings(config: type, path: tuple[str, ...] = ()) -> Iterator[Setting]:
             yield from settings(types[field.name], place)
         elif (found := field.metadata.get("option")) is not None:
             keyword = found.keyword or field.name
-            default = None if field.default is dataclasses.MISSING else field.default
-            yield Setting(keyword, place, types[field.name], default, found)
+            required = field.default is dataclasses.MISSING
+            default = None if required else field.default
+            yield Setting(keyword, place, types[field.name], default, required, found)

@@ -45,6 +45,8 @@ def runtime_config(model: str, program_address: str, options: Mapping[str, Any])
             close = get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
+        if value is None and setting.required:
+            continue  # the default that the signature shows
         setting.put(config, not value if name == setting.option.opposite else value)
     return config
 
@@ -64,7 +66,11 @@ class Runtime:
     """
 
     @with_keywords(
-        keyword(setting.keyword, setting.type, setting.default)
+        keyword(
+            setting.keyword,
+            setting.type | None if setting.required else setting.type,
+            setting.default,
+        )
         for setting in settings(RuntimeConfig)
     )
     def __init__(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import rootlace as rl
@@ -43,7 +44,16 @@ def test_help_lists_the_options(started: Any) -> None:
     shown = inspect.signature(started).parameters
     for setting in settings(RuntimeConfig):
         assert shown[setting.keyword].default == setting.default
-    assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())
+    inspect.signature(started).bind("m", page_size=4)  # sglang's names are taken too
+
+
+def test_every_shown_default_may_be_given() -> None:
+    plain = runtime_module.runtime_config("m", "ipc://x", {})
+    for setting in settings(RuntimeConfig):
+        shown = inspect.signature(rl.Runtime).parameters[setting.keyword]
+        given = runtime_module.runtime_config("m", "ipc://x", {setting.keyword: shown.default})
+        assert msgspec.convert(given, RuntimeConfig) == msgspec.convert(plain, RuntimeConfig)
+        msgspec.convert(shown.default, shown.annotation)
 
 
 def test_options_reach_the_configuration(tmp_path: Path) -> None:
