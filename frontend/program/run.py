@@ -135,13 +135,14 @@ class ProgramRun:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Block until `condition` holds or the program is over."""
         event = threading.Event()
-        self.signal.subscribe(event.set)
+        wake = event.set  # each access makes another object, and `unsubscribe` wants this one
+        self.signal.subscribe(wake)
         try:
             while not condition() and not self.ended.done:
                 wait_for_event(event)
                 event.clear()
         finally:
-            self.signal.unsubscribe(event.set)
+            self.signal.unsubscribe(wake)
 
     # ------------------------------------------------------------ running
 

@@ -194,3 +194,16 @@ def test_several_threads_share_one_connection(gateway: FakeGateway) -> None:
         assert text == straight.run(f"{key // 100}-{key % 100}", backend=endpoint).text()
     eventually(lambda: gateway.open_branches == 0)
     endpoint.close()
+
+
+def test_who_waited_for_a_variable_is_woken_no_more(backend) -> None:
+    @rl.function
+    def program(s):
+        s += rl.gen("x")
+
+    state = program.run(stream=True, backend=backend)
+    signal = state.branch.run.signal
+    followers = signal._subscribers
+    assert state["x"]
+    state.sync()
+    assert signal._subscribers == followers == ()
