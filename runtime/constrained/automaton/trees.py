@@ -116,6 +116,8 @@ def lengths(regex: Regex) -> tuple[float, float]:
             return (1, 1) if ranges else (math.inf, 0)
         case Concat(parts):
             inner = [lengths(part) for part in parts]
+            if any(least == math.inf for least, _ in inner):
+                return math.inf, 0
             return sum(least for least, _ in inner), sum(most for _, most in inner)
         case Either(options):
             inner = [lengths(option) for option in options]

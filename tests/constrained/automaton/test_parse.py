@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import sys
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Repeat
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Literal,
+    Regex,
+    Repeat,
+)
+from rootlace.runtime.constrained.automaton.trees import lengths
 from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.automaton import patterns
 
@@ -173,3 +182,16 @@ def test_lazy_quantifiers_have_the_language_of_greedy_ones() -> None:
 def test_moderate_nesting_is_no_matter() -> None:
     depth = min(100, sys.getrecursionlimit() // 10)
     assert accepts(LazyDfa(parse("(" * depth + "a" + ")?" * depth), 100), "a")
+
+
+@pytest.mark.parametrize(
+    ("regex", "expected"),
+    [
+        (Concat((Literal("ab"), Chars(()), Literal("c"))), (math.inf, 0)),
+        (Repeat(Concat((Literal("a"), Either(()))), 0, 3), (0, 0)),
+        (Repeat(Concat((Literal("a"), Either(()))), 1, 3), (math.inf, 0)),
+        (Either((Concat((Literal("abc"), Chars(()))), Literal("d"))), (1, 1)),
+    ],
+)
+def test_lengths_where_there_is_no_text(regex: Regex, expected: tuple[float, float]) -> None:
+    assert lengths(regex) == expected
