@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -377,3 +379,35 @@ def test_blanks_in_a_count_are_scanned_in_linear_time() -> None:
     """It would not end otherwise."""
     blanks = " " * 8_000
     assert not is_suspicious(Constraint("regex", "a{" + blanks + "," + blanks))
+
+
+def test_a_child_that_could_not_be_started_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("no more processes")
+
+    setup: Any = lambda: None  # noqa: E731
+    trial = trial_process.TrialProcess(setup, ConstraintConfig())
+    monkeypatch.setattr(trial_process.subprocess, "Popen", refuse)
+    before = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="no more processes") as caught:
+        trial.run(Constraint("regex", "a"))
+    assert psutil.Process().num_fds() == before, caught  # which keeps the frames alive
+    trial.close()
+    with pytest.raises(ServerUnavailable) as caught:
+        trial.run(Constraint("regex", "a"))
+    assert psutil.Process().num_fds() == before, caught
+
+
+def test_the_child_ends_when_a_message_does_not_fit() -> None:
+    """Otherwise its parent would wait for an answer, and it would not see its parent's end."""
+    script = (
+        "import time\n"
+        "from types import SimpleNamespace\n"
+        "from rootlace.runtime.constrained.service import trial\n"
+        "def recv_bytes(): raise MemoryError\n"
+        "trial._read_all(SimpleNamespace(recv_bytes=recv_bytes), None)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")

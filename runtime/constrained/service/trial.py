@@ -91,11 +91,16 @@ def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:
 
 
 def _read_all(parent: Connection[Any, Any], messages: queue.SimpleQueue[bytes]) -> None:
+    """Ends the process with the parent, and also where a message does not fit into memory: nobody
+    would read the next one."""
+    status = 1
     try:
         while True:
             messages.put(parent.recv_bytes())
     except (EOFError, OSError):
-        os._exit(0)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def _limit_memory(extra: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 import time
@@ -83,13 +84,15 @@ class TrialProcess:
     def _start(self) -> _Child:
         setup = self._setup()
         ours, theirs = Pipe()
-        with self._lock, theirs:
+        with self._lock, theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
             if self._ended:
                 raise ServerUnavailable("the runtime is stopping")
             command = processes.child_command("rootlace.runtime.constrained.service.trial")
             # What a library may print goes to standard error.
             process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2)
             child = self._child = _Child(process, ours)
+            unless_started.pop_all()
         try:
             _ask(child, setup, START_SECONDS)
         except (EOFError, OSError) as error:  # TimeoutError is an OSError
