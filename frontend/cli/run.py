@@ -150,17 +150,19 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
         state = program.run(**arguments, backend=backend)
         typer.echo(state.text())
         return state
-    state = program.run(**arguments, backend=backend, stream=True)
+    state: ProgramState | None = None
     try:
+        state = program.run(**arguments, backend=backend, stream=True)
         for text in state.text_iter():
             sys.stdout.write(text)
             sys.stdout.flush()
     except KeyboardInterrupt:  # while it waits for text, or writes it
-        assert isinstance(state.branch, Branch)
-        state.branch.run.cancel()
+        if state is not None and isinstance(state.branch, Branch):
+            state.branch.run.cancel()
         raise
     finally:
-        typer.echo()
+        if state is not None:
+            typer.echo()
     return state
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -163,6 +165,18 @@ def test_ctrl_c_while_it_writes_cancels_the_program(
         backend.close()
     finally:
         gateway.stop()
+
+
+def test_ctrl_c_stays_ctrl_c_wherever_it_comes() -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    starting: Any = SimpleNamespace(run=interrupted)
+    foreign = SimpleNamespace(text_iter=interrupted, branch=object())
+    waiting: Any = SimpleNamespace(run=lambda **_: foreign)
+    for program in (starting, waiting):
+        with pytest.raises(KeyboardInterrupt):
+            command._run(program, {}, None, stream=True)
 
 
 def test_arguments() -> None:
