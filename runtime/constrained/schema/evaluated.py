@@ -20,7 +20,8 @@ def _in_place(
 
     def applied(located: Located) -> list[Located]:
         below = [one for key, one in checked.neighbours(located) if key in _APPLIED]
-        if isinstance(located.schema, dict) and "$dynamicRef" in located.schema:
+        schema = located.schema
+        if isinstance(schema, dict) and "$dynamicRef" in keywords(schema, located.dialect):
             below += checked.dynamic_targets(located)
         return below
 

@@ -202,8 +202,9 @@ def _described(error: ValidationError, located: Located) -> tuple[str, str, str]
 class Verifier:
     """One text. Not thread-safe.
 
-    The text is read byte by byte for the places where values begin and end. It is expected to be
-    JSON as far as a mask holds it to that; each value that ends is parsed.
+    The text is read byte by byte for the places where values begin and end, and each value that
+    ends is parsed. It relies on a mask that holds the text to JSON: what is wrong between values,
+    such as a missing comma, is found only where the container ends.
     """
 
     def __init__(self, rules: Rules) -> None:
