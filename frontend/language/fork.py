@@ -8,7 +8,7 @@ from typing import Any, Self
 from rootlace.language.expressions import Appendable, Expression
 from rootlace.wire.errors import InvalidRequest
 
-# The second is sglang's name of the third.
+# sglang spells the last one `concate_and_append`.
 _JOIN_MODES = ("gather_variable", "concate_and_append", "concatenate_and_append")
 
 
