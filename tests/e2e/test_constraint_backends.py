@@ -20,15 +20,22 @@ def dated(s: Any) -> None:
 
 
 @rl.function
+def answered(s: Any) -> None:
+    s += "True or false? " + rl.gen("answer", type=bool, max_tokens=8, seed=3)
+
+
+@rl.function
 def anything(s: Any) -> None:
     s += "Any: " + rl.gen("any", json_schema={}, max_tokens=8)
 
 
-@pytest.mark.parametrize("backend", ["llguidance", "outlines_core"])
+@pytest.mark.parametrize("backend", ["automaton", "llguidance", "outlines_core"])
 def test_a_backend_serves_what_is_regular(demo_model: Path, backend: str) -> None:
     with rl.Runtime(model=demo_model, constraint_backend=backend) as runtime:
         state = dated.run(backend=runtime)
         assert re.fullmatch(DATE, state["date"]), state["date"]
+        typed = answered.run(backend=runtime)  # in the model's own dtype
+        assert type(typed["answer"]) is bool
         assert state["day"] in ('"Monday"', '"Tuesday"')
         if backend == "llguidance":
             assert anything.run(backend=runtime)["any"]
