@@ -147,15 +147,16 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
     from rootlace.program.branch import Branch
 
     if not stream:
-        state = program.run(**arguments, backend=backend)
-        typer.echo(state.text())
-        return state
+        ended = program.run(**arguments, backend=backend)
+        typer.echo(ended.text())
+        return ended
     state: ProgramState | None = None
     try:
         state = program.run(**arguments, backend=backend, stream=True)
         for text in state.text_iter():
             sys.stdout.write(text)
             sys.stdout.flush()
+        return state
     except KeyboardInterrupt:  # while it waits for text, or writes it
         if state is not None and isinstance(state.branch, Branch):
             state.branch.run.cancel()
@@ -163,7 +164,6 @@ def _run(program: Function, arguments: dict[str, Any], backend: Any, stream: boo
     finally:
         if state is not None:
             typer.echo()
-    return state
 
 
 def _show_variables(state: ProgramState) -> None:
