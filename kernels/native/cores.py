@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from rootlace.kernels.native.control_groups import control_groups, read_text
 
 ROOT = Path(os.sep)
 
@@ -57,7 +59,7 @@ def read_cores(root: Path = ROOT, allowed: Iterable[int] | None = None) -> Cores
     nodes = _nodes(system / "node")
     cores: dict[str, list[int]] = {}
     for thread in threads:
-        siblings = _read(system / f"cpu/cpu{thread}/topology/thread_siblings_list")
+        siblings = read_text(system / f"cpu/cpu{thread}/topology/thread_siblings_list")
         cores.setdefault(siblings or str(thread), []).append(thread)
     found = tuple(Core(tuple(own), nodes.get(own[0], 0), own[0] in small) for own in cores.values())
     return Cores(found, min(_quotas(root), default=None))
@@ -72,11 +74,11 @@ def _affinity() -> list[int]:
 def _small(root: Path, threads: list[int]) -> set[int]:
     """Hardware threads of efficiency cores: those that Intel's hybrids list, or those of less
     capacity than others."""
-    listed = set(_numbers(_read(root / "sys/devices/cpu_atom/cpus")))
+    listed = set(_numbers(read_text(root / "sys/devices/cpu_atom/cpus")))
     if listed:
         return listed
     cpus = root / "sys/devices/system/cpu"
-    capacity = {thread: _read(cpus / f"cpu{thread}/cpu_capacity") for thread in threads}
+    capacity = {thread: read_text(cpus / f"cpu{thread}/cpu_capacity") for thread in threads}
     known = {thread: int(text) for thread, text in capacity.items() if text.isdigit()}
     most = max(known.values(), default=0)
     return {thread for thread, value in known.items() if value < most}
@@ -85,38 +87,21 @@ def _small(root: Path, threads: list[int]) -> set[int]:
 def _nodes(folder: Path) -> dict[int, int]:
     """Hardware thread -> NUMA node."""
     found = {}
-    for node in _numbers(_read(folder / "online")):
-        for thread in _numbers(_read(folder / f"node{node}/cpulist")):
+    for node in _numbers(read_text(folder / "online")):
+        for thread in _numbers(read_text(folder / f"node{node}/cpulist")):
             found[thread] = node
     return found
 
 
 def _quotas(root: Path) -> Iterator[float]:
     """What each control group grants that this process is in, those around it included."""
-    mounted = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0":
-            for group in _groups(mounted, path):
-                words = _read(group / "cpu.max").split()
-                yield from _share(*words) if len(words) == 2 else ()
-        elif "cpu" in controllers.split(","):
-            for hierarchy in {controllers, "cpu"}:
-                for group in _groups(mounted / hierarchy, path):
-                    quota, period = (f"cpu.cfs_{name}_us" for name in ("quota", "period"))
-                    yield from _share(_read(group / quota), _read(group / period))
-
-
-def _groups(top: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those around it. In a container `path` may be the host's, and `top`
-    already the container's own group."""
-    inner = PurePosixPath(path.lstrip("/"))
-    if ".." not in inner.parts:
-        for part in (inner, *inner.parents):
-            if part.parts:
-                yield top / part
-    yield top
+    for version, group in control_groups(root, "cpu"):
+        if version == 2:
+            words = read_text(group / "cpu.max").split()
+            yield from _share(*words) if len(words) == 2 else ()
+        else:
+            quota, period = (f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+            yield from _share(read_text(group / quota), read_text(group / period))
 
 
 def _share(quota: str, period: str) -> Iterator[float]:
@@ -133,10 +118,3 @@ def _numbers(text: str) -> list[int]:
             return []
         found += range(int(first), int(last or first) + 1)
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

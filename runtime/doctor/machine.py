@@ -5,15 +5,14 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 
-import psutil
-
 from rootlace.kernels.native.cores import Cores, read_cores
 from rootlace.kernels.native.processor import Processor, read_processor
+from rootlace.runtime.model.kv.main_memory import main_memory
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory in bytes."""
+    """Memory in bytes, that of the control groups where they grant less."""
 
     processor: Processor
     system: str
@@ -24,7 +23,7 @@ class Machine:
 
 def read_machine() -> Machine:
     """Ask the system."""
-    memory = psutil.virtual_memory()
+    memory = main_memory()
     return Machine(
         read_processor(),
         f"{platform.system()} {platform.release()}",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from rootlace.kernels.native.memory import mapped
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.wire.errors import UnsupportedModel
 
 GIB = 1 << 30
@@ -56,7 +56,7 @@ def choose_num_blocks(
     elif measured is not None:
         memory = max(measured(), 0)
     else:
-        available = psutil.virtual_memory().available if available is None else available
+        available = main_memory().available if available is None else available
         contexts = FULL_CONTEXTS * -(-context_length // cache.block_size) * size
         memory = min(int(available * CPU_SHARE), CPU_LIMIT, contexts)
     blocks = memory // size

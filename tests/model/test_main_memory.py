@@ -1,0 +1,98 @@
+"""Main memory that a process may take, as machines and control groups of both versions grant it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.kv import pool
+from rootlace.runtime.model.kv.main_memory import MainMemory, main_memory
+from tests.tiny_model import make_tiny_model
+
+MIB = 1 << 20
+UNLIMITED = str((1 << 63) - 4096)
+"""What version 1 says of a group without a limit."""
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total=1000 * MIB, available=600 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def system(root: Path, files: dict[str, object]) -> Path:
+    """A folder that looks like a system's root."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def group2(name: str, limit: object, used: int) -> dict[str, object]:
+    folder = f"sys/fs/cgroup/{name}"
+    return {f"{folder}/memory.max": limit, f"{folder}/memory.current": used}
+
+
+def test_a_system_without_control_groups(tmp_path: Path) -> None:
+    assert main_memory(tmp_path) == MainMemory(1000 * MIB, 600 * MIB)
+
+
+def test_no_limit(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/box", **group2("box", "max", 5 * MIB)}
+    assert main_memory(system(tmp_path, files)) == MainMemory(1000 * MIB, 600 * MIB)
+
+
+def test_the_tightest_of_the_groups_around(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/outer/inner",
+        **group2("outer/inner", 300 * MIB, 100 * MIB),
+        **group2("outer", 400 * MIB, 350 * MIB),
+    }
+    assert main_memory(system(tmp_path, files)) == MainMemory(300 * MIB, 50 * MIB)
+
+
+def test_a_limit_beyond_what_is_free(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/", **group2("", 900 * MIB, 100 * MIB)}
+    assert main_memory(system(tmp_path, files)) == MainMemory(900 * MIB, 600 * MIB)
+
+
+def test_files_that_are_not_in_use_make_room(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/",
+        **group2("", 300 * MIB, 250 * MIB),
+        "sys/fs/cgroup/memory.stat": f"anon 7\ninactive_file {200 * MIB}\nactive_file 9",
+    }
+    assert main_memory(system(tmp_path, files)).available == 250 * MIB
+
+
+def test_more_is_taken_than_the_limit_allows_now(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/", **group2("", 100 * MIB, 101 * MIB)}
+    assert main_memory(system(tmp_path, files)).available == 0
+
+
+def test_version_1(tmp_path: Path) -> None:
+    folder = "sys/fs/cgroup/memory"
+    files = {
+        "proc/self/cgroup": "7:memory:/box\n4:cpu,cpuacct:/",
+        f"{folder}/memory.limit_in_bytes": UNLIMITED,
+        f"{folder}/memory.usage_in_bytes": 700 * MIB,
+        f"{folder}/box/memory.limit_in_bytes": 200 * MIB,
+        f"{folder}/box/memory.usage_in_bytes": 150 * MIB,
+        f"{folder}/box/memory.stat": f"inactive_file 3\ntotal_inactive_file {20 * MIB}",
+    }
+    assert main_memory(system(tmp_path, files)) == MainMemory(200 * MIB, 70 * MIB)
+
+
+def test_the_pool_is_sized_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
+    dtype, cache = config.checkpoint_dtype, CacheConfig()
+    assert dtype is not None
+    size = pool.block_bytes(config, cache.block_size, dtype)
+    monkeypatch.setattr(pool, "main_memory", lambda: MainMemory(1 << 30, 40 * size))
+    assert pool.choose_num_blocks(config, cache, None, 512, dtype) == 40 * pool.CPU_SHARE
