@@ -81,15 +81,17 @@ def _show(report: Report) -> None:
     _add_machine(table, report.machine)
     if report.gpu is not None:
         gpu = report.gpu
-        table.add_row("GPU", f"{gpu.name}, compute capability {gpu.capability}")
-        table.add_row("GPU memory", _memory(gpu.memory_total, gpu.memory_available))
+        _add(table, "GPU", f"{gpu.name}, compute capability {gpu.capability}")
+        _add(table, "GPU memory", _memory(gpu.memory_total, gpu.memory_available))
     kernels = report.kernels
     used = f" ({kernels.instructions})" if kernels.instructions else ""
     used += ", as they came with the package" if kernels.prebuilt else ""
-    table.add_row("kernels", kernels.name + used)
+    _add(table, "kernels", kernels.name + used)
     for reason in kernels.why_not_better:
-        table.add_row("  not", _short(reason))
+        _add(table, "  not", _short(reason))
     _add_measured(table, report.measured, on_gpu=report.gpu is not None)
+    for fault in report.not_measured:
+        _add(table, "not measured", fault)
     console.print(table)
     if report.model is not None:
         _show_model(console, report.model, kernels.why_not_better)
@@ -97,9 +99,9 @@ def _show(report: Report) -> None:
 
 def _add_machine(table: Table, machine: Machine) -> None:
     processor = machine.processor
-    table.add_row("processor", f"{processor.name} ({processor.architecture})")
-    table.add_row("system", machine.system)
-    table.add_row("instructions", ", ".join(one.name for one in processor.has) or "unknown")
+    _add(table, "processor", f"{processor.name} ({processor.architecture})")
+    _add(table, "system", machine.system)
+    _add(table, "instructions", ", ".join(one.name for one in processor.has) or "unknown")
     cores = machine.cores
     threads = sum(len(core.threads) for core in cores.all)
     found = f"{len(cores.all)} for this process"
@@ -111,51 +113,57 @@ def _add_machine(table: Table, machine: Machine) -> None:
     nodes = Counter(core.node for core in cores.all)
     if len(nodes) > 1:
         found += f", on {len(nodes)} NUMA nodes"
-    table.add_row("cores", found)
+    _add(table, "cores", found)
     if cores.quota is not None:
-        table.add_row("quota", f"{cores.quota:g} cores' time")
-    table.add_row("memory", _memory(machine.memory_total, machine.memory_available))
+        _add(table, "quota", f"{cores.quota:g} cores' time")
+    _add(table, "memory", _memory(machine.memory_total, machine.memory_available))
 
 
 def _add_measured(table: Table, measured: Measured, on_gpu: bool) -> None:
     if not on_gpu:
-        table.add_row("threads", str(measured.threads))
+        _add(table, "threads", str(measured.threads))
     for dtype, rates in measured.product_rates.items():
-        shown = [f"{_rate(rate)} ({by})" for by, rate in rates.items()]
-        table.add_row(f"{dtype} products", ", ".join(shown))
-    what = "copying" if on_gpu else "reading"
-    table.add_row(what, _bandwidth(measured.read_bandwidth))
+        if rates:
+            shown = [f"{_rate(rate)} ({by})" for by, rate in rates.items()]
+            _add(table, f"{dtype} products", ", ".join(shown))
+    if measured.read_bandwidth is not None:
+        what = "copying" if on_gpu else "reading"
+        _add(table, what, _bandwidth(measured.read_bandwidth))
     if measured.foreign_cores > FOREIGN_CORES:
-        table.add_row(
-            "", f"other programs kept {measured.foreign_cores:.1f} cores busy: measured too low"
+        _add(
+            table,
+            "",
+            f"other programs kept {measured.foreign_cores:.1f} cores busy: measured too low",
         )
 
 
 def _show_model(console: Console, model: ModelReport, known: tuple[str, ...]) -> None:
     memory = model.memory
     table = _facts(model.path)
-    table.add_row("computes in", model.dtype)
-    table.add_row("kernels", model.kernels)
+    _add(table, "computes in", model.dtype)
+    _add(table, "kernels", model.kernels)
     for reason in model.why_not_better:
         if reason not in known:
-            table.add_row("  not", _short(reason))
-    table.add_row("context", f"{model.context_length:,} tokens")
-    table.add_row("weights", _gib(memory.weights))
-    table.add_row("KV cache", f"{_gib(memory.cache)}: {memory.cache_tokens:,} tokens")
-    table.add_row("free for both", _gib(memory.available))
+            _add(table, "  not", _short(reason))
+    _add(table, "context", f"{model.context_length:,} tokens")
+    _add(table, "weights", _gib(memory.weights))
+    _add(table, "KV cache", f"{_gib(memory.cache)}: {memory.cache_tokens:,} tokens")
+    _add(table, "free for both", _gib(memory.available))
     console.print(table)
-    if model.forecast is None:
+    if not memory.fits:
         console.print("The model does not fit into memory.", style="red")
+    if model.forecast is None:
         return
     table = _facts("At best, at the rates measured")
     if model.ceilings is not None:
-        table.add_row("attention", _rate(model.ceilings.attention_rate))
-        table.add_row("reading", _bandwidth(model.ceilings.read_bandwidth))
+        _add(table, "attention", _rate(model.ceilings.attention_rate))
+        _add(table, "reading", _bandwidth(model.ceilings.read_bandwidth))
     for first in model.forecast.first_tokens:
-        table.add_row(f"first token of {first.prompt:,}", f"{first.seconds * 1e3:,.4g} ms")
+        _add(table, f"first token of {first.prompt:,}", f"{first.seconds * 1e3:,.4g} ms")
     for one in model.forecast.decoding:
         what = "request" if one.requests == 1 else "requests"
-        table.add_row(
+        _add(
+            table,
             f"{one.requests} {what} of {one.context:,}",
             f"{one.tokens_per_second:,.0f} tokens/s",
         )
@@ -164,12 +172,20 @@ def _show_model(console: Console, model: ModelReport, known: tuple[str, ...]) ->
 
 def _facts(title: str) -> Table:
     from rich.box import SIMPLE
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, box=SIMPLE, show_header=False, title_justify="left")
+    table = Table(title=escape(title), box=SIMPLE, show_header=False, title_justify="left")
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     return table
+
+
+def _add(table: Table, what: str, value: str) -> None:
+    """A row whose texts are no markup: paths and compilers' messages may look like it."""
+    from rich.text import Text
+
+    table.add_row(Text(what), Text(value))
 
 
 def _short(reason: str) -> str:

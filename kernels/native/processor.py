@@ -43,12 +43,14 @@ INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _AR
 @dataclass(frozen=True)
 class Processor:
     """`has`: the instruction sets of its architecture that it says it has, `lacks` the others; the
-    best first."""
+    best first. `told`: whether the system says what it has; else `lacks` are those that it may
+    lack."""
 
     name: str
     architecture: str
     has: tuple[InstructionSet, ...]
     lacks: tuple[InstructionSet, ...]
+    told: bool = True
 
 
 def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
@@ -63,6 +65,7 @@ def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
         architecture,
         tuple(one for one in known if one.flags <= flags),
         tuple(one for one in known if not one.flags <= flags),
+        bool(flags),
     )
 
 

@@ -133,20 +133,29 @@ def attention_rate(
     return 4.0 * heads.query * heads.dim * (ATTENDED * (ATTENDED + 1) // 2) / once
 
 
-def gpu_ceilings(device: torch.device, dtype: torch.dtype, seconds: float) -> tuple[float, float]:
-    """FLOP/s of torch's product on a GPU, and bytes/s of a copy, which reads and writes as many."""
-
-    def timed(work: Callable[[], object]) -> float:
-        def run() -> None:
-            work()
-            torch.cuda.synchronize(device)
-
-        return best_seconds(run, seconds)
-
+def gpu_product_rate(device: torch.device, dtype: torch.dtype, seconds: float, free: int) -> float:
+    """FLOP/s of torch's square product on a GPU that has `free` bytes: of smaller matrices where
+    these are few."""
+    side = GPU_SIDE
+    while side > 1 and 4 * torch.float32.itemsize * side**2 > free // 2:
+        side //= 2
     with torch.inference_mode():
-        x, weight = (torch.randn(GPU_SIDE, GPU_SIDE, device=device).to(dtype) for _ in range(2))
-        product = timed(lambda: x @ weight.T)
-        source = torch.zeros(GPU_READ_BYTES, dtype=torch.uint8, device=device)
+        x, weight = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        return 2.0 * side**3 / _gpu_seconds(device, lambda: x @ weight.T, seconds)
+
+
+def gpu_copy_bandwidth(device: torch.device, seconds: float, free: int) -> float:
+    """Bytes/s of a copy on a GPU that has `free` bytes. It reads and writes as many."""
+    size = max(min(GPU_READ_BYTES, free // 4), 1)
+    with torch.inference_mode():
+        source = torch.zeros(size, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        copy = timed(lambda: target.copy_(source))
-    return 2.0 * GPU_SIDE**3 / product, 2 * GPU_READ_BYTES / copy
+        return 2 * size / _gpu_seconds(device, lambda: target.copy_(source), seconds)
+
+
+def _gpu_seconds(device: torch.device, work: Callable[[], object], seconds: float) -> float:
+    def run() -> None:
+        work()
+        torch.cuda.synchronize(device)
+
+    return best_seconds(run, seconds)

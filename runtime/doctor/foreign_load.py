@@ -29,10 +29,13 @@ class ForeignLoad:
     @staticmethod
     def _machine() -> float:
         times = psutil.cpu_times()
-        return sum(times) - times.idle - getattr(times, "iowait", 0.0)
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts what guests take as user and nice, too.
+        twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return sum(times) - idle - twice
 
     def _own(self) -> float:
-        """CPU seconds of the own processes, without those that have ended."""
+        """CPU seconds of the own processes, with those that have ended (on Linux)."""
         total = 0.0
         try:
             head = psutil.Process(self._pid)
@@ -44,5 +47,5 @@ class ForeignLoad:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            total += times.user + times.system
+            total += times.user + times.system + times.children_user + times.children_system
         return total

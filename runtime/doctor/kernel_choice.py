@@ -15,6 +15,7 @@ from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.library import load_best
 from rootlace.kernels.native.prebuilt import FOLDER
 from rootlace.kernels.native.processor import Processor
+from rootlace.runtime.model.executor.refusals import check_gpu_kernels, check_without_native
 
 
 @dataclass(frozen=True)
@@ -32,41 +33,46 @@ class KernelChoice:
 
 def choose_on_cpu(processor: Processor, asked: str, report: Callable[[str], None]) -> KernelChoice:
     """What `ExecutorConfig.kernels` leads to on this CPU. `report` is told that a compilation
-    begins."""
+    begins. Raises `InvalidRequest` for kernels that are asked for and cannot be had."""
     if asked == "reference":
         return KernelChoice("reference", why_not_better=("native: the reference is asked for",))
     try:
         library, refused = load_best(report)
     except NativeUnavailable as error:
+        check_without_native(asked, str(error))
         return KernelChoice("reference", why_not_better=(f"native: {error}",))
     instructions = library.rl_instructions().decode()
-    return KernelChoice(
-        "native",
-        instructions,
-        Path(library._name).parent == FOLDER,
-        better_units(processor, instructions, refused),
-        library,
-    )
+    prebuilt = Path(library._name).parent == FOLDER
+    why = better_units(processor, instructions, refused, prebuilt)
+    return KernelChoice("native", instructions, prebuilt, why, library)
 
 
-def better_units(processor: Processor, used: str, refused: str) -> tuple[str, ...]:
+def better_units(processor: Processor, used: str, refused: str, prebuilt: bool) -> tuple[str, ...]:
     """Why no instruction set is used that is better than `used`, where the system `refused` the
-    tile unit ("": it did not)."""
+    tile unit ("": it did not). `prebuilt`: the library came with the package."""
+    lacks = "the processor does not have it"
+    if not processor.told:
+        lacks = "the system does not say whether the processor has it"
+    compiled = "the compiler that made the library does not know it"
+    if prebuilt:
+        compiled = "the library that came with the package was compiled without it"
     reasons = []
     for one in (*processor.lacks, *processor.has):
         if one.name == used:
             break
         if one in processor.lacks:
-            reasons.append(f"{one.name}: the processor does not have it")
+            reasons.append(f"{one.name}: {lacks}")
         elif one.name == "amx" and refused:
             reasons.append(f"{one.name}: {refused}")
         else:
-            reasons.append(f"{one.name}: the compiler that is installed does not know it")
+            reasons.append(f"{one.name}: {compiled}")
     return tuple(reasons)
 
 
 def choose_on_gpu(device: torch.device, asked: str) -> KernelChoice:
-    """What `ExecutorConfig.kernels` leads to on this GPU."""
+    """What `ExecutorConfig.kernels` leads to on this GPU. Raises `InvalidRequest` for kernels that
+    are not a GPU's."""
+    check_gpu_kernels(asked, device)
     if asked == "reference":
         return KernelChoice("reference", why_not_better=("triton: the reference is asked for",))
     name = kernels_for(device).name

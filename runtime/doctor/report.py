@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, SchedulerConfig
+from rootlace.runtime.doctor.attempts import Attempts
 from rootlace.runtime.doctor.ceilings import (
     READ_BYTES,
     Ceilings,
     Heads,
     attention_rate,
-    gpu_ceilings,
+    gpu_copy_bandwidth,
+    gpu_product_rate,
     product_rates,
     read_bandwidth,
 )
@@ -29,11 +31,12 @@ from rootlace.runtime.doctor.work import Elements, weight_bytes
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder import native_decoder, torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.executor.refusals import check_context_length, check_without_native
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes
-from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SECONDS = 0.3
@@ -53,12 +56,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Measured:
-    """FLOP/s by dtype and by what computed ("native", "torch"), and bytes/s. `foreign_cores`: how
-    many cores other programs kept busy meanwhile; far above 0 the figures are too low."""
+    """FLOP/s by dtype and by what computed ("native", "torch"), and bytes/s; what could not be
+    measured is left out or None. `foreign_cores`: how many cores other programs kept busy
+    meanwhile; far above 0 the figures are too low."""
 
     threads: int
     product_rates: dict[str, dict[str, float]]
-    read_bandwidth: float
+    read_bandwidth: float | None
     foreign_cores: float
 
 
@@ -77,7 +81,8 @@ class Memory:
 @dataclass(frozen=True)
 class ModelReport:
     """`kernels`: what this model runs on, with why not on better ones. `ceilings` are this model's,
-    `forecast` follows from them; None where the model does not fit."""
+    `forecast` follows from them; None where the model does not fit, or a ceiling could not be
+    measured."""
 
     path: str
     dtype: str
@@ -97,6 +102,8 @@ class Report:
     kernels: KernelChoice
     measured: Measured
     model: ModelReport | None
+    not_measured: tuple[str, ...] = ()
+    """What could not be measured, and why: a line for each."""
 
     def to_json(self) -> dict[str, Any]:
         kernels = dataclasses.replace(self.kernels, library=None)
@@ -119,47 +126,62 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
     """
     progress("machine", 0.0)
     device = chosen_device(executor.device)
-    config = _read_config(executor.model) if executor.model else None
+    config = _read_config(executor) if executor.model else None
     machine = read_machine()
     threads = executor.threads or machine.cores.usable
-    load = ForeignLoad()
+    attempt = Attempts()
+    rates: dict[str, dict[str, float]] = {}
     if device.type == "cuda":
         gpu, kernels = _gpu(device), choose_on_gpu(device, executor.kernels)
-        progress("product and copy of the GPU", 0.3)
-        half, bandwidth = gpu_ceilings(device, torch.bfloat16, SECONDS)
-        progress("float32 product of the GPU", 0.6)
-        full, _ = gpu_ceilings(device, torch.float32, SECONDS)
-        rates = {"float32": {"torch": full}, "bfloat16": {"torch": half}}
+        load = ForeignLoad()
+        for step, (name, dtype) in enumerate(DTYPES.items()):
+            what = f"{name} products"
+            progress(what, 0.2 + 0.3 * step)
+            free = free_memory(device)[0]
+            rate = attempt(what, partial(gpu_product_rate, device, dtype, SECONDS, free))
+            rates[name] = {} if rate is None else {"torch": rate}
+        progress("copying", 0.8)
+        free = free_memory(device)[0]
+        bandwidth = attempt("copying", partial(gpu_copy_bandwidth, device, SECONDS, free))
     else:
         gpu = None
         kernels = choose_on_cpu(
             machine.processor, executor.kernels, lambda what: progress(what, 0.1)
         )
-        rates = {}
+        load = ForeignLoad()  # compiling is over
         for step, (name, dtype) in enumerate(DTYPES.items()):
-            progress(f"{name} products", 0.2 + 0.3 * step)
-            rates[name] = product_rates(dtype, threads, SECONDS, kernels.library)
+            what = f"{name} products"
+            progress(what, 0.2 + 0.3 * step)
+            measure = partial(product_rates, dtype, threads, SECONDS, kernels.library)
+            rates[name] = attempt(what, measure) or {}
         progress("reading memory", 0.8)
-        bandwidth = read_bandwidth(threads, SECONDS, READ_BYTES, kernels.library)
+        size = min(READ_BYTES, machine.memory_available // 4)
+        bandwidth = attempt(
+            "reading memory", partial(read_bandwidth, threads, SECONDS, size, kernels.library)
+        )
     measured = Measured(threads, rates, bandwidth, load.cores())
     model = None
     if config is not None:
         progress("model", 0.9)
-        model = _on_this_machine(config, executor, machine, gpu, kernels, measured)
+        model = _on_this_machine(config, executor, machine, gpu, kernels, measured, attempt)
     progress("", 1.0)
-    return Report(machine, gpu, kernels, measured, model)
+    return Report(machine, gpu, kernels, measured, model, tuple(attempt.faults))
 
 
-def _read_config(folder: str) -> ModelConfig:
-    config = ModelConfig.read(folder)
+def _read_config(executor: ExecutorConfig) -> ModelConfig:
+    config = ModelConfig.read(executor.model)
     reason = torch_decoder.why_not(config.spec)
     if reason is not None:
         raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
+    check_context_length(executor.context_length, config)
     return config
 
 
 def _gpu(device: torch.device) -> Gpu:
-    free, total = free_memory(device)
+    try:
+        free, total = free_memory(device)
+    except RuntimeError as error:  # there is no memory even for a context of our own
+        raise InvalidRequest(f"{device}: {str(error).splitlines()[0]}") from error
     major, minor = torch.cuda.get_device_capability(device)
     return Gpu(torch.cuda.get_device_name(device), f"{major}.{minor}", total, free)
 
@@ -171,6 +193,7 @@ def _on_this_machine(
     gpu: Gpu | None,
     kernels: KernelChoice,
     measured: Measured,
+    attempt: Attempts,
 ) -> ModelReport:
     spec, dtype = config.spec, chosen_dtype(executor.dtype, config)
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
@@ -178,6 +201,7 @@ def _on_this_machine(
     if name == "native":
         reason = native_decoder.why_not(spec, kv_dtype)
         if reason is not None:
+            check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)
     element = Elements(dtype.itemsize, kv_dtype.itemsize)
     rotary = RotaryEmbedding(config, executor.context_length, torch.device("cpu"), dtype)
@@ -193,8 +217,9 @@ def _on_this_machine(
     if memory.fits:
         room = Room(rotary.context_length, memory.cache_tokens, SchedulerConfig().max_step_tokens)
         library = kernels.library if name == "native" else None
-        ceilings = _ceilings(measured, spec, dtype, library, None if gpu else memory.weights)
-        found = forecast(spec, element, ceilings, room)
+        weights = None if gpu else memory.weights
+        ceilings = _ceilings(measured, attempt, spec, dtype, library, weights)
+        found = None if ceilings is None else forecast(spec, element, ceilings, room)
     return ModelReport(
         str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
     )
@@ -202,22 +227,33 @@ def _on_this_machine(
 
 def _ceilings(
     measured: Measured,
+    attempt: Attempts,
     spec: ModelSpec,
     dtype: torch.dtype,
     library: ctypes.CDLL | None,
     weights: int | None,
-) -> Ceilings:
+) -> Ceilings | None:
     """The ceilings for a model that computes with `library` (None: with torch). Attention is
     measured where it is native, and counts as a product elsewhere. `weights`: their bytes, None on
-    a GPU. Few weights may stay in a cache, so that reading is measured with as many bytes."""
-    rates, bandwidth = measured.product_rates[_name(dtype)], measured.read_bandwidth
+    a GPU. Few weights may stay in a cache, so that reading is measured with as many bytes. None
+    where one of the ceilings could not be measured."""
+    rates, bandwidth = measured.product_rates.get(_name(dtype)), measured.read_bandwidth
     if weights is not None and weights < READ_BYTES:
-        bandwidth = read_bandwidth(measured.threads, SECONDS, weights, library)
+        bandwidth = attempt(
+            "reading the weights",
+            partial(read_bandwidth, measured.threads, SECONDS, weights, library),
+        )
+    if not rates or bandwidth is None:
+        return None
     if library is None:
         return Ceilings(rates["torch"], rates["torch"], bandwidth)
     attention = spec.attention
     heads = Heads(attention.num_heads, attention.num_kv_heads, attention.head_dim)
-    attended = attention_rate(dtype, heads, measured.threads, SECONDS, library)
+    attended = attempt(
+        "attention", partial(attention_rate, dtype, heads, measured.threads, SECONDS, library)
+    )
+    if attended is None:
+        return None
     return Ceilings(rates["native"], attended, bandwidth)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     result = _doctor()
     assert result.exit_code == 0, result.output
     assert "no C++ compiler was found" in result.output and "and more" not in result.output
+
+
+def test_texts_that_look_like_markup(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_best(*_: object) -> None:
+        raise NativeUnavailable("g++: [/b] nothing [bold]")
+
+    monkeypatch.setattr(kernel_choice, "load_best", load_best)
+    folder = tmp_path / "llama[" / "old]"
+    shutil.copytree(tiny_model, folder)
+    result = _doctor(folder, "--threads", "1")
+    assert result.exit_code == 0, result.output
+    shown = "".join(result.output.split())  # long lines are folded
+    assert str(folder) in shown and "[/b]nothing[bold]" in shown
+
+
+def test_what_there_is_no_memory_to_measure(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_bandwidth(*_: object) -> None:
+        raise RuntimeError("can't allocate memory: you tried to allocate 268435456 bytes")
+
+    monkeypatch.setattr(report, "read_bandwidth", read_bandwidth)
+    result = _doctor(tiny_model, "--threads", "1")
+    assert result.exit_code == 0, result.output
+    assert "not measured" in result.output and "268435456" in result.output
+    assert "does not fit" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.processor import InstructionSet, read_processor
 from rootlace.runtime.doctor import kernel_choice
-from rootlace.runtime.doctor.kernel_choice import better_units, choose_on_cpu
+from rootlace.runtime.doctor.kernel_choice import better_units, choose_on_cpu, choose_on_gpu
+from rootlace.wire.errors import InvalidRequest
 from tests.native import native_library
 
 V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
@@ -53,31 +55,46 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "refused", "said"),
+    ("used", "prebuilt", "said"),
     [
-        ("avx512-bf16", "", ["amx: the processor does not have it"]),
-        ("amx", "", []),
+        ("avx512-bf16", False, ["amx: the processor does not have it"]),
+        ("amx", False, []),
         (
             "avx2",
-            "",
+            False,
             [
                 "amx: the processor does not have it",
-                "avx512-bf16: the compiler that is installed does not know it",
-                "avx512: the compiler that is installed does not know it",
+                "avx512-bf16: the compiler that made the library does not know it",
+                "avx512: the compiler that made the library does not know it",
+            ],
+        ),
+        (
+            "avx512",
+            True,
+            [
+                "amx: the processor does not have it",
+                "avx512-bf16: the library that came with the package was compiled without it",
             ],
         ),
     ],
 )
 def test_why_no_better_instructions(
-    tmp_path: Path, used: str, refused: str, said: list[str]
+    tmp_path: Path, used: str, prebuilt: bool, said: list[str]
 ) -> None:
     processor = read_processor(cpuinfo(tmp_path, EPYC), "x86_64")
-    assert list(better_units(processor, used, refused)) == said
+    assert list(better_units(processor, used, "", prebuilt)) == said
+
+
+def test_a_system_that_does_not_say_what_the_processor_has(tmp_path: Path) -> None:
+    processor = read_processor(tmp_path, "arm64")  # a Mac has no /proc
+    assert better_units(processor, "neon", "", False) == (
+        "neon-bf16: the system does not say whether the processor has it",
+    )
 
 
 def test_a_tile_unit_that_the_system_refuses(tmp_path: Path) -> None:
     processor = read_processor(cpuinfo(tmp_path, EPYC.split("\n\n")[1]), "x86_64")
-    assert better_units(processor, "avx512-bf16", "the system refuses it: EPERM") == (
+    assert better_units(processor, "avx512-bf16", "the system refuses it: EPERM", False) == (
         "amx: the system refuses it: EPERM",
     )
 
@@ -90,6 +107,13 @@ def test_without_a_compiler_the_reference_runs(monkeypatch: pytest.MonkeyPatch) 
     found = choose_on_cpu(read_processor(), "auto", print)
     assert (found.name, found.library) == ("reference", None)
     assert found.why_not_better == ("native: no C++ compiler was found (g++)",)
+    with pytest.raises(InvalidRequest, match="kernels 'native': no C\\+\\+ compiler was found"):
+        choose_on_cpu(read_processor(), "native", print)
+
+
+def test_native_kernels_asked_of_a_gpu() -> None:
+    with pytest.raises(InvalidRequest, match="are a CPU's"):
+        choose_on_gpu(torch.device("cuda", 0), "native")
 
 
 def test_the_reference_where_it_is_asked_for() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from rootlace.kernels.native.errors import NativeOutOfMemory
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor.machine import read_machine
 from rootlace.runtime.doctor.report import examine
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.native import native_library
 from tests.tiny_model import make_tiny_model
 
 
@@ -79,3 +81,73 @@ def test_what_serving_would_refuse(tmp_path: Path) -> None:
         examine(settings(tmp_path / "nothing"), lambda *_: None)
     with pytest.raises(InvalidRequest, match="npu"):
         examine(replace(settings(), device="npu"), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"context_length": 10_000_000}, "context_length 10000000 is not between 1 and"),
+        ({"kernels": "native", "kv_dtype": "fp8_e4m3"}, "kernels 'native'"),
+    ],
+)
+def test_what_serving_refuses_of_a_sound_model(
+    model: Path, asked: dict[str, object], said: str
+) -> None:
+    executor = settings(model, **asked)
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        ModelRunner.load(executor, CacheConfig(), max_step_tokens=64, max_running=4)
+    with pytest.raises(InvalidRequest) as foreseen:
+        examine(executor, lambda *_: None)
+    assert str(foreseen.value) == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "left_out"),
+    [
+        ("product_rates", RuntimeError("can't allocate memory\nand more"), "bfloat16 products"),
+        ("read_bandwidth", OSError(12, "Cannot allocate memory"), "reading memory"),
+        ("attention_rate", NativeOutOfMemory("std::bad_alloc"), "attention"),
+        ("read_bandwidth", MemoryError(), "reading memory: MemoryError"),
+    ],
+)
+def test_what_there_is_no_memory_to_measure(
+    model: Path, monkeypatch: pytest.MonkeyPatch, failing: str, error: Exception, left_out: str
+) -> None:
+    if failing == "attention_rate":
+        native_library()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report, failing, fail)
+    found = examine(settings(model), lambda *_: None)
+    lines = [line for line in found.not_measured if line.startswith(left_out)]
+    assert len(lines) == 1 and "and more" not in lines[0]
+    assert str(error).split("\n")[0] in lines[0]
+    assert found.model is not None and found.model.memory.fits
+    assert found.model.forecast is None and found.model.ceilings is None
+
+
+def test_no_more_memory_is_read_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def read(threads: int, seconds: float, size: int, library: object) -> float:
+        sizes.append(size)
+        return 1.0
+
+    short = replace(read_machine(), memory_available=1000)
+    monkeypatch.setattr(report, "read_machine", lambda: short)
+    monkeypatch.setattr(report, "read_bandwidth", read)
+    examine(settings(), lambda *_: None)
+    assert sizes == [250]
+
+
+def test_compiling_is_no_other_programs_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    choose, load = report.choose_on_cpu, report.ForeignLoad
+    monkeypatch.setattr(
+        report, "choose_on_cpu", lambda *given: order.append("compiling") or choose(*given)
+    )
+    monkeypatch.setattr(report, "ForeignLoad", lambda: order.append("load") or load())
+    examine(settings(), lambda *_: None)
+    assert order == ["compiling", "load"]

@@ -24,6 +24,7 @@ from rootlace.runtime.model.decoder.native_weights import NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.scales import kv_scales
 from rootlace.wire.errors import InvalidRequest
@@ -108,8 +109,7 @@ def _library(
             return native.load(lambda what: _report(what, progress))
         except NativeUnavailable as error:
             reason = str(error)
-    if asked == "native":
-        raise InvalidRequest(f"kernels 'native': {reason}")
+    check_without_native(asked, reason)
     log.warning("the reference kernels run, which are slower than native ones: %s", reason)
     return None
 

@@ -18,6 +18,7 @@ from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.device import CudaDevice
 from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
+from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes, measured, trial_steps
 from rootlace.runtime.model.kv.scales import kv_scales
@@ -63,8 +64,7 @@ def load(
 ) -> LoadedModel:
     """Put the weights on `device`. Raises `InvalidRequest` where kernels are asked for that are not
     a GPU's."""
-    if executor.kernels == "native":
-        raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
+    check_gpu_kernels(executor.kernels, device)
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
     # float32 means float32: TF32 would round every product to ten bits.

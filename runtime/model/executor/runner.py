@@ -19,6 +19,7 @@ from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
+from rootlace.runtime.model.executor.refusals import check_context_length
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
@@ -73,14 +74,7 @@ class ModelRunner:
         if reason is not None:
             raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
         dtype = chosen_dtype(executor.dtype, config)
-        if executor.context_length is not None and not (
-            0 < executor.context_length <= config.spec.max_context
-        ):
-            raise InvalidRequest(
-                f"context_length {executor.context_length} is not between 1 and the model's "
-                f"{config.spec.max_context} (max_position_embeddings of "
-                f"{config.path / 'config.json'})"
-            )
+        check_context_length(executor.context_length, config)
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
