@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,8 @@ FLAGS = (
 NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all of this processor; the first that one understands."""
 COMPILE_SECONDS = 600.0
+KEPT_SECONDS = 30 * 24 * 3600
+"""How long the cache folder keeps what nobody uses."""
 SHOWN_CHARACTERS = 4000
 
 Report = Callable[[str], None]
@@ -107,6 +109,8 @@ def library_file(
             except NativeUnavailable as fault:
                 faults.append(str(fault))
                 continue
+            if path.parent == folder:
+                _note_use(path)
             yield path
             return
         if ready:
@@ -154,10 +158,27 @@ def _made(
             except BaseException:
                 Path(new.name).unlink(missing_ok=True)
                 raise
+        _remove_unused(path.parent)
     except OSError as error:
         log.warning("native kernels are compiled at every start: %s: %s", path.parent, error)
         return library
     return path
+
+
+def _note_use(path: Path) -> None:
+    """Its time of change says when a library was last used: many systems do not note reading."""
+    with suppress(OSError):  # another user's, or the folder cannot be written
+        os.utime(path)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Libraries of former versions, and what a process left behind that was killed. Who has loaded
+    one keeps it."""
+    now = time.time()
+    for path in (*_listed(folder, "*.so"), *_listed(folder, "new-*")):
+        with suppress(OSError):  # another process was faster
+            if now - path.stat().st_mtime > KEPT_SECONDS:
+                path.unlink()
 
 
 def compile_library(

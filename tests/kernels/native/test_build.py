@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,25 @@ def test_it_is_compiled_once(sources: Path, cache: Path) -> None:
         assert again == path
     assert told == ["compiling native kernels"]
     assert list(cache.iterdir()) == [path]
+
+
+@needs_compiler
+def test_what_nobody_uses_is_removed(sources: Path, cache: Path) -> None:
+    long_ago = time.time() - build.KEPT_SECONDS - 3600
+    with library_file(cache, sources=sources) as used:
+        pass
+    unused, left, foreign = (cache / name for name in ("old.so", "new-killed", "notes.txt"))
+    for path in (unused, left, foreign):
+        path.touch()
+    for path in (used, unused, left, foreign):
+        os.utime(path, (long_ago, long_ago))
+    with library_file(cache, sources=sources) as again:
+        assert again == used
+    assert unused.exists()  # nothing was compiled
+    (sources / "more.h").touch()
+    with library_file(cache, sources=sources) as another:
+        assert another != used
+    assert set(cache.iterdir()) == {used, another, foreign}
 
 
 @needs_compiler
