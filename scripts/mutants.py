@@ -12,7 +12,7 @@ mutant that no test finds is printed with its difference: either a test is missi
 changes nothing (an equivalent mutant).
 
 The work is done in a copy of the checkout, with this interpreter. With `--json` the outcomes are
-written after each mutant, and a run that was interrupted continues where it was.
+written after each mutant, and a run that was interrupted continues where it was, on the same code.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import json
 import os
 import random
@@ -263,13 +264,24 @@ def judge(
     return Outcome(place, said, found)
 
 
+def commit() -> str:
+    """The commit that is checked out and, where files differ from it, a digest of how."""
+    head, changes = (
+        subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
+        for arguments in (["rev-parse", "HEAD"], ["diff", "HEAD"])
+    )
+    digest = hashlib.sha256(changes).hexdigest()[:16] if changes else ""
+    return f"{head.decode().strip()}{'+' if digest else ''}{digest}"
+
+
 def earlier(file: Path | None, run: dict[str, object]) -> list[Outcome]:
     """The outcomes that the same run has written to `file` before it was interrupted."""
     if file is None or not file.exists():
         return []
     written = json.loads(file.read_text())
-    if {key: written[key] for key in run} != run:
-        raise SystemExit(f"{file} is of another run: {written['seed']=}, {written['pytest']=}")
+    of_another = {key: written.get(key) for key in run if written.get(key) != run[key]}
+    if of_another:
+        raise SystemExit(f"{file} is of another run: {of_another}")
     return [Outcome(**{**one, "place": Place(**one["place"])}) for one in written["mutants"]]
 
 
@@ -290,6 +302,7 @@ def main() -> int:
     # Processes inherit the limit; each counts its own time.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, resource.RLIM_INFINITY))
     run: dict[str, object] = {
+        "commit": commit(),
         "seed": options.seed,
         "count": options.count,
         "near": options.near,

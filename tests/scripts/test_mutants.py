@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_the_nearest_tests_run_first_and_each_once(mutants: Any) -> None:
 
 
 def test_an_interrupted_run_continues(mutants: Any, tmp_path: Path) -> None:
-    run = {"seed": 0, "count": 2, "pytest": ["-m", "not slow"]}
+    run = {"commit": "abc", "seed": 0, "count": 2, "near": False, "pytest": ["-m", "not slow"]}
     outcome = mutants.Outcome(mutants.Place("a.py", 3, 14), "a < b  ->  a <= b", "")
     file = tmp_path / "out.json"
     assert mutants.earlier(None, run) == mutants.earlier(file, run) == []
@@ -98,3 +99,33 @@ def test_an_interrupted_run_continues(mutants: Any, tmp_path: Path) -> None:
     assert mutants.earlier(file, run) == [outcome]
     with pytest.raises(SystemExit, match="of another run"):
         mutants.earlier(file, {**run, "seed": 1})
+    with pytest.raises(SystemExit, match=r"of another run: \{'commit': 'abc'\}"):
+        mutants.earlier(file, {**run, "commit": "abc+d"})
+    # What was written before there was `near`.
+    mutants.write(file, {key: run[key] for key in run if key != "near"}, [outcome])
+    with pytest.raises(SystemExit, match=r"of another run: \{'near': None\}"):
+        mutants.earlier(file, run)
+
+
+def test_the_commit_and_what_differs_from_it(
+    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        settings = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        command = ["git", *settings, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    git("init")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", "code.py")
+    git("commit", "-m", "one")
+    clean = mutants.commit()
+    assert clean == git("rev-parse", "HEAD")
+    dirty = set()
+    for text in ("a = 2\n", "a = 3\n"):
+        (tmp_path / "code.py").write_text(text)
+        dirty.add(mutants.commit())
+    assert len(dirty) == 2 and clean not in dirty
+    assert all(one.startswith(f"{clean}+") for one in dirty)
