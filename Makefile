@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 
 help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
-	@echo "make check   three minutes: what to run before each commit"
+	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
