@@ -164,18 +164,9 @@ class Row {
  private:
   // Logits i to i + 15, minus infinity where there is none or it is not allowed.
   Vec at(int i) const {
-    Vec v;
-    if (i + LANES <= size_) {
-      v = load(x_ + i);
-    } else {
-      v = splat(-INFINITY);
-      for (int j = 0; i + j < size_; j++) v[j] = x_[i + j];
-    }
+    Vec v = load_part(x_, i, size_);
     if (!mask_) return v;
-    const Ints lane = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                       1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-    int32_t bits = static_cast<int32_t>(static_cast<uint32_t>(mask_[i / 32]) >> i % 32);
-    return (lane & (bits - Ints{})) != 0 ? v : splat(-INFINITY);
+    return Isa::only(v, static_cast<uint32_t>(mask_[i / 32]) >> i % 32);
   }
 
   bool find_most() {

@@ -45,19 +45,11 @@ struct Piece {
   std::vector<Ranked> best;  // in no order
 };
 
-// Logits i to i + 15 of x[size], minus infinity behind the end.
-inline Vec part(const float* x, int i, int size) {
-  if (i + LANES <= size) return load(x + i);
-  Vec v = splat(-INFINITY);
-  for (int j = 0; i + j < size; j++) v[j] = x[i + j];
-  return v;
-}
-
 float largest(const float* x, int size) {
   Vec most = splat(-INFINITY);
   Ints unordered = {};
   for (int i = 0; i < size; i += LANES) {
-    Vec v = part(x, i, size);
+    Vec v = load_part(x, i, size);
     most = max_of(most, v);
     unordered |= v != v;
   }
@@ -71,8 +63,8 @@ double sum_of_weights(const float* x, int size, float most) {
     int end = std::min(start + BLOCK, size);
     Vec sums[2] = {};
     for (int i = start; i < end; i += 2 * LANES) {
-      sums[0] += exp(part(x, i, end) - most);
-      if (i + LANES < end) sums[1] += exp(part(x, i + LANES, end) - most);
+      sums[0] += exp(load_part(x, i, end) - most);
+      if (i + LANES < end) sums[1] += exp(load_part(x, i + LANES, end) - most);
     }
     total += sum(sums[0] + sums[1]);
   }
@@ -87,7 +79,7 @@ void find_best(const float* x, int size, int first, int count, std::vector<Ranke
   for (int i = 0; i < size; i += LANES) {
     int end = std::min(i + LANES, size);
     bool full = static_cast<int>(best.size()) == count;
-    Vec v = part(x, i, size);
+    Vec v = load_part(x, i, size);
     uint32_t bits = full ? bits_of(~(v <= least)) : 0xffff;
     for (; bits; bits &= bits - 1) {
       int at = i + __builtin_ctz(bits);

@@ -1,6 +1,8 @@
 // Functions of 16 float32 lanes and of bfloat16.
 #pragma once
 
+#include <cmath>
+
 #include "isa/isa.h"
 
 namespace rootlace {
@@ -15,6 +17,14 @@ inline void store(bf16* p, float x) {
   alignas(64) bf16 all[LANES];
   store(all, splat(x));
   *p = all[0];
+}
+
+// Values i to i + 15 of x[size], minus infinity behind the end.
+inline Vec load_part(const float* x, int i, int size) {
+  if (i + LANES <= size) return load(x + i);
+  Vec v = splat(-INFINITY);
+  for (int j = 0; i + j < size; j++) v[j] = x[i + j];
+  return v;
 }
 
 inline float sum(Vec v) {

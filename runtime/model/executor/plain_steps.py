@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -119,7 +119,12 @@ class PlainSteps:
             None if row.params.logprobs else mask for row, mask in zip(rows, masks, strict=True)
         ]
         logits = self._forward.logits(hidden, chosen_from)
-        token_ids = self._sampler.sample(logits, rows)
+        # The masks have the bans already.
+        masked = [
+            replace(row, mask=mask, banned=()) if row.banned else row
+            for row, mask in zip(rows, masks, strict=True)
+        ]
+        token_ids = self._sampler.sample(logits, masked)
         return token_ids, score_samples(self._score, logits, token_ids, rows)
 
     def _score_prompts(
