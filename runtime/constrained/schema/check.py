@@ -28,6 +28,7 @@ from rootlace.wire.errors import InvalidConstraint
 
 MAX_DEPTH = 128
 """How deep a schema's JSON may be nested; the checks of values recurse along it."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
 
 
@@ -143,8 +144,9 @@ class CheckedSchema:
         """What a schema refers to or contains: (keyword, schema). `unused`: definitions too."""
         if not isinstance(located.schema, dict):
             return
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(located.schema.get(keyword), str):
+        for keyword in _REFERENCES:
+            refers = isinstance(located.schema.get(keyword), str)
+            if refers and keyword in located.dialect.keywords:
                 yield keyword, self.target(located, keyword)
         if "$ref" in located.schema and located.dialect.number <= 7:
             return
@@ -176,12 +178,10 @@ class CheckedSchema:
     def is_dynamic(self) -> bool:
         """Whether where a reference leads depends on the way to it."""
         return any(
-            isinstance(one.schema, dict)
-            and (
-                "$recursiveRef" in one.schema
-                or ("$dynamicRef" in one.schema and len(self.dynamic_targets(one)) > 1)
-            )
+            keyword == "$recursiveRef"
+            or (keyword == "$dynamicRef" and len(self.dynamic_targets(one)) > 1)
             for one in self._reachable()
+            for keyword, _ in self.neighbours(one)
         )
 
     def mentions(self, keyword: str) -> bool:

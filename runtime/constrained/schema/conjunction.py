@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
-from rootlace.runtime.constrained.schema.contradiction import UNMET, contradiction
-from rootlace.runtime.constrained.schema.dialect import NEWEST, Dialect, keywords
+from rootlace.runtime.constrained.schema.contradiction import contradiction
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, UNMET, keywords
 from rootlace.runtime.constrained.schema.residual import Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -26,8 +26,6 @@ MAX_ONE_OF = 12
 """In each option of a `oneOf` the others are negated, unless there are more options than this."""
 MAX_COMPARED = 64
 """Which options of a `oneOf` exclude each other is found out up to this many of them."""
-EXCLUDED = "!excluded"
-"""Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +408,7 @@ class Cases:
 
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
         """A schema of our own, as if it stood below another."""
-        return Atom(Located(schema, parent.resolver, _newest(parent), parent.pointer + path))
+        return Atom(Located(schema, parent.resolver, OURS, parent.pointer + path))
 
 
 def _without_values(located: Located, values: list[Any]) -> Located:
@@ -419,11 +417,6 @@ def _without_values(located: Located, values: list[Any]) -> Located:
         return located
     rest = {key: value for key, value in schema.items() if key != "enum"}
     return Located(rest, located.resolver, located.dialect, located.pointer)
-
-
-def _newest(parent: Located) -> Dialect:
-    """The draft of a schema of our own below `parent`: it is written in today's keywords."""
-    return parent.dialect if parent.dialect.number >= 2019 else NEWEST
 
 
 def _not(schema: Any) -> Any:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import Located
+from rootlace.runtime.constrained.schema.dialect import UNMET
 
-UNMET = "!unmet"
-"""Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
 _ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
 """Keywords that mean the same whatever stands beside them."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jsonschema
@@ -35,15 +36,16 @@ IN_PLACE = frozenset(
     ["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"]
 )
 """Keywords whose subschemas apply to the very value that the schema applies to."""
-ANNOTATIONS = frozenset(
-    [
-        "$schema", "$id", "id", "$comment", "$defs", "$anchor", "$dynamicAnchor",
-        "$recursiveAnchor", "$vocabulary", "definitions", "title", "description", "default",
-        "examples", "deprecated",
-        "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema",
-    ]
-)  # fmt: skip
-"""Keywords that assert nothing."""
+EXCLUDED = "!excluded"
+"""Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
+UNMET = "!unmet"
+"""Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
+_READ_WITH_OTHERS = {
+    "exclusiveMinimum": 4, "exclusiveMaximum": 4, "then": 7, "else": 7,
+    "minContains": 2019, "maxContains": 2019,
+}  # fmt: skip
+"""Keywords that jsonschema has no function of their own for, and the draft from which on they
+say something."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +56,18 @@ class Dialect:
     number: int  # 4, 6, 7, 2019, 2020
     validator: Any
     specification: Specification[Any]
+    own: tuple[str, ...] = ()
+
+    @cached_property
+    def keywords(self) -> frozenset[str]:
+        """The keywords that assert something in this draft."""
+        others = (key for key, since in _READ_WITH_OTHERS.items() if self.number >= since)
+        return frozenset([*self.validator.VALIDATORS, *others, *self.own])
 
 
 NEWEST = Dialect("2020-12", 2020, jsonschema.Draft202012Validator, DRAFT202012)
+OURS = replace(NEWEST, name="ours", own=(EXCLUDED, UNMET))
+"""The dialect of schemas that we write ourselves."""
 _DIALECTS = {
     "http://json-schema.org/draft-04/schema": Dialect(
         "draft-04", 4, jsonschema.Draft4Validator, DRAFT4
@@ -82,37 +93,23 @@ def dialect_of(schema: Any, default: Dialect = NEWEST) -> Dialect:
 
 
 def keywords(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The assertions of a schema in the shape they have in 2020-12; annotations are left out."""
+    """The assertions of a schema in the shape they have in 2020-12. What asserts nothing in its own
+    draft is left out."""
     if dialect.number <= 7 and "$ref" in schema:
         return {"$ref": schema["$ref"]}
-    found = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+    found = {key: value for key, value in schema.items() if key in dialect.keywords}
     if dialect.number < 2020 and isinstance(found.get("items"), list):
         found["prefixItems"] = found.pop("items")
         if "additionalItems" in found:
             found["items"] = found["additionalItems"]
     found.pop("additionalItems", None)
-    if dialect.number <= 7:
-        for key, needed in found.pop("dependencies", {}).items():
-            into = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
-            found.setdefault(into, {})[key] = needed
-    else:
-        found.pop("dependencies", None)
+    for key, needed in found.pop("dependencies", {}).items():
+        into = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+        found.setdefault(into, {})[key] = needed
     if dialect.number == 4:
         for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
             if found.pop(exclusive, False) is True and bound in found:
                 found[exclusive] = found.pop(bound)
-        for newer in ("const", "contains", "propertyNames"):
-            found.pop(newer, None)
-    if dialect.number < 7:
-        for newer in ("if", "then", "else"):
-            found.pop(newer, None)
-    if dialect.number < 2019:
-        for newer in ("dependentRequired", "dependentSchemas", "unevaluatedItems"):
-            if newer in schema:
-                found.pop(newer, None)
-        found.pop("unevaluatedProperties", None)
-        found.pop("minContains", None)
-        found.pop("maxContains", None)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jsonschema import ValidationError
 from jsonschema.validators import extend, validator_for
+from referencing.jsonschema import lookup_recursive_ref
 
 from rootlace.runtime.constrained.schema.search import searcher
 
@@ -80,10 +81,15 @@ def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> list[
     if "unevaluatedProperties" in schema:
         below = schema["unevaluatedProperties"]
         keys += [key for key, member in value.items() if _valid(validator, member, below)]
-    for keyword in ("$ref", "$dynamicRef"):
-        if keyword in schema:
+    for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        if keyword in schema and keyword in validator.VALIDATORS:
             # Private, but there is no other way to where the validator stands.
-            resolved = validator._resolver.lookup(schema[keyword])
+            resolver = validator._resolver
+            resolved = (
+                lookup_recursive_ref(resolver)
+                if keyword == "$recursiveRef"
+                else resolver.lookup(schema[keyword])
+            )
             keys += _evaluated_keys(
                 validator.evolve(schema=resolved.contents, _resolver=resolved.resolver),
                 value,

@@ -6,7 +6,8 @@ import math
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from rootlace.runtime.constrained.schema.conjunction import EXCLUDED, Case
+from rootlace.runtime.constrained.schema.conjunction import Case
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED
 from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 from rootlace.runtime.constrained.schema.shape import Shape
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import (
-    EXCLUDED,
     TYPES,
     Atom,
     Case,
     Conjunction,
 )
-from rootlace.runtime.constrained.schema.dialect import NEWEST
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.guidance import (
@@ -288,7 +287,7 @@ class Shapes:
         if not names:
             return False
         first = names[0].located
-        text = Located({"type": "string"}, first.resolver, NEWEST, f"{first.pointer}!text")
+        text = Located({"type": "string"}, first.resolver, OURS, f"{first.pointer}!text")
         return self.empty((Atom(text), *names))
 
     def _none(self, leaves: tuple[Leaf, ...], *keywords: str) -> list[Any]:
@@ -443,7 +442,7 @@ def _any(patterns: dict[str, Conjunction]) -> Conjunction:
     """What the value of a key satisfies that matches some of the patterns: one of their schemas,
     if not several. Negated schemas are left out: that is weaker."""
     options, pointer = [], ""
-    resolver, dialect = None, NEWEST
+    resolver = None
     for conjunction in patterns.values():
         options.append(
             {"allOf": [a.located.schema for a in conjunction if not a.negated] or [True]}
@@ -453,4 +452,4 @@ def _any(patterns: dict[str, Conjunction]) -> Conjunction:
             resolver = resolver or atom.located.resolver
     if resolver is None:  # true and false only
         return () if {"allOf": [True]} in options else FALSE
-    return (Atom(Located({"anyOf": options}, resolver, dialect, f"#!any{pointer}")),)
+    return (Atom(Located({"anyOf": options}, resolver, OURS, f"#!any{pointer}")),)

@@ -6,14 +6,17 @@ import json
 import random
 import re
 import time
+from typing import Any
 
 import jsonschema
 import pytest
 
+from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.schema.check import CheckedSchema
 from rootlace.runtime.constrained.schema.search import PatternSearch
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
 from rootlace.wire.errors import InvalidConstraint
+from tests.constrained.random_model import accepts, byte_vocabulary
 from tests.constrained.schema import small_schemas
 
 
@@ -47,6 +50,64 @@ def test_agrees_with_jsonschema_whatever_the_pieces() -> None:
             checked += 1
             valid += accepted
     assert checked > 1500 and 300 < valid < checked - 300
+
+
+def test_recursive_references_evaluate_keys() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "properties": {"below": {"$recursiveRef": "#", "unevaluatedProperties": False}},
+    }
+    validator = jsonschema.Draft201909Validator(schema)
+    rules = Rules(CheckedSchema(schema, {}))
+    for value in ({"below": {"below": {}}}, {"below": {"other": 1}}, {"other": 1}):
+        verifier = Verifier(rules)
+        refused = verifier.feed(json.dumps(value).encode()) is not None
+        assert (not refused and verifier.accepts()) == validator.is_valid(value)
+
+
+_EVEN = {"$defs": {"even": {"multipleOf": 2}}, "definitions": {"whole": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        jsonschema.Draft4Validator,
+        jsonschema.Draft7Validator,
+        jsonschema.Draft201909Validator,
+        jsonschema.Draft202012Validator,
+    ],
+)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$dynamicRef": "#/$defs/even", **_EVEN},
+        {"$ref": "#/definitions/whole", "$dynamicRef": "#/$defs/even", **_EVEN},
+        {"$ref": "#/definitions/whole", "$dynamicRef": "#/nowhere", **_EVEN},
+        {"anyOf": [{"type": "array", "items": {"$recursiveRef": "#"}}, {"type": "integer"}]},
+        {"type": "array", "prefixItems": [{"type": "null"}]},
+        {"anyOf": [{"not": {"unevaluatedItems": False}}, {"type": "string"}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keywords_of_another_draft_say_nothing(draft: Any, schema: dict[str, Any]) -> None:
+    schema = {"$schema": draft.META_SCHEMA["$schema"], **schema}
+    validator = draft(schema)
+    values = (1, 2, "a", None, [], [1], [None], ["a"], [["a"]], {})
+    try:
+        wanted = [validator.is_valid(value) for value in values]
+    except jsonschema.exceptions._WrappedReferencingError:
+        with pytest.raises(InvalidConstraint, match="nothing is known"):
+            CheckedSchema(schema, {})
+        return
+    rules = Rules(CheckedSchema(schema, {}))
+    found = []
+    for value in values:
+        verifier = Verifier(rules)
+        found.append(not verifier.feed(json.dumps(value).encode()) and verifier.accepts())
+    assert found == wanted
+    grammar = GrammarCompiler(byte_vocabulary()).compile(json_schema=schema)
+    texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
+    assert [accepts(grammar, byte_vocabulary(), text) for text in texts] == wanted
 
 
 @pytest.mark.parametrize(
