@@ -5,7 +5,9 @@ Deliberately naive and independent of the runtime's tree: one dictionary per tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from benchmarks.peers.workloads import Tokens, Workload
 
 
 class _Node(dict[int, "_Node"]):
@@ -46,3 +48,15 @@ class IdealCache:
                 node[token] = _Node()
             node = node[token]
         return known
+
+
+def ideal_hits(workload: Workload, replies: Mapping[str, Tokens]) -> int:
+    """Prompt tokens of a workload that need not be computed, each request having been answered with
+    its reply."""
+    ideal = IdealCache()
+    for wave in workload.waves(replies):
+        for request in wave:
+            ideal.submit(request.prompt)
+        for request in wave:
+            ideal.finish(request.prompt, replies[request.name])
+    return ideal.cached_tokens

@@ -5,16 +5,14 @@
 Two runtimes of the same random model stand side by side, one with the cache and one without, and
 take turns, so that whatever else slows the machine down slows both. Each repetition has its own
 seed and starts with an empty cache. Printed per load: requests and output tokens per second, time
-to first token (measured by the runtime, from the request's arrival), the hit rate and the best one
-any prefix cache could have had; and the share of the engine's time that is not the model's, which
-says what the tree costs where nothing is shared.
+to first token (from handing a request over until its client has the token), the hit rate and the
+best one any prefix cache could have had; and the share of the engine's time that is not the
+model's, which says what the tree costs where nothing is shared.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -28,24 +26,13 @@ from rich.table import Table
 
 import rootlace as rl
 from benchmarks.common import ForeignLoad, Report, new_table, percentile, progress_bar
-from benchmarks.ideal_cache import IdealCache
-from benchmarks.peers.workloads import (
-    Chat,
-    FewShot,
-    LongDocuments,
-    NothingShared,
-    Request,
-    TreeSearch,
-    Workload,
-)
+from benchmarks.ideal_cache import ideal_hits
+from benchmarks.peers.drive import drive
+from benchmarks.peers.raw_requests import RawRequests
+from benchmarks.peers.workloads import WORKLOADS, Workload
 
-LOADS: dict[str, type[Workload]] = {
-    "few-shot": FewShot,
-    "chat": Chat,
-    "tree-search": TreeSearch,
-    "long-docs": LongDocuments,
-    "no-sharing": NothingShared,
-}
+LOADS = {"few-shot": "W1", "chat": "W2", "tree-search": "W3", "long-docs": "W5", "no-sharing": "W4"}
+"""By the names of the peers' workloads."""
 
 DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
 """Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
@@ -57,14 +44,14 @@ KV_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Run:
-    """One load, once, on one runtime. Seconds, and tokens."""
+    """One load, once, on one runtime. Seconds, tokens, and cores that other programs kept busy."""
 
     wall: float
     requests: int
     prompt_tokens: int
     cached_tokens: int
+    ideal_cached_tokens: int
     output_tokens: int
-    ideal_hit_rate: float
     engine_busy: float
     engine_model: float
     cpu: float
@@ -72,44 +59,32 @@ class Run:
     first_token: list[float]
 
 
-async def run_load(engine: rl.Engine, load: Workload) -> Run:
-    """Send all first requests at once, each follow-up as soon as its answer is there."""
-    ideal = IdealCache()
-    metas: list[dict[str, Any]] = []
+class Subject:
+    """A runtime, with or without the cache, and one connection to it."""
 
-    async def ask(request: Request) -> None:
-        ideal.submit(request.prompt)
-        sampling = {"temperature": 0, "max_new_tokens": request.wanted, "ignore_eos": True}
-        reply = await engine.async_generate(input_ids=request.prompt, sampling_params=sampling)
-        output = list(reply["output_ids"])
-        if len(output) != request.wanted:
-            raise RuntimeError(f"asked for {request.wanted} tokens, got {len(output)}")
-        ideal.finish(request.prompt, output)
-        metas.append(reply["meta_info"])
-        await ask_all(load.answered(request, output))
+    def __init__(self, runtime: rl.Runtime) -> None:
+        self._runtime = runtime
+        self._requests = RawRequests(runtime.endpoint)
 
-    async def ask_all(requests: Sequence[Request]) -> None:
-        await asyncio.gather(*(ask(request) for request in requests))
-
-    first = load.start()
-    before, foreign, start = engine.get_server_info(), ForeignLoad(), time.perf_counter()
-    await ask_all(first)
-    wall = time.perf_counter() - start
-    foreign_cores, cpu = foreign.cores(), foreign.own_seconds()
-    after = engine.get_server_info()
-    return Run(
-        wall=wall,
-        requests=len(metas),
-        prompt_tokens=sum(meta["prompt_tokens"] for meta in metas),
-        cached_tokens=sum(meta["cached_tokens"] for meta in metas),
-        output_tokens=sum(meta["completion_tokens"] for meta in metas),
-        ideal_hit_rate=ideal.hit_rate,
-        first_token=[meta["time_to_first_token"] for meta in metas],
-        engine_busy=after["engine_busy_seconds"] - before["engine_busy_seconds"],
-        engine_model=after["engine_model_seconds"] - before["engine_model_seconds"],
-        cpu=cpu,
-        foreign_cores=foreign_cores,
-    )
+    def run(self, workload: Workload) -> Run:
+        """Empty the cache, and do the workload."""
+        before, load = self._runtime.get_server_info(), ForeignLoad()
+        driven = drive(self._requests, workload)
+        foreign_cores, cpu = load.cores(), load.own_seconds()
+        after = self._runtime.get_server_info()
+        return Run(
+            wall=driven.wall,
+            requests=len(driven.outputs),
+            prompt_tokens=driven.prompt_tokens,
+            cached_tokens=driven.cached or 0,
+            ideal_cached_tokens=ideal_hits(workload, driven.outputs),
+            output_tokens=sum(map(len, driven.outputs.values())),
+            engine_busy=after["engine_busy_seconds"] - before["engine_busy_seconds"],
+            engine_model=after["engine_model_seconds"] - before["engine_model_seconds"],
+            cpu=cpu,
+            foreign_cores=foreign_cores,
+            first_token=driven.ttft,
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +124,7 @@ class Summary:
             ttft_mean=mean(waits),
             ttft_p99=percentile(waits, 0.99),
             hit_rate=sum(run.cached_tokens for run in runs) / prompt,
-            ideal_hit_rate=sum(run.ideal_hit_rate * run.prompt_tokens for run in runs) / prompt,
+            ideal_hit_rate=sum(run.ideal_cached_tokens for run in runs) / prompt,
             overhead_share=(busy - model) / busy if busy else 0.0,
             cpu_per_request=median(run.cpu / run.requests for run in runs),
             foreign_cores=max(run.foreign_cores for run in runs),
@@ -161,13 +136,13 @@ class Summary:
 
 
 @contextmanager
-def engines(model: Path, **options: Any) -> Iterator[dict[bool, rl.Engine]]:
+def subjects(model: Path, **options: Any) -> Iterator[dict[bool, Subject]]:
     """The same model twice, by whether it has the cache."""
     with (
-        rl.Engine(model_path=model, cache=True, **options) as on,
-        rl.Engine(model_path=model, cache=False, **options) as off,
+        rl.Runtime(model, cache=True, **options) as on,
+        rl.Runtime(model, cache=False, **options) as off,
     ):
-        yield {True: on, False: off}
+        yield {True: Subject(on), False: Subject(off)}
 
 
 def measure(
@@ -176,26 +151,21 @@ def measure(
     """Every load on both runtimes, in turns."""
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
     task = progress.add_task(size, total=2 * arguments.repetitions * len(arguments.loads))
-    summaries = []
-    with engines(
-        model, dtype=arguments.dtype, threads=arguments.threads, kv_memory_bytes=KV_BYTES
-    ) as by_cache:
-        vocab = by_cache[True].endpoint.model_info.vocab_size
-        for engine in by_cache.values():
-            asyncio.run(run_load(engine, NothingShared("warm-up", 0.05, vocab)))
+    runs: dict[tuple[str, bool], list[Run]] = {}
+    options = {"dtype": arguments.dtype, "threads": arguments.threads}
+    with subjects(model, kv_memory_bytes=KV_BYTES, **options) as by_cache:
+        for subject in by_cache.values():
+            subject.run(Workload("W4", "warm-up", 0.05))
         for load in arguments.loads:
-            runs: dict[bool, list[Run]] = {True: [], False: []}
             for repetition in range(arguments.repetitions):
                 # Who goes first alternates: neither always follows the other's heat.
                 for cache in (True, False) if repetition % 2 == 0 else (False, True):
                     progress.update(task, description=f"{size} {load}")
-                    by_cache[cache].flush_cache()
-                    workload = LOADS[load](repetition, scale, vocab)
-                    runs[cache].append(asyncio.run(run_load(by_cache[cache], workload)))
+                    workload = Workload(LOADS[load], repetition, scale)
+                    runs.setdefault((load, cache), []).append(by_cache[cache].run(workload))
                     progress.advance(task)
-            summaries += [Summary.of(size, load, cache, runs[cache]) for cache in runs]
     progress.remove_task(task)
-    return summaries
+    return [Summary.of(size, load, cache, found) for (load, cache), found in runs.items()]
 
 
 COLUMNS = ("load", "req/s", "tok/s", "gain", "CPU gain", "TTFT", "p99", "hits", "best", "host")
@@ -250,7 +220,6 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    # Not at the top: making a model needs torch, looking at --help does not.
     from benchmarks.random_models import MODELS, make_model
 
     console, report = Console(), Report("prefix_reuse")
@@ -270,7 +239,7 @@ def main() -> None:
     # Where files lie says nothing about the measurement.
     options = {k: str(v) for k, v in vars(arguments).items() if k not in ("json", "plot", "models")}
     report.add("options", options)
-    report.add("loads", {name: LOADS[name].describe for name in arguments.loads})
+    report.add("loads", {load: WORKLOADS[LOADS[load]].describe for load in arguments.loads})
     report.add("results", summaries)
     report.write(arguments.json)
     if arguments.plot:

@@ -32,7 +32,7 @@ from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
 from benchmarks.peers.turns import measure_model
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.plot import plot_peers
 from benchmarks.random_models import MODELS, make_model
 
@@ -104,7 +104,7 @@ def floors_of(
     found = {}
     for row in rows:
         if row.engine == RAW and row.repetition == 0:
-            workload = WORKLOADS[row.workload](row.seed, row.scale, spec.vocab_size)
+            workload = Workload(row.workload, row.seed, row.scale, spec.vocab_size)
             work = work_of(workload, row.outputs)
             found[row.workload] = asdict(floor_of(work, spec, dtype, *limits))
     return found

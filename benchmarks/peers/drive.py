@@ -47,6 +47,7 @@ class Driven:
     """What was seen while a workload ran: seconds, and the tokens of each request.
 
     `cached`: prompt tokens that came from the cache; None where the engine does not say.
+    `fixed_replies`: follow-ups held stand-ins for what the engine generated.
     """
 
     wall: float
@@ -54,6 +55,7 @@ class Driven:
     prompt_tokens: int
     outputs: dict[str, Tokens]
     cached: int | None
+    fixed_replies: bool = False
 
 
 def drive(engine: OnlineEngine, workload: Workload) -> Driven:
@@ -95,4 +97,5 @@ def drive(engine: OnlineEngine, workload: Workload) -> Driven:
             shown = reply if engine.replies_are_ids else workload.fixed_reply(request)
             hand_over(workload.answered(request, shown))
     wall = time.perf_counter() - start
-    return Driven(wall, ttft, prompt_tokens, outputs, engine.cached())
+    fixed = not engine.replies_are_ids
+    return Driven(wall, ttft, prompt_tokens, outputs, engine.cached(), fixed)

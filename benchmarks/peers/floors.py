@@ -52,24 +52,19 @@ def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
     """Take a workload apart, its requests having been answered with `replies`."""
     ideal = IdealCache()
     work = Work(0, [], [], [])
-    todo = workload.start()
-    while todo:
+    for wave in workload.waves(replies):
         # Requests that are there together decode in lockstep: their first tokens come from the
         # prompts, each later one from a step.
-        shared = _distinct([request.prompt for request in todo])
-        for step in range(1, max(request.wanted for request in todo)):
-            live = [r for r in todo if r.wanted > step]
+        shared = _distinct([request.prompt for request in wave])
+        for step in range(1, max(request.wanted for request in wave)):
+            live = [r for r in wave if r.wanted > step]
             work.steps.append([Row(1, len(r.prompt) + step) for r in live])
-            work.step_tokens.append(shared + step * len(todo))
-        for request in todo:
+            work.step_tokens.append(shared + step * len(wave))
+        for request in wave:
             length = len(request.prompt)
             work.prompts.append(Row(length - ideal.submit(request.prompt), length))
-        following = []
-        for request in todo:
-            reply = list(replies[request.name])
-            ideal.finish(request.prompt, reply)
-            following += workload.answered(request, reply)
-        todo = following
+        for request in wave:
+            ideal.finish(request.prompt, replies[request.name])
     return Work(ideal.prompt_tokens, work.prompts, work.steps, work.step_tokens)
 
 

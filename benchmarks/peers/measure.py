@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.peers.drive import Driven
-from benchmarks.peers.workloads import WORKLOADS, Tokens, Workload
+from benchmarks.peers.workloads import Tokens, Workload
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Task:
     scale: float
     vocab_size: int
 
-    def make(self, scale: float = 1.0) -> Workload:
-        return WORKLOADS[self.workload](self.seed, self.scale * scale, self.vocab_size)
+    def make(self, part: float = 1.0) -> Workload:
+        return Workload(self.workload, self.seed, self.scale * part, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,7 @@ class Row:
     outputs: dict[str, Tokens] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(
-        cls,
-        driven: Driven,
-        foreign_cores: float,
-        engine: str,
-        task: Task,
-        scale: float,
-        fixed_replies: bool = False,
-    ) -> Row:
+    def of(cls, engine: str, task: Task, scale: float, driven: Driven, foreign_cores: float) -> Row:
         return cls(
             engine=engine,
             model=task.model,
@@ -74,7 +66,7 @@ class Row:
             output_tokens=sum(map(len, driven.outputs.values())),
             cached_tokens=driven.cached,
             foreign_cores=round(foreign_cores, 3),
-            fixed_replies=fixed_replies,
+            fixed_replies=driven.fixed_replies,
             outputs=driven.outputs,
         )
 

@@ -20,6 +20,8 @@ from benchmarks.peers.drive import Driven, PeerError
 from benchmarks.peers.workloads import Workload
 
 _TAIL_LINES = 15
+ORDER = ("name", "seed", "scale", "vocab_size")
+"""What makes a workload (see `drivers/serve.py`)."""
 
 
 class PeerProcess:
@@ -66,17 +68,12 @@ class PeerProcess:
         self.about = {"engine": ready.pop("ready"), **ready}
         self.pause()
 
-    def run(self, workload: Workload, vocab_size: int) -> tuple[Driven, float]:
+    def run(self, workload: Workload) -> tuple[Driven, float]:
         """What was seen, and how many cores other programs kept busy meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
         try:
-            order = {
-                "workload": workload.name,
-                "seed": workload.seed,
-                "scale": workload.scale,
-                "vocab_size": vocab_size,
-            }
+            order = {key: getattr(workload, key) for key in ORDER}
             try:
                 self._orders.write(json.dumps(order) + "\n")
                 self._orders.flush()

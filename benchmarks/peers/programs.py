@@ -13,44 +13,37 @@ from typing import Any
 
 import rootlace as rl
 from benchmarks.peers.drive import Driven
-from benchmarks.peers.workloads import (
-    Chat,
-    FewShot,
-    LongDocuments,
-    NothingShared,
-    Thought,
-    Tokens,
-    TreeSearch,
-)
+from benchmarks.peers.workloads import Node, Tokens, Workload
 
 Found = tuple[str, rl.ProgramState, str]
 """Request's name, the state that holds its generation, the variable's name."""
+Run = Callable[[rl.Function, list[Any]], list[Any]]
 
 
 @rl.function
-def ask_all(s: Any, text: Tokens, questions: list[Tokens]) -> Any:
+def ask_all(s: Any, text: Tokens, questions: list[Node]) -> Any:
     """Many questions about one text, or behind the same examples."""
     s += rl.ids(text)
     answers = s.fork(len(questions))
-    answers += [rl.ids(question) + rl.gen("answer") for question in questions]
+    answers += [rl.ids(question.tokens) + rl.gen("answer") for question in questions]
     return answers
 
 
 @rl.function
-def chat(s: Any, system: Tokens, turns: list[Tokens]) -> None:
+def chat(s: Any, system: Tokens, turns: list[Node]) -> None:
     s += rl.ids(system)
     for number, turn in enumerate(turns):
-        s += rl.ids(turn) + rl.gen(f"reply {number}")
+        s += rl.ids(turn.tokens) + rl.gen(f"reply {number}")
 
 
 @rl.function
-def tree_search(s: Any, problem: Tokens, thoughts: list[Thought]) -> Any:
+def tree_search(s: Any, problem: Tokens, thoughts: list[Node]) -> Any:
     s += rl.ids(problem)
     first = s.fork(len(thoughts))
-    first += [rl.ids(thought.hint) + rl.gen("thought") for thought in thoughts]
-    second = [branch.fork(len(thoughts[i].next)) for i, branch in enumerate(first)]
+    first += [rl.ids(thought.tokens) + rl.gen("thought") for thought in thoughts]
+    second = [branch.fork(len(thoughts[i].below)) for i, branch in enumerate(first)]
     for thought, branches in zip(thoughts, second, strict=True):
-        branches += [rl.ids(hint) + rl.gen("next") for hint in thought.next]
+        branches += [rl.ids(last.tokens) + rl.gen("next") for last in thought.below]
     return first, second
 
 
@@ -59,59 +52,52 @@ def complete(s: Any, prompt: Tokens) -> None:
     s += rl.ids(prompt) + rl.gen("text")
 
 
-def _few_shot(work: FewShot, run: Callable[..., list[Any]]) -> Iterator[Found]:
-    (state,) = run(ask_all, [(work.examples, work.questions)])
-    for number, answer in enumerate(state.ret_value):
-        yield f"r{number}", answer, "answer"
+def _texts(work: Workload, run: Run) -> Iterator[Found]:
+    states = run(ask_all, [(root.tokens, root.below) for root in work.roots])
+    for root, state in zip(work.roots, states, strict=True):
+        for question, answer in zip(root.below, state.ret_value, strict=True):
+            yield question.name, answer, "answer"
 
 
-def _chat(work: Chat, run: Callable[..., list[Any]]) -> Iterator[Found]:
-    states = run(chat, [(work.system, talk) for talk in work.talks])
-    for number, state in enumerate(states):
-        for turn in range(work.TURNS):
-            yield f"c{number}t{turn}", state, f"reply {turn}"
+def _chats(work: Workload, run: Run) -> Iterator[Found]:
+    (system,) = work.roots
+    talks = []
+    for node in system.below:
+        turns = [node]
+        while turns[-1].below:
+            turns += turns[-1].below
+        talks.append(turns)
+    states = run(chat, [(system.tokens, turns) for turns in talks])
+    for turns, state in zip(talks, states, strict=True):
+        yield from ((turn.name, state, f"reply {n}") for n, turn in enumerate(turns))
 
 
-def _tree_search(work: TreeSearch, run: Callable[..., list[Any]]) -> Iterator[Found]:
-    states = run(tree_search, list(zip(work.problems, work.thoughts, strict=True)))
-    for number, state in enumerate(states):
-        first, second = state.ret_value
-        for branch, thought in enumerate(first):
-            yield f"q{number}b{branch}", thought, "thought"
-            for below, last in enumerate(second[branch]):
-                yield f"q{number}b{branch}k{below}", last, "next"
+def _searches(work: Workload, run: Run) -> Iterator[Found]:
+    states = run(tree_search, [(root.tokens, root.below) for root in work.roots])
+    for root, state in zip(work.roots, states, strict=True):
+        for thought, branch, lasts in zip(root.below, *state.ret_value, strict=True):
+            yield thought.name, branch, "thought"
+            for node, last in zip(thought.below, lasts, strict=True):
+                yield node.name, last, "next"
 
 
-def _nothing_shared(work: NothingShared, run: Callable[..., list[Any]]) -> Iterator[Found]:
-    states = run(complete, [(prompt,) for prompt in work.prompts])
-    for number, state in enumerate(states):
-        yield f"r{number}", state, "text"
+def _prompts(work: Workload, run: Run) -> Iterator[Found]:
+    states = run(complete, [(root.tokens,) for root in work.roots])
+    for root, state in zip(work.roots, states, strict=True):
+        yield root.name, state, "text"
 
 
-def _long_documents(work: LongDocuments, run: Callable[..., list[Any]]) -> Iterator[Found]:
-    questions = [[asked[d] for asked in work.questions] for d in range(len(work.documents))]
-    states = run(ask_all, list(zip(work.documents, questions, strict=True)))
-    for document, state in enumerate(states):
-        for question, answer in enumerate(state.ret_value):
-            yield f"d{document}q{question}", answer, "answer"
+_PROGRAMS = {"W1": _texts, "W2": _chats, "W3": _searches, "W4": _prompts, "W5": _texts}
 
 
-_PROGRAMS: dict[str, Callable[..., Iterator[Found]]] = {
-    "W1": _few_shot,
-    "W2": _chat,
-    "W3": _tree_search,
-    "W4": _nothing_shared,
-    "W5": _long_documents,
-}
-
-
-def drive_programs(backend: Any, workload: Any) -> Driven:
+def drive_programs(backend: Any, workload: Workload) -> Driven:
     """Run the workload as programs.
 
     The time ends when every result has been read. Times to the first token are those that the
     runtime tells (`time_to_first_token`): programs that do not stream have no other.
     """
-    options = {"temperature": 0, "max_tokens": workload.WANTED, "ignore_eos": True}
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    options["max_tokens"] = workload.wanted
 
     def run(program: rl.Function, batch: list[Any]) -> list[Any]:
         states: list[Any] = program.run_batch(batch, backend=backend, **options)

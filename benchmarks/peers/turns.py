@@ -15,12 +15,12 @@ import rootlace as rl
 from benchmarks.common import ForeignLoad
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
-from benchmarks.peers.drive import OnlineEngine, PeerError, drive
+from benchmarks.peers.drive import Driven, PeerError, drive
 from benchmarks.peers.measure import Row, Task
-from benchmarks.peers.peer_process import PeerProcess
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
+from benchmarks.peers.workloads import Workload
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
@@ -30,92 +30,76 @@ LIMIT = 300.0
 PATIENCE = 60.0
 """What took more seconds is not repeated."""
 
-Runner = Callable[[Task], Row]
-"""One engine with a loaded model: empties its cache and does the task."""
+
+@dataclass(frozen=True)
+class Engine:
+    """A loaded model. `run` empties the cache and does a workload; with what it saw it tells how
+    many cores other programs kept busy. `scale`: the share of each workload that it does."""
+
+    name: str
+    run: Callable[[Workload], tuple[Driven, float]]
+    scale: dict[str, float] = field(default_factory=dict)
+
+    def share(self, workload: str) -> float:
+        return self.scale.get(workload, 1.0)
+
+    def row(self, task: Task) -> Row:
+        """Raises PeerError."""
+        workload = task.make(self.share(task.workload))
+        return Row.of(self.name, task, workload.scale, *self.run(workload))
 
 
-class Ours:
+def here(name: str, do: Callable[[Workload], Driven]) -> Engine:
+    """An engine that this process drives itself."""
+
+    def run(workload: Workload) -> tuple[Driven, float]:
+        load = ForeignLoad()
+        return do(workload), load.cores()
+
+    return Engine(name, run)
+
+
+def ours(runtime: rl.Runtime) -> Iterator[Engine]:
     """The whole stack of ours, driven in two ways."""
 
-    def __init__(self, runtime: rl.Runtime) -> None:
-        self._runtime = runtime
-        self._raw = RawRequests(runtime.endpoint)
+    def programs(workload: Workload) -> Driven:
+        runtime.flush_cache()
+        return drive_programs(runtime, workload)
 
-    def raw(self, task: Task) -> Row:
-        return run_online(self._raw, RAW, task)
-
-    def programs(self, task: Task) -> Row:
-        self._runtime.flush_cache()
-        workload, load = task.make(), ForeignLoad()
-        driven = drive_programs(self._runtime, workload)
-        return Row.of(driven, load.cores(), PROGRAMS, task, workload.scale)
-
-
-def run_online(engine: OnlineEngine, name: str, task: Task) -> Row:
-    """An engine that this process drives itself."""
-    workload, load = task.make(), ForeignLoad()
-    driven = drive(engine, workload)
-    fixed = not engine.replies_are_ids
-    return Row.of(driven, load.cores(), name, task, workload.scale, fixed)
-
-
-def run_peer(peer: PeerProcess, scales: dict[str, float], task: Task) -> Row:
-    """Raises PeerError."""
-    workload = task.make(scales.get(task.workload, 1.0))
-    return Row.of(*peer.run(workload, task.vocab_size), peer.name, task, workload.scale)
-
-
-@dataclass
-class Engines:
-    """What takes turns, what is to be told about it, and who does which part of which workload."""
-
-    runners: dict[str, Runner] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    scales: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def scale(self, engine: str, workload: str) -> float:
-        return self.scales.get(engine, {}).get(workload, 1.0)
-
-    def take_turn(self, engine: str, task: Task) -> Row | None:
-        """Who fails is left out from then on."""
-        try:
-            return self.runners[engine](task)
-        except PeerError as error:
-            self.about[engine] = {**self.about.get(engine, {}), "error": str(error)}
-            del self.runners[engine]
-            return None
+    yield here(RAW, partial(drive, RawRequests(runtime.endpoint)))
+    yield here(PROGRAMS, programs)
 
 
 @contextmanager
-def engines(model: Path, arguments: argparse.Namespace, work: Path) -> Iterator[Engines]:
-    """Every engine with `model` loaded. A peer that does not start is recorded and left out."""
+def loaded(
+    model: Path, arguments: argparse.Namespace, work: Path, about: dict[str, Any]
+) -> Iterator[list[Engine]]:
+    """Every engine with `model` loaded; `about` gets what is known of each. A peer that does not
+    start is recorded there and left out."""
     setting = known_peers.Setting(
         work, arguments.threads, arguments.dtype, KV_GIB, LIMIT, arguments.llama_server
     )
-    found = Engines()
+    engines = []
     with ExitStack() as stack:
         for name, python in arguments.peer_python.items():
             try:
                 peer = stack.enter_context(known_peers.start(name, python, model, setting))
             except PeerError as error:
-                found.about[name] = {"error": str(error)}
+                about[name] = {"error": str(error)}
                 continue
-            scales = found.scales[name] = known_peers.KNOWN_PEERS[name].scale
-            found.runners[name] = partial(run_peer, peer, scales)
-            found.about[name] = peer.about
+            engines.append(Engine(name, peer.run, known_peers.KNOWN_PEERS[name].scale))
+            about[name] = peer.about
         for name, url in arguments.url.items():
             try:
                 server = OpenAIServer(name, url)
             except PeerError as error:
-                found.about[name] = {"error": str(error)}
+                about[name] = {"error": str(error)}
                 continue
-            found.runners[name] = partial(run_online, server, name)
-            served = Path(server.model).name
-            found.about[name] = {"cache_emptied": server.can_flush, "model": served}
+            engines.append(here(name, partial(drive, server)))
+            about[name] = {"cache_emptied": server.can_flush, "model": Path(server.model).name}
         options = {"dtype": arguments.dtype, "threads": arguments.threads}
-        ours = Ours(stack.enter_context(rl.Runtime(model, kv_memory_bytes=KV_GIB << 30, **options)))
-        found.runners |= {RAW: ours.raw, PROGRAMS: ours.programs}
-        yield found
+        runtime = stack.enter_context(rl.Runtime(model, kv_memory_bytes=KV_GIB << 30, **options))
+        yield [*engines, *ours(runtime)]
 
 
 def measure_model(
@@ -127,30 +111,38 @@ def measure_model(
 ) -> tuple[list[Row], dict[str, Any]]:
     """All rows of a model, and what is known of the engines."""
     rows: list[Row] = []
+    about: dict[str, Any] = {}
     vocab = json.loads((model / "config.json").read_text())["vocab_size"]
-    with engines(model, arguments, work) as found:
+    with loaded(model, arguments, work, about) as engines:
+
+        def take_turn(engine: Engine, task: Task) -> Row | None:
+            """Who fails is left out from then on."""
+            try:
+                return engine.row(task)
+            except PeerError as error:
+                about[engine.name] = {**about.get(engine.name, {}), "error": str(error)}
+                engines.remove(engine)
+                return None
+
         for workload in arguments.workloads:
             # Once for nothing: whatever is compiled or allocated at the first time.
             warm_up = Task(name, workload, -1, -1, min(arguments.scale, WARM_UP_SCALE), vocab)
-            for engine in list(found.runners):
-                if found.scale(engine, workload) == 1.0:
-                    progress(f"{name} {workload} {engine}: warm-up")
-                    found.take_turn(engine, warm_up)
+            for engine in [one for one in engines if one.share(workload) == 1.0]:
+                progress(f"{name} {workload} {engine.name}: warm-up")
+                take_turn(engine, warm_up)
         for workload in arguments.workloads:
             slow = set()
             for repetition in range(arguments.repetitions):
                 seed = arguments.seed + repetition
                 task = Task(name, workload, seed, repetition, arguments.scale, vocab)
-                order = [engine for engine in found.runners if found.scale(engine, workload) > 0]
+                order = [engine for engine in engines if engine.share(workload) > 0]
                 turn = repetition % len(order)
                 # Nobody always follows the same one.
                 for engine in [*order[turn:], *order[:turn]]:
-                    if engine in slow:
+                    if engine.name in slow or (row := take_turn(engine, task)) is None:
                         continue
-                    row = found.take_turn(engine, task)
-                    if row is not None:
-                        progress(f"{name} {workload} {engine}: {row.wall_s:.2f} s")
-                        rows.append(row)
-                        if row.wall_s > PATIENCE:
-                            slow.add(engine)
-        return rows, found.about
+                    progress(f"{name} {workload} {engine.name}: {row.wall_s:.2f} s")
+                    rows.append(row)
+                    if row.wall_s > PATIENCE:
+                        slow.add(engine.name)
+        return rows, about

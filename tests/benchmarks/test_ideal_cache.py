@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.common import percentile
 from benchmarks.ideal_cache import IdealCache
-from benchmarks.peers.workloads import NothingShared
+from benchmarks.peers.workloads import Workload
 
 Request = tuple[list[int], list[int]]
 
@@ -50,7 +50,7 @@ def test_ideal_cache_against_brute_force(played: list[Request]) -> None:
 
 def test_nothing_is_shared_where_nothing_is() -> None:
     ideal = IdealCache()
-    for request in NothingShared(1).start():
+    for request in Workload("W4", 1).start():
         ideal.submit(request.prompt)
         ideal.finish(request.prompt, request.prompt[:64])
     assert ideal.hit_rate < 0.01

@@ -4,7 +4,7 @@ A driver (`run_*.py`) runs under the peer's own interpreter, loads the model and
 `serve(engine)`, where `engine` is a `benchmarks.peers.drive.OnlineEngine` with a `name`. From then
 on it reads one order per line from standard input:
 
-    {"workload": "W1", "seed": 0, "scale": 1.0, "vocab_size": 32000}
+    {"name": "W1", "seed": 0, "scale": 1.0, "vocab_size": 32000}
 
 and answers each with one line on what was standard output (which becomes standard error: what a
 library prints must not disturb):
@@ -44,7 +44,7 @@ for name in ("benchmarks", "benchmarks.peers"):
 
 from benchmarks.peers.completion_server import Answer, CompletionServer  # noqa: E402
 from benchmarks.peers.drive import News, drive  # noqa: E402
-from benchmarks.peers.workloads import WORKLOADS, Request  # noqa: E402
+from benchmarks.peers.workloads import Request, Workload  # noqa: E402
 
 __all__ = ["Answer", "CompletionServer", "News", "Request", "arguments_of", "serve"]
 
@@ -75,10 +75,7 @@ def serve(engine: Any) -> None:
     say({"ready": engine.name, "packages": packages, "python": platform.python_version()})
     for line in sys.stdin:
         try:
-            order = json.loads(line)
-            make = WORKLOADS[order["workload"]]
-            driven = drive(engine, make(order["seed"], order["scale"], order["vocab_size"]))
-            say({"driven": asdict(driven)})
+            say({"driven": asdict(drive(engine, Workload(**json.loads(line))))})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import LlamaConfig
 
 from benchmarks.peers.floors import floor_of, work_of
-from benchmarks.peers.workloads import WORKLOADS, Request
+from benchmarks.peers.workloads import WORKLOADS, Request, Workload
 from benchmarks.random_models import SHAPES
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -19,7 +19,7 @@ STEPS = {"W1": 15, "W2": 4 * 31, "W3": 2 * 31, "W4": 63, "W5": 15}
 
 
 def waves(name: str, scale: float) -> list[list[Request]]:
-    workload = WORKLOADS[name](0, scale)
+    workload = Workload(name, 0, scale)
     found, todo = [], workload.start()
     while todo:
         found.append(todo)
@@ -44,7 +44,7 @@ def prefixes(tokens: list[int]) -> list[int]:
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_work_against_sets_of_prefixes(name: str) -> None:
     scale = 0.05
-    work = work_of(WORKLOADS[name](0, scale), replies(name, scale))
+    work = work_of(Workload(name, 0, scale), replies(name, scale))
     have: set[int] = set()
     computed = context = 0
     tokens, rows = [], []
@@ -71,7 +71,7 @@ def test_work_against_sets_of_prefixes(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_the_whole_workloads(name: str) -> None:
-    work = work_of(WORKLOADS[name](), replies(name, 1.0))
+    work = work_of(Workload(name), replies(name, 1.0))
     assert (len(work.prompts), work.prompt_tokens) == SIZES[name][:2]
     assert len(work.step_tokens) == STEPS[name]
     if name == "W1":
@@ -93,7 +93,7 @@ NORMS = (2 * 12 + 1) * 768
 
 def test_seconds_by_hand(model_b: ModelSpec) -> None:
     """Nothing shared, one request of 256 tokens and 64 out."""
-    work = work_of(WORKLOADS["W4"](0, 0.01), {"r0": answer("r0", 64)})
+    work = work_of(Workload("W4", 0, 0.01), {"0": answer("0", 64)})
     floor = floor_of(work, model_b, "bfloat16", rate=1e12, bandwidth=1e11)
     assert floor.prefill_s == pytest.approx((2 * LAYERS * 256 + 2 * HEAD) / 1e12)
     size = [2 * (LAYERS + HEAD + NORMS) + 12_288 * (256 + step) for step in range(1, 64)]
@@ -106,7 +106,7 @@ def test_seconds_by_hand(model_b: ModelSpec) -> None:
 
 
 def test_many_rows_are_bound_by_arithmetic(model_b: ModelSpec) -> None:
-    work = work_of(WORKLOADS["W4"](), replies("W4", 1.0))
+    work = work_of(Workload("W4"), replies("W4", 1.0))
     floor = floor_of(work, model_b, "bfloat16", rate=1e12, bandwidth=1e14)
     flops = 2 * (LAYERS + HEAD) * 32 * 63
     assert floor.arithmetic_s - floor.prefill_s > flops / 1e12 > floor.decode_s

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 import rootlace as rl
-from benchmarks.ideal_cache import IdealCache
+from benchmarks.ideal_cache import ideal_hits
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import PeerError, drive
 from benchmarks.peers.measure import Task
-from benchmarks.peers.turns import Ours, run_online
+from benchmarks.peers.turns import here, ours
 from benchmarks.peers.workloads import WORKLOADS, Request, Workload
 
 
@@ -19,8 +21,7 @@ def task(name: str) -> Task:
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_programs_find_the_tokens_of_raw_requests(name: str, runtime: rl.Runtime) -> None:
-    ours = Ours(runtime)
-    raw, programs = ours.raw(task(name)), ours.programs(task(name))
+    raw, programs = (engine.row(task(name)) for engine in ours(runtime))
     assert programs.outputs == raw.outputs
     assert (programs.requests, programs.prompt_tokens, programs.output_tokens) == (
         raw.requests,
@@ -29,18 +30,8 @@ def test_programs_find_the_tokens_of_raw_requests(name: str, runtime: rl.Runtime
     )
     assert raw.ttft_mean_s is not None and 0 < raw.ttft_mean_s < raw.wall_s
     # Both find all that any cache could have.
-    ideal = IdealCache()
-    workload = task(name).make()
-    todo = workload.start()
-    while todo:
-        for request in todo:
-            ideal.submit(request.prompt)
-        following = []
-        for request in todo:
-            ideal.finish(request.prompt, raw.outputs[request.name])
-            following += workload.answered(request, raw.outputs[request.name])
-        todo = following
-    assert raw.cached_tokens == programs.cached_tokens == ideal.cached_tokens
+    best = ideal_hits(task(name).make(), raw.outputs)
+    assert raw.cached_tokens == programs.cached_tokens == best
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
@@ -48,7 +39,8 @@ def test_a_server_behind_a_url(name: str, runtime: rl.Runtime) -> None:
     assert runtime.url is not None
     server = OpenAIServer("itself", runtime.url)
     assert server.can_flush
-    row, raw = run_online(server, "itself", task(name)), Ours(runtime).raw(task(name))
+    row = here("itself", partial(drive, server)).row(task(name))
+    raw = next(ours(runtime)).row(task(name))
     assert (row.requests, row.prompt_tokens, row.output_tokens) == (
         raw.requests,
         raw.prompt_tokens,
@@ -69,15 +61,13 @@ def test_no_server_behind_a_url() -> None:
 
 def test_a_refused_request_is_an_error(runtime: rl.Runtime) -> None:
     class TooLong(Workload):
-        name = "W4"
-
         def start(self) -> list[Request]:
-            return [Request("r0", [150] * 9000, 4)]
+            return [Request("0", [150] * 9000, 4)]
 
     from benchmarks.peers.raw_requests import RawRequests
 
     with pytest.raises(rl.RootlaceError, match="9000"):
-        drive(RawRequests(runtime.endpoint), TooLong())
+        drive(RawRequests(runtime.endpoint), TooLong("W4"))
     assert runtime.url is not None
     with pytest.raises(PeerError, match="9000"):
-        drive(OpenAIServer("itself", runtime.url), TooLong())
+        drive(OpenAIServer("itself", runtime.url), TooLong("W4"))

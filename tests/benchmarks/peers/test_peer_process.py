@@ -16,8 +16,8 @@ from benchmarks.peers.drive import PeerError
 from benchmarks.peers.known_peers import DRIVERS, KNOWN_PEERS, Setting, start
 from benchmarks.peers.measure import Task
 from benchmarks.peers.peer_process import PeerProcess
-from benchmarks.peers.turns import run_peer
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.turns import Engine
+from benchmarks.peers.workloads import WORKLOADS, Workload
 from tests.processes import alive
 from tests.waiting import eventually
 
@@ -43,9 +43,9 @@ def test_a_peer_does_one_workload_after_the_other(setting: Setting, models: Path
     with start("vllm", PYTHON, models / "a", setting) as peer:
         assert peer.about["engine"] == "echo" and "torch" in peer.about["packages"]
         for count, name in enumerate(WORKLOADS, 1):
-            row = run_peer(peer, {"W1": 0.5}, task(name))
+            row = Engine("vllm", peer.run, {"W1": 0.5}).row(task(name))
             scale = 0.05 if name == "W1" else 0.1
-            first = WORKLOADS[name](5, scale, 260).start()
+            first = Workload(name, 5, scale, 260).start()
             assert (row.engine, row.workload, row.seed, row.scale) == ("vllm", name, 5, scale)
             assert row.cached_tokens == 7 * count  # emptied before each
             assert row.outputs[first[0].name] == (first[0].prompt * 20)[-first[0].wanted :]
@@ -56,7 +56,7 @@ def test_it_holds_still_between_runs_and_ends(setting: Setting, models: Path) ->
     with start("vllm", PYTHON, models / "a", setting) as peer:
         process = psutil.Process(peer._process.pid)
         wait_until_stopped(process)
-        run_peer(peer, {}, task("W4"))
+        Engine("vllm", peer.run).row(task("W4"))
         wait_until_stopped(process)
     assert not alive(process)
 
@@ -76,12 +76,12 @@ def test_trouble_in_a_run(
     with start("vllm", PYTHON, models / "a", setting) as peer:
         peer.limit = 0.5 if trouble == "hang" else 120.0
         with pytest.raises(PeerError, match=message):
-            run_peer(peer, {}, task("W4"))
+            Engine("vllm", peer.run).row(task("W4"))
         if trouble == "hang":
             peer.stop(grace=0.2)
         if trouble == "die":
             with pytest.raises(PeerError):
-                run_peer(peer, {}, task("W4"))
+                Engine("vllm", peer.run).row(task("W4"))
 
 
 def test_trouble_at_the_start(

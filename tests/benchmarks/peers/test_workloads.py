@@ -36,27 +36,27 @@ def play(workload: Workload, fixed: bool = False) -> dict[str, tuple[list[int], 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_sizes(name: str) -> None:
-    seen = play(WORKLOADS[name]())
+    seen = play(Workload(name))
     found = (len(seen), sum(len(p) for p, _ in seen.values()), sum(n for _, n in seen.values()))
     assert found == SIZES[name]
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_a_seed_is_a_workload(name: str) -> None:
-    first, again, other = (play(WORKLOADS[name](seed)) for seed in (3, 3, 4))
+    first, again, other = (play(Workload(name, seed)) for seed in (3, 3, 4))
     assert first == again
     assert not any(first[request] == other[request] for request in first)
 
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_scale_takes_units_away_and_leaves_lengths(name: str) -> None:
-    whole, part = WORKLOADS[name](1), WORKLOADS[name](1, 0.01)
+    whole, part = Workload(name, 1), Workload(name, 1, 0.01)
     lengths = {len(request.prompt) for request in whole.start()}
     assert {len(request.prompt) for request in part.start()} == lengths
     assert 0 < len(part.start()) < len(whole.start())
 
 
 def test_a_small_vocabulary_is_kept_to() -> None:
-    for make in WORKLOADS.values():
-        prompts = [p for p, _ in play(make(0, 0.1, 260), fixed=True).values()]
+    for name in WORKLOADS:
+        prompts = [p for p, _ in play(Workload(name, 0, 0.1, 260), fixed=True).values()]
         assert all(130 <= token < 260 for prompt in prompts for token in prompt)
