@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.wire.protocol import Constraint
 
 Kind = str
@@ -32,33 +31,29 @@ class Walker:
 Make = Callable[[], Walker]
 
 
-class Engine:
+class Engine(Protocol):
     """`compile` uses nothing of an earlier call; `again` may. Both raise for what is refused."""
 
     vocab_size: int
 
-    def compile(self, kind: Kind, source: str) -> Make:
-        raise NotImplementedError
+    def compile(self, kind: Kind, source: str) -> Make: ...
 
-    def again(self, kind: Kind, source: str) -> None:
-        self.compile(kind, source)
+    def again(self, kind: Kind, source: str) -> object: ...
 
 
-class Rootlace(Engine):
-    """Our compiler, restricted to our automaton (`automaton`) or as it is served (`auto`)."""
+class Rootlace:
+    """Our compiler with one of its backends, or as it is served (`auto`)."""
 
-    def __init__(self, tokenizer: Any, backend: str) -> None:
-        vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        self.vocab_size = vocabulary.size
-        config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]
-        self._compiler = GrammarCompiler(vocabulary, config=config)
+    def __init__(self, tokenizer: Any, backend: Any) -> None:
+        self._compiler = GrammarCompiler(tokenizer, config=ConstraintConfig(backend=backend))
+        self.vocab_size = self._compiler.vocabulary.size
 
-    def compile(self, kind: Kind, source: str) -> Make:
-        grammar = self._compiler.build(Constraint(kind, source))  # type: ignore[arg-type]
+    def compile(self, kind: Any, source: str) -> Make:
+        grammar = self._compiler.build(Constraint(kind, source))
         return lambda: self._walker(grammar.matcher())
 
-    def again(self, kind: Kind, source: str) -> None:
-        self._compiler.compile(Constraint(kind, source))  # type: ignore[arg-type]
+    def again(self, kind: Any, source: str) -> object:
+        return self._compiler.compile(Constraint(kind, source))
 
     @staticmethod
     def _walker(matcher: Any) -> Walker:
@@ -72,10 +67,10 @@ class Rootlace(Engine):
         return Walker(fill, matcher.advance, lambda: len(matcher.forced_tokens()))
 
 
-class LLGuidance(Engine):
+class LLGuidance:
     """llguidance as a library: what its own documentation recommends, compact JSON."""
 
-    def __init__(self, tokenizer: Any, _: str) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         import llguidance.hf
 
         self._tokenizer = llguidance.hf.from_tokenizer(tokenizer)
@@ -94,6 +89,8 @@ class LLGuidance(Engine):
             raise ValueError(prototype.get_error())
         return lambda: self._walker(prototype.deep_copy())
 
+    again = compile
+
     @staticmethod
     def _walker(matcher: Any) -> Walker:
         return Walker(
@@ -103,24 +100,24 @@ class LLGuidance(Engine):
         )
 
 
-class XGrammar(Engine):
+class XGrammar:
     """It knows forced text, but no tokens for it."""
 
-    def __init__(self, tokenizer: Any, _: str) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         import xgrammar
 
-        self._xgrammar = xgrammar
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer)
         self.vocab_size = info.vocab_size
+        self._matcher = xgrammar.GrammarMatcher
         self._fresh = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._cached = xgrammar.GrammarCompiler(info, max_threads=1)
 
     def compile(self, kind: Kind, source: str) -> Make:
         grammar = self._with(self._fresh, kind, source)
-        return lambda: self._walker(self._xgrammar.GrammarMatcher(grammar))
+        return lambda: self._walker(self._matcher(grammar))
 
-    def again(self, kind: Kind, source: str) -> None:
-        self._with(self._cached, kind, source)
+    def again(self, kind: Kind, source: str) -> object:
+        return self._with(self._cached, kind, source)
 
     @staticmethod
     def _walker(matcher: Any) -> Walker:
@@ -135,48 +132,12 @@ class XGrammar(Engine):
         return compiler.compile_json_schema(source, any_whitespace=False, separators=(",", ":"))
 
 
-class OutlinesCore(Engine):
-    """outlines-core as a library, without our sentinel: its index misses tokens (see the docs)."""
-
-    def __init__(self, tokenizer: Any, _: str) -> None:
-        import outlines_core
-        import outlines_core.json_schema
-
-        self._outlines = outlines_core
-        ours = Vocabulary.from_tokenizer(tokenizer)
-        self.vocab_size = ours.size
-        tokens: dict[bytes, list[int]] = {}
-        for token_id, data in enumerate(ours.token_bytes):
-            if data:
-                tokens.setdefault(data, []).append(token_id)
-        self._vocabulary = outlines_core.Vocabulary(ours.eos_token_ids[0], tokens)
-
-    def compile(self, kind: Kind, source: str) -> Make:
-        if kind == "json_schema":
-            build = self._outlines.json_schema.build_regex_from_schema
-            source = build(json.dumps(json.loads(source)), "")
-        index = self._outlines.Index(source, self._vocabulary)
-        return lambda: self._walker(self._outlines.Guide(index))
-
-    @staticmethod
-    def _walker(guide: Any) -> Walker:
-        def advance(token_id: int) -> bool:
-            if not guide.accepts_tokens([token_id]):
-                return False
-            guide.advance(token_id, return_tokens=False)
-            return True
-
-        return Walker(
-            lambda out: guide.write_mask_into(out.ctypes.data, out.size, out.itemsize), advance
-        )
-
-
-ENGINES: dict[str, tuple[Callable[[Any, str], Engine], str]] = {
-    "rootlace (auto)": (Rootlace, "auto"),
-    "rootlace (automaton)": (Rootlace, "automaton"),
-    "llguidance": (LLGuidance, ""),
-    "xgrammar": (XGrammar, ""),
-    "outlines-core": (OutlinesCore, ""),
+ENGINES: dict[str, Callable[[Any], Engine]] = {
+    "rootlace (auto)": partial(Rootlace, backend="auto"),
+    "rootlace (automaton)": partial(Rootlace, backend="automaton"),
+    "rootlace (outlines-core)": partial(Rootlace, backend="outlines_core"),
+    "llguidance": LLGuidance,
+    "xgrammar": XGrammar,
 }
 
 

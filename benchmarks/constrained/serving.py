@@ -12,23 +12,26 @@ from statistics import median
 from typing import Any
 
 import jsonschema
-from transformers import AutoTokenizer
 
 import rootlace as rl
 from benchmarks.common import ForeignLoad, percentile
+from benchmarks.constrained.engines import load_tokenizer
 from benchmarks.given import DATA
 from examples.demo_model.evaluate import make_cases
 
-MODES = ("unconstrained", "constrained", "jump")
+MODES = ("constrained", "jump", "unconstrained")
+LOADS = ("closed", "open", "records", "open records")
+RECORD: dict[str, Any] = json.loads((DATA / "record.json").read_text())
+"""Fixed fields with enumerations and short strings, the kind of record that the SGLang paper's JSON
+decoding was measured on (Zheng et al. 2024, arXiv:2312.07104)."""
 
 
 @dataclass(frozen=True)
 class Extraction:
     """A prompt, and the schema of what is asked for."""
 
-    prompt: tuple[int, ...]
+    prompt: list[int]
     schema: dict[str, Any]
-    schema_text: str
 
 
 @dataclass(frozen=True)
@@ -36,23 +39,14 @@ class Served:
     """One mode, once. Seconds; what the runtime replied to each request."""
 
     wall: float
-    latencies: list[float]
-    replies: list[dict[str, Any]]
+    latencies: Sequence[float]
+    replies: Sequence[dict[str, Any]]
     foreign_cores: float
     cpu: float
 
     def all(self, name: str) -> list[Any]:
         """A field of every reply's `meta_info`."""
         return [reply["meta_info"][name] for reply in self.replies]
-
-    def cut(self) -> list[bool]:
-        """Which outputs `max_new_tokens` ended."""
-        return [reason["type"] == "length" for reason in self.all("finish_reason")]
-
-
-RECORD: dict[str, Any] = json.loads((DATA / "record.json").read_text())
-"""Fixed fields with enumerations and short strings, the kind of record that the SGLang paper's JSON
-decoding was measured on (Zheng et al. 2024, arXiv:2312.07104)."""
 
 
 def extraction_load(model: str, count: int, seed: int, kind: str) -> list[Extraction]:
@@ -62,15 +56,13 @@ def extraction_load(model: str, count: int, seed: int, kind: str) -> list[Extrac
     nothing else; `records` asks for `RECORD` each time; `open` and `open records` are the same
     without `additionalProperties: false`.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = load_tokenizer(Path(model))
     load = []
     for case in make_cases("extraction", count, seed, True):
-        answer = json.loads(case.answer)
         schema = dict(RECORD)
         if not kind.endswith("records"):
-            types = {
-                key: "integer" if isinstance(v, int) else "string" for key, v in answer.items()
-            }
+            answer = json.loads(case.answer)
+            types = {k: "integer" if isinstance(v, int) else "string" for k, v in answer.items()}
             properties = {key: {"type": name} for key, name in types.items()}
             schema = {"type": "object", "properties": properties, "required": list(answer)}
         if not kind.startswith("open"):
@@ -78,7 +70,7 @@ def extraction_load(model: str, count: int, seed: int, kind: str) -> list[Extrac
         ids = tokenizer.apply_chat_template(
             case.prompt, add_generation_prompt=True, return_dict=False
         )
-        load.append(Extraction(tuple(ids), schema, json.dumps(schema)))
+        load.append(Extraction(list(ids), schema))
     return load
 
 
@@ -96,31 +88,27 @@ async def serve(
     cache: the prompts, and nothing that was generated before (forced text would be found there).
     """
     engine.flush_cache()
-    await asyncio.gather(*(_generate(engine, case, {"max_new_tokens": 0}) for case in load))
+    prompts = [case.prompt for case in load]
+    await engine.async_generate(input_ids=prompts, sampling_params={"max_new_tokens": 0})
     gate = asyncio.Semaphore(concurrency)
 
     async def ask(index: int) -> tuple[dict[str, Any], float]:
-        case = load[index]
+        params: dict[str, Any] = {"temperature": 0, "max_new_tokens": 256}
         if mode == "unconstrained":
-            params: dict[str, Any] = {"max_new_tokens": lengths[index], "ignore_eos": True}
+            params |= {"max_new_tokens": lengths[index], "ignore_eos": True}
         else:
             jump = "canonical" if mode == "jump" else "off"
-            params = {"json_schema": case.schema_text, "jump_forward": jump}
-            params["max_new_tokens"] = 256
+            params |= {"json_schema": json.dumps(load[index].schema), "jump_forward": jump}
         async with gate:
             start = time.perf_counter()
-            reply = await _generate(engine, case, {"temperature": 0, **params})
+            reply = await engine.async_generate(input_ids=prompts[index], sampling_params=params)
             return reply, time.perf_counter() - start
 
     foreign, start = ForeignLoad(), time.perf_counter()
     found = await asyncio.gather(*(ask(index) for index in range(len(load))))
     wall = time.perf_counter() - start
     replies, latencies = zip(*found, strict=True)
-    return Served(wall, list(latencies), list(replies), foreign.cores(), foreign.own_seconds())
-
-
-async def _generate(engine: rl.Engine, case: Extraction, params: dict[str, Any]) -> dict[str, Any]:
-    return await engine.async_generate(input_ids=list(case.prompt), sampling_params=params)
+    return Served(wall, latencies, replies, foreign.cores(), foreign.own_seconds())
 
 
 def order_of(repetition: int) -> list[str]:
@@ -128,6 +116,11 @@ def order_of(repetition: int) -> list[str]:
     start = repetition % len(MODES)
     order = [*MODES[start:], *MODES[:start]]
     return order if repetition // len(MODES) % 2 == 0 else order[::-1]
+
+
+def runs_of(repetitions: int) -> int:
+    """How often a load is served: once in each mode before anything counts, and then in turns."""
+    return len(MODES) * (1 + repetitions)
 
 
 def measure_serving(
@@ -153,12 +146,12 @@ def measure_serving(
             return served
 
         # Once for all: prompts cached, constraints compiled, masks seen.
-        for mode in ("constrained", "jump", "unconstrained"):
+        for mode in MODES:
             served = run(mode)
-            if mode == "constrained":
-                lengths = served.all("completion_tokens")
             if mode != "unconstrained":
                 check(load, served)
+            if mode == "constrained":
+                lengths = served.all("completion_tokens")
         for repetition in range(repetitions):
             for mode in order_of(repetition):
                 runs[mode].append(run(mode))
@@ -181,16 +174,12 @@ def measure_serving(
     }
 
 
-def runs_of(repetitions: int) -> int:
-    """How often a load is served: once in each mode before anything counts, and then in turns."""
-    return len(MODES) * (1 + repetitions)
-
-
 def check(load: Sequence[Extraction], served: Served) -> None:
     """Raises what json or jsonschema raise for an output that is not what was asked for. What was
     cut off (an open schema lets a model go on as long as it likes) is no whole text."""
-    for case, reply, cut in zip(load, served.replies, served.cut(), strict=True):
-        if not cut:
+    reasons = served.all("finish_reason")
+    for case, reply, reason in zip(load, served.replies, reasons, strict=True):
+        if reason["type"] != "length":
             jsonschema.Draft202012Validator(case.schema).validate(json.loads(reply["text"]))
 
 

@@ -3,7 +3,6 @@
 1. A decode step of the engine's loop beside the model, part by part, over rows and context.
 2. The whole stack on an engine without a model: CPU time of engine, gateway and client per decode
    step, with nobody, somebody and everybody streaming, for programs and over HTTP.
-3. The tree's operations with 10 thousand and a million cached nodes.
 
 All in CPU microseconds, which other programs disturb little: where compute and host share the
 cores, what the host takes is what compute loses.
@@ -16,26 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Report, console_of, rows_table
-from benchmarks.host_overhead import engine_loop, stack, tree_operations
+from benchmarks.host_overhead import engine_loop, stack
 from rootlace.runtime.assets import demo_model
 
 STEPS = [(rows, context) for context in (1024, 32_768) for rows in (1, 16, 64, 256)]
 """Rows and tokens of context; the last one shows what grows with the context."""
 STEPS += [(64, 131_072)]
 STACK_ROWS = (32, 64)
-NODES = (10_000, 1_000_000)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument(
-        "--only", nargs="+", choices=("steps", "stack", "tree"), help="parts to measure (all)"
-    )
+    parser.add_argument("--only", choices=("steps", "stack"), nargs="+", default=("steps", "stack"))
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
-    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, help="sizes of the tree")
     args = parser.parse_args()
-    parts = args.only or ("steps", "stack", "tree")
     console = console_of(140)
     report = Report("host_overhead")
 
@@ -43,14 +37,14 @@ def main() -> None:
         console.print(rows_table(title, costs))
         report.add(part, costs)
 
-    if "steps" in parts:
+    if "steps" in args.only:
         steps = [
             engine_loop.measure_steps(rows, context, rounds=args.rounds, streaming=streaming)
             for streaming in (True, False)
             for rows, context in STEPS
         ]
         found("steps", "Engine: CPU us per decode step beside the model", steps)
-    if "stack" in parts:
+    if "stack" in args.only:
         with stack.started(demo_model()) as running:
             costs = [
                 stack.measure_stack(running, mode, rows, args.rounds)
@@ -58,9 +52,6 @@ def main() -> None:
                 for rows in STACK_ROWS
             ]
         found("stack", "Whole stack: CPU us per decode step, and per request", costs)
-    if "tree" in parts:
-        sizes = [tree_operations.measure_tree(nodes) for nodes in args.nodes]
-        found("tree", "Tree: CPU us per operation on 4,096-token prompts", sizes)
     console.print(report.foreign_line())
     report.write(args.json)
 
