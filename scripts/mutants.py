@@ -1,6 +1,7 @@
 """How many faults the tests find: small ones are put into the product, one at a time.
 
-    python scripts/mutants.py [--count 30] [--seed 0] [--near] [--json FILE] [-- PYTEST ARGUMENTS]
+    python scripts/mutants.py [--count 30] [--seed 0] [--near] [--cpu-seconds 1800] [--json FILE]
+                              [-- PYTEST ARGUMENTS]
 
 A mutant is one place of the product with one fault: a comparison or a sum the other way round, a
 number off by one, `and` for `or`, a condition negated. Places are drawn with a fixed seed, as many
@@ -8,8 +9,8 @@ of each package as its share of all places. The tests nearest to the place run f
 after its file, those of its folder, those of its package), then all others of `make check`
 (`-m "not slow"`, or the arguments behind `--`), until the first failure; `--near` leaves these
 others out. The test that fails must pass without the fault, or the run ends with exit status 1. A
-mutant that no test finds is printed with its difference: either a test is missing, or the fault
-changes nothing (an equivalent mutant).
+mutant that no test finds, or none within `--cpu-seconds`, is printed with its difference: either a
+test is missing, or the fault changes nothing (an equivalent mutant).
 
 The work is done in a copy of the checkout, with this interpreter. With `--json` the outcomes are
 written after each mutant, and a run that was interrupted continues where it was, on the same code.
@@ -26,6 +27,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,9 +59,8 @@ TESTS_OF = {
 # Kernels in Triton's language and the command line's texts: faults there are found elsewhere.
 LEFT_OUT = ("kernels/triton/", "runtime/assets/")
 CPU_SECONDS = 1800
-"""Processor time that a process of the tests may take. A mutant that makes it compute forever is
-found, at the latest, by this limit, which is no shorter on a busy machine. One that makes a test
-wait forever is found by the time limit of that test."""
+"""Processor time for the tests of one mutant, which is no shorter on a busy machine. A mutant that
+makes a test hang is found by the time limit of that test."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -92,11 +93,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`found_by`: what pytest said of the first failing test; empty where none failed."""
+    """`found_by`: what pytest said of the first failing test; empty where none failed.
+    `all_run`: false if the processor time ran out first."""
 
     place: Place
     change: str
     found_by: str
+    all_run: bool = True
 
 
 def changeable(tree: ast.Module) -> Iterator[ast.expr]:
@@ -195,11 +198,28 @@ def copy_of_the_checkout(target: Path) -> None:
         (target.parent / "shared").symlink_to(shared)
 
 
-def run_tests(target: Path, arguments: list[str]) -> str:
-    """The first failure, as pytest's summary has it, or "" where all pass."""
+class OutOfTime(Exception):
+    """Tests took more processor time than they may."""
+
+
+def run_tests(target: Path, arguments: list[str], seconds: int = CPU_SECONDS) -> str:
+    """The first failure, as pytest's summary has it, or "" where all pass.
+
+    Raises `OutOfTime` if pytest's process takes more than `seconds` of processor time.
+    """
     environment = {**os.environ, "PYTHONPATH": str(target / "build" / "tree")}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=target, env=environment, text=True, capture_output=True)
+    done = subprocess.run(
+        command,
+        cwd=target,
+        env=environment,
+        text=True,
+        capture_output=True,
+        # Processes that it starts inherit the limit; each counts its own time.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10)),
+    )
+    if done.returncode == -signal.SIGXCPU:
+        raise OutOfTime
     if done.returncode in (0, 5):  # 5: no tests
         return ""
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -239,9 +259,27 @@ def _without(paths: list[str]) -> list[str]:
     return [f"--ignore={path}" for path in paths]
 
 
-def judge(
-    place: Place, target: Path, arguments: list[str], sound: set[str], near: bool = False
-) -> Outcome:
+def first_failure(target: Path, runs: list[list[str]], cpu_seconds: int) -> str:
+    """What pytest says of the first test that fails in any of the runs, "" where none does.
+
+    Raises `OutOfTime` if they take more than `cpu_seconds` together.
+    """
+    end = _cpu_seconds_of_tests() + cpu_seconds
+    for arguments in runs:
+        left = end - _cpu_seconds_of_tests()
+        if left < 1:
+            raise OutOfTime
+        if found := run_tests(target, arguments, int(left)):
+            return found
+    return ""
+
+
+def _cpu_seconds_of_tests() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def judge(place: Place, target: Path, options: argparse.Namespace, sound: set[str]) -> Outcome:
     """`sound`: files of tests that are known to pass without a fault, of which more are noted.
 
     Raises `RuntimeError` if the file of the test that fails does so without the fault too.
@@ -250,18 +288,24 @@ def judge(
     source = path.read_text()
     changed, said = mutant(source, place.index)
     path.write_text(changed)
+    wanted = stages(place.file, target)[: -1 if options.near else None]
+    runs = [[*options.pytest, *stage] for stage in wanted]
     try:
-        wanted = stages(place.file, target)
-        runs = (run_tests(target, [*arguments, *stage]) for stage in wanted[: -1 if near else None])
-        found = next(filter(None, runs), "")
+        found = first_failure(target, runs, options.cpu_seconds)
+    except OutOfTime:
+        return Outcome(place, said, "", all_run=False)
     finally:
         path.write_text(source)
     if found.startswith(("FAILED ", "ERROR ")):
         file = found.split()[1].split("::")[0]
-        if file not in sound and (again := run_tests(target, [*arguments, file])):
+        if file not in sound and (again := run_tests(target, [*options.pytest, file])):
             raise RuntimeError(f"fails without any fault: {again}")
         sound.add(file)
     return Outcome(place, said, found)
+
+
+def missed(outcome: Outcome) -> str:
+    return "NOT FOUND" if outcome.all_run else "NOT FOUND within the limit"
 
 
 def commit() -> str:
@@ -296,16 +340,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--near", action="store_true", help="the tests of the file's package only")
+    parser.add_argument("--cpu-seconds", type=int, default=CPU_SECONDS, metavar="SECONDS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("pytest", nargs="*", default=["-m", "not slow"], metavar="ARGUMENT")
     options = parser.parse_args()
-    # Processes inherit the limit; each counts its own time.
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, resource.RLIM_INFINITY))
     run: dict[str, object] = {
         "commit": commit(),
         "seed": options.seed,
         "count": options.count,
         "near": options.near,
+        "cpu_seconds": options.cpu_seconds,
         "pytest": options.pytest,
     }
     outcomes = earlier(options.json, run)
@@ -317,7 +361,7 @@ def main() -> int:
         for place in draw(options.count, options.seed)[len(outcomes) :]:
             bar.update(task, description=f"{place.file}:{place.line}")
             try:
-                outcome = judge(place, target, options.pytest, sound, options.near)
+                outcome = judge(place, target, options, sound)
             except RuntimeError as error:
                 print(error, file=sys.stderr)
                 return 1
@@ -327,7 +371,7 @@ def main() -> int:
             bar.update(task, advance=1)
             bar.console.print(
                 f"{place.file}:{place.line}: {outcome.change}\n"
-                f"    {(outcome.found_by or 'NOT FOUND')[:150]}",
+                f"    {(outcome.found_by or missed(outcome))[:150]}",
                 markup=False,
                 highlight=False,
             )

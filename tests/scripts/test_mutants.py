@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import subprocess
@@ -22,6 +23,10 @@ def mutants() -> Any:
     sys.modules["mutants"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def options(*arguments: str, cpu_seconds: int = 600) -> argparse.Namespace:
+    return argparse.Namespace(pytest=list(arguments), near=False, cpu_seconds=cpu_seconds)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +78,16 @@ def test_a_fault_is_found_or_not(mutants: Any, tmp_path: Path) -> None:
     file = "frontend/code_under_test.py"
     for index, found in ((0, True), (2, False)):
         place = mutants.Place(file, index, 0)
-        outcome = mutants.judge(place, tmp_path, ["tests/test_code.py"], set())
-        assert bool(outcome.found_by) == found
+        outcome = mutants.judge(place, tmp_path, options("tests/test_code.py"), set())
+        assert bool(outcome.found_by) == found and outcome.all_run
     assert (tmp_path / file).read_text() == code
     with pytest.raises(RuntimeError, match="fails without any fault"):
         (tmp_path / "tests" / "test_code.py").write_text("def test_f():\n    assert False\n")
-        mutants.judge(mutants.Place(file, 0, 0), tmp_path, [], set())
+        mutants.judge(mutants.Place(file, 0, 0), tmp_path, options(), set())
+    forever = "def test_f():\n    while True:\n        pass\n"
+    (tmp_path / "tests" / "test_code.py").write_text(forever)
+    outcome = mutants.judge(mutants.Place(file, 0, 0), tmp_path, options(cpu_seconds=1), set())
+    assert not outcome.found_by and not outcome.all_run
     assert (tmp_path / file).read_text() == code
 
 
