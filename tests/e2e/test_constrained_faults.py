@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
+from rootlace.runtime.config import ConstraintConfig
 from rootlace.wire.protocol import (
     Append,
     Chunk,
@@ -18,7 +22,7 @@ from rootlace.wire.protocol import (
     SamplingParams,
     Text,
 )
-from tests.e2e.conftest import RawClient
+from tests.e2e.conftest import RawClient, engine_config
 from tests.processes import alive
 from tests.waiting import eventually
 
@@ -109,24 +113,43 @@ def test_constrained_requests_go_on_where_the_engine_was_killed(start_server) ->
     client.close()
 
 
-def test_an_engine_that_dies_or_stops_while_it_compiles(start_server) -> None:
-    """Killed: the next one compiles again. Stopped: nothing waits for the compilation."""
-    server = start_server()
+def test_an_engine_that_dies_or_stops_while_it_compiles(start_server, demo_model: Path) -> None:
+    """Killed: the next one compiles again. Stopped: nothing waits for the compilation.
+
+    Long schemas are compiled in a child process first; one that is suspended compiles for as long
+    as the test wants it to.
+    """
+    patient = ConstraintConfig(compile_seconds=3600)
+    server = start_server(replace(engine_config(demo_model), constraints=patient))
     client = RawClient(server.address)
-    slow = {
-        "type": "object",
-        "properties": {
-            f"property_{i}": {"enum": [f"value {i} {j}" for j in range(10)]} for i in range(2000)
-        },
-    }
-    op = ask(client, 1, Constraint("json_schema", json.dumps(slow)))
+
+    def ask_for(title: str) -> int:
+        properties = {f"{title}_{i}": {"enum": [f"{i} {j}" for j in range(10)]} for i in range(400)}
+        schema = {"type": "object", "properties": properties}
+        return ask(client, client.op(), Constraint("json_schema", json.dumps(schema)))
+
+    def compiling_child() -> psutil.Process:
+        (child,) = server.engine().children()
+        return child
+
+    assert isinstance(client.wait(ask_for("first")), Generated)
+    child = compiling_child()
+    child.suspend()
+    op = ask_for("killed")
     eventually(lambda: client.status().get("compiling") == 2)  # n is 2
     os.kill(server.engine().pid, signal.SIGKILL)
+    child.resume()
+    eventually(lambda: not alive(child))
     generated = client.wait(op)
     assert isinstance(generated, Generated), generated
-    ask(client, 2, Constraint("json_schema", json.dumps({**slow, "title": "another"})))
+
+    child = compiling_child()
+    child.suspend()
+    ask_for("stopped")
     eventually(lambda: client.status().get("compiling") == 2)
     processes = psutil.Process(server.process.pid).children(recursive=True)
     assert server.stop() == 0
+    with contextlib.suppress(psutil.NoSuchProcess):  # the engine may have killed it
+        child.resume()
     eventually(lambda: not any(alive(process) for process in processes))
     client.close()
