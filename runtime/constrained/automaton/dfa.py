@@ -120,11 +120,12 @@ class LazyDfa:
 
     def all_transitions(self) -> np.ndarray:
         """int32 [num_states, 256]: the rows of all states there are."""
-        known = 0
-        while known < self.num_states:
-            known, fresh = self.num_states, np.arange(known, self.num_states)
-            self.transitions(fresh)
-        return self._table[:known]
+        state = 0
+        while state < self.num_states:
+            if not self._expanded[state]:
+                self._expand(state)
+            state += 1
+        return self._table[:state]
 
     def forced(self, state: int) -> tuple[bytes, int]:
         """All the bytes that every text continues with at `state`, and the state after them.

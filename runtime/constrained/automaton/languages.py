@@ -24,48 +24,93 @@ MAX_STEPS = 2048
 
 
 class Language:
-    """The texts of `regex`, as UTF-8. Raises `TooLarge` where its automaton is at once."""
+    """The texts of `regex`, as UTF-8. Raises `TooLarge` where its automaton is at once.
+
+    Sets of bytes are integers of 256 bits.
+    """
 
     def __init__(self, regex: Regex, max_states: int = MAX_STATES) -> None:
         self._dfa = LazyDfa(regex, max_states)
+        self._known: dict[tuple[Language, int], bool | None] = {}
+        self._made: dict[int, FSM] = {}
 
     @property
     def empty(self) -> bool:
         return self._dfa.empty
 
-    def first_bytes(self) -> list[int]:
+    def first_bytes(self) -> int:
         """The bytes that a text may begin with."""
         if self.empty:
-            return []
-        first = self._dfa.transitions(np.array([self._dfa.start]))[0]
-        return np.flatnonzero(first >= 0).tolist()
+            return 0
+        return _bits(self._dfa.transitions(np.array([self._dfa.start]))[0] >= 0)
 
-    def overlaps(self, other: Language) -> bool | None:
-        """Whether some text is in both; None where that is not found out within the budget."""
-        if self.empty or other.empty:
+    def goes_on_behind(self, text: Language, following: int) -> bool | None:
+        """Whether some text begins with a whole one of `text` and then with one of the bytes
+        `following`; None where that is not found out within the budget."""
+        if self.empty or text.empty:
             return False
-        try:
-            return not self._fsm.isdisjoint(other._fsm)
-        except TooLarge:
-            return None
+        key = (text, following)
+        if key not in self._known:
+            try:
+                self._known[key] = self._goes_on_behind(text, following)
+            except TooLarge:
+                self._known[key] = None
+        return self._known[key]
+
+    def _goes_on_behind(self, text: Language, following: int) -> bool:
+        first = self.first_bytes() if text._dfa.accepting(text._dfa.start) else 0
+        if not following & (first | self._later_bytes):
+            return False
+        return not self._fsm(0).isdisjoint(text._fsm(following))
 
     @cached_property
-    def _fsm(self) -> FSM:
-        dfa = self._dfa
-        rows = dfa.all_transitions()
-        one_of_each = np.unique(dfa.byte_classes, return_index=True)[1]
+    def _later_bytes(self) -> int:
+        """The bytes that stand behind the first one in some text."""
+        rows = self._dfa.all_transitions()
+        return _bits((rows[np.unique(rows[rows >= 0])] >= 0).any(axis=0))
+
+    def _fsm(self, following: int) -> FSM:
+        """All beginnings of texts; or the whole texts with one of the bytes `following` behind."""
+        if following not in self._made:
+            self._made[following] = self._make(following)
+        return self._made[following]
+
+    def _make(self, following: int) -> FSM:
+        rows = self._dfa.all_transitions()
+        behind = np.unpackbits(
+            np.frombuffer(following.to_bytes(32, "little"), np.uint8), bitorder="little"
+        )
+        read = (rows >= 0).any(axis=0) | (behind == 1)
+        class_of = np.where(read, 2 * self._dfa.byte_classes.astype(int) + behind, _UNREAD)
+        keys, one_of_each = np.unique(class_of, return_index=True)
         # Numbered from 1: `FSM.isdisjoint` takes a state 0 for a dead end.
+        steps = {
+            state: {key: to + 1 for key, to in zip(keys.tolist(), row, strict=True) if to >= 0}
+            for state, row in enumerate(rows[:, one_of_each].tolist(), 1)
+        }
+        if following:
+            found = {key: _FOUND for key in keys.tolist() if key & 1 and key != _UNREAD}
+            for state, row in steps.items():
+                if self._dfa.accepting(state - 1):
+                    row.update(found)  # where else the byte leads does not matter
         return FSM(
-            alphabet=_ByteClasses(dfa.byte_classes.tolist()),
-            states=range(1, len(rows) + 1),
-            initial=dfa.start + 1,
-            finals={state + 1 for state in range(len(rows)) if dfa.accepting(state)},
-            map={
-                state + 1: {key: to + 1 for key, to in enumerate(row) if to >= 0}
-                for state, row in enumerate(rows[:, one_of_each].tolist())
-            },
+            alphabet=_ByteClasses(class_of.tolist()),
+            states=(),
+            initial=self._dfa.start + 1,
+            finals={_FOUND} if following else set(steps),
+            map=steps,
             __no_validation__=True,
         )
+
+
+_FOUND = -1
+"""The state behind a whole text and one more byte."""
+_UNREAD = -1
+"""The class of the bytes that no state reads."""
+
+
+def _bits(of_bytes: np.ndarray) -> int:
+    return int.from_bytes(np.packbits(of_bytes, bitorder="little").tobytes(), "little")
 
 
 class _ByteClasses(Alphabet):  # type: ignore[misc]
@@ -76,10 +121,11 @@ class _ByteClasses(Alphabet):  # type: ignore[misc]
         self._class_of = class_of
 
     def intersect(self, other: _ByteClasses) -> Any:
-        """The classes that either tells apart, and what they are to each of the two."""
-        both = sorted(set(zip(self._class_of, other._class_of, strict=True)))
-        own, others = zip(*both, strict=True)
-        return _Counted(len(both)), (dict(enumerate(own)), dict(enumerate(others)))
+        """The classes that either tells apart and both read, and what they are to each of them."""
+        pairs = set(zip(self._class_of, other._class_of, strict=True))
+        both = [pair for pair in pairs if _UNREAD not in pair]
+        old = tuple({new: pair[side] for new, pair in enumerate(both)} for side in (0, 1))
+        return _Counted(len(both)), old
 
 
 class _Counted(Alphabet):  # type: ignore[misc]

@@ -70,6 +70,8 @@ class Cursor:
             self._grammar.keep(state, out, failed=bool(self._error))
 
     def mask_row(self) -> MaskRow | None:
+        if self.ready is not None and self._grammar.trusted:
+            return self.ready
         place = self.place
         row = self._grammar.row(place.state) if place.state >= 0 else None
         if row is not None and row.address:
@@ -77,6 +79,8 @@ class Cursor:
         return row
 
     def prepare_mask(self) -> None:
+        if self.ready is not None:
+            return
         row = self.mask_row()
         if row is not None and not row.table.filled(row.row):
             self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))

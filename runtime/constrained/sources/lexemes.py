@@ -12,12 +12,10 @@ from functools import reduce
 from itertools import groupby
 from operator import or_
 
-from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.emit import pattern_of, quantifier
-from rootlace.runtime.constrained.automaton.languages import MAX_STATES, Language
+from rootlace.runtime.constrained.automaton.languages import Language
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
-    LAST,
     Chars,
     Concat,
     Either,
@@ -29,15 +27,14 @@ from rootlace.runtime.constrained.automaton.syntax import (
 from rootlace.runtime.constrained.automaton.trees import concat, lengths
 from rootlace.runtime.constrained.sources.grammar_rules import Regular
 
-_ANYTHING = Repeat(Chars(char_sets.ALL), 0, None)
-
 
 def lark_of(grammar: Regular) -> str:
     """llguidance's text of a grammar that is not regular as a whole."""
     split: set[Regex] = set()
+    languages: dict[Regex, Language | None] = {}
     while True:
         lexed = _Lexed(grammar, split)
-        conflicting = _Conflicts(lexed).found()
+        conflicting = _Conflicts(lexed, languages).found()
         if not conflicting:
             return lexed.lark()
         split |= conflicting
@@ -87,7 +84,7 @@ class _Lexed:
 
     def _regular(self, regex: Regex) -> Regex:
         # A lexeme is never empty: what may be, is taken apart.
-        if lengths(regex)[0] > 0 and regex not in self._split:
+        if regex not in self._split and lengths(regex)[0] > 0:
             return Reference(self._lexeme_names.setdefault(regex, f"T{len(self._lexeme_names)}"))
         match regex:
             case Literal(text):
@@ -125,14 +122,17 @@ class _Conflicts:
     Sets of bytes are integers of 256 bits.
     """
 
-    def __init__(self, lexed: _Lexed) -> None:
+    def __init__(self, lexed: _Lexed, known: dict[Regex, Language | None]) -> None:
+        """`known`: the languages that were looked at before; takes in those that were not."""
         self._lexed = lexed
-        self._languages = {name: _language(regex) for name, regex in lexed.lexemes.items()}
+        for regex in lexed.lexemes.values():
+            if regex not in known:
+                known[regex] = _language(regex)
+        self._languages = {name: known[regex] for name, regex in lexed.lexemes.items()}
         self._begins = dict.fromkeys(lexed.rules, (False, 0))
         """Of rules and lexemes: whether they may be empty, and the bytes they may begin with."""
         for name, language in self._languages.items():
-            first = sum(1 << byte for byte in language.first_bytes()) if language else -1
-            self._begins[name] = (False, first)
+            self._begins[name] = (False, language.first_bytes() if language else -1)
         self._follow = dict.fromkeys(self._begins, 0)
 
     def found(self) -> set[Regex]:
@@ -144,16 +144,13 @@ class _Conflicts:
             return found
         self._find_begins()
         self._find_follow()
-        for name, regex in lexemes.items():
-            if not self._follow[name]:
-                continue
-            after = Concat((regex, _beginning_with(self._follow[name]), _ANYTHING))
-            followed = _language(after, 4 * MAX_STATES)
-            for other in long:
+        for name in lexemes:
+            text, follow, begins = languages[name], self._follow[name], self._begins[name][1]
+            for other in long if follow else ():
+                if lexemes[other] in found or not begins & self._begins[other][1]:
+                    continue
                 language = languages[other]
-                if self._begins[name][1] & self._begins[other][1] and (
-                    not followed or not language or followed.overlaps(language) is not False
-                ):
+                if not (text and language) or language.goes_on_behind(text, follow) is not False:
                     found.add(lexemes[other])
         return found
 
@@ -208,24 +205,10 @@ class _Conflicts:
                 self._follow_in(item, after | again)
 
 
-def _language(regex: Regex, max_states: int = MAX_STATES) -> Language | None:
+def _language(regex: Regex) -> Language | None:
     """None: it has too many states to look at."""
     try:
-        language = Language(regex, max_states)
+        language = Language(regex)
         return None if language.empty else language
     except TooLarge:
         return None
-
-
-def _beginning_with(first_bytes: int) -> Chars:
-    """The characters whose UTF-8 begins with one of these bytes."""
-    ranges = []
-    for byte in range(0xF5):
-        if first_bytes >> byte & 1:
-            # The byte's own bits, and how many come after it.
-            kept, after = (
-                (byte, 0) if byte < 0x80 else (byte & 0x1F, 6) if byte < 0xE0
-                else (byte & 0xF, 12) if byte < 0xF0 else (byte & 7, 18)
-            )  # fmt: skip
-            ranges.append((kept << after, min(((kept + 1) << after) - 1, LAST)))
-    return Chars(char_sets.union(ranges))
