@@ -1,12 +1,14 @@
-"""Random checkpoints to measure with: real shapes, no training.
+"""Random models to measure with: real shapes, no training. Seeded: the same weights every time.
 
-`make_model("a", folder)` makes about 15M parameters, `"b"` about 150M: Llama architecture,
-bfloat16, with a byte-level BPE tokenizer of 32,000 tokens trained on the running Python's standard
-library and a ChatML template, in Hugging Face layout. Seeded: the same weights every time.
+`make_model("a", folder)` makes a checkpoint of about 15M parameters, `"b"` about 150M: Llama
+architecture, bfloat16, with a byte-level BPE tokenizer of 32,000 tokens trained on the running
+Python's standard library and a ChatML template, in Hugging Face layout. Bigger models are made on
+the device that they are measured on (`benchmarks/gpu/models.py`).
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -16,7 +18,6 @@ from typing import Any
 MODELS = Path.home() / ".cache" / "rootlace-bench"
 """Where models are kept unless told otherwise."""
 VOCAB_SIZE = 32_000
-SEED = 20_240_607
 CORPUS_CHARACTERS = 40_000_000
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = """\
@@ -28,24 +29,11 @@ CHAT_TEMPLATE = """\
 <|im_start|>assistant
 {% endif -%}"""
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "a": {
-        "hidden_size": 256,
-        "intermediate_size": 768,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "b": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
-}
+FILE = Path(__file__).with_name("data") / "models.json"
+CONFIGS: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
+"""Each model's `config.json`: `a` and `b`, Llama 3.2 1B, Llama 3.1 8B, and one to try things on."""
+SHAPES = {size: CONFIGS[size] for size in ("a", "b")}
+"""Those that are made as checkpoints."""
 
 
 def make_model(size: str, out_dir: str | Path) -> Path:
@@ -61,42 +49,15 @@ def make_model(size: str, out_dir: str | Path) -> Path:
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _save_weights(size, partial)
+    (partial / "config.json").write_text(json.dumps(SHAPES[size], indent=2))
+    # Not at the top: a client that is measured has no torch.
+    from benchmarks.random_weights import save_weights
+
+    save_weights(partial)
     _save_tokenizer(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder
-
-
-def _save_weights(size: str, folder: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        head_dim=64,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-6,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        **SHAPES[size],
-    )
-    generator = torch.Generator().manual_seed(SEED)
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-            elif "embed" in name or "lm_head" in name:
-                parameter.normal_(0.0, 0.05, generator=generator)
-            else:
-                # Keeps activations at unit scale, so that logits are not flat.
-                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
-    model.tie_weights()
-    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def _save_tokenizer(folder: Path) -> None:

@@ -10,13 +10,12 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu import models
 from benchmarks.gpu.paged import FP8, HeadShape, Paged, attend, bound_plan, make_paged
 from benchmarks.gpu.setting import Report, Setting
-from benchmarks.gpu.timing import OURS, time_in_turns, time_rates
+from benchmarks.gpu.timing import OURS, Call, time_in_turns, time_rates
+from benchmarks.random_models import CONFIGS
 from rootlace.kernels import KernelSet
 
-Call = Callable[[], object]
 BF16 = torch.bfloat16
 
 LONG = 4096
@@ -26,7 +25,7 @@ MANY_ROWS = 16
 
 SHAPES = {
     name: HeadShape(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
-    for name, shape in models.SHAPES.items()
+    for name, shape in CONFIGS.items()
 }
 
 DECODE_CASES = [

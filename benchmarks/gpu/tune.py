@@ -1,10 +1,10 @@
 """Launch settings by measurement: writes this architecture's table (`kernels/triton/tuning.py`).
 
-Each entry of the table is exercised by a load that it is looked up for. One number after the other
-is doubled or halved (stages: one more or less), the others held, for as long as that helps: a few
-dozen launches are compiled per entry, not their hundreds of combinations. A candidate that does not
-compile, does not fit, computes something else or is not clearly faster changes nothing. The table
-is written after every entry.
+Each entry of the table is exercised by a load that it is looked up for. One number at a time is
+doubled or halved (stages: one more or less) for as long as that helps: a few dozen launches are
+compiled per entry, not their hundreds of combinations. A candidate that does not compile, does not
+fit, computes something else or is not clearly faster changes nothing. The table is written after
+every entry.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tempfile
 import time as clock_time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +27,19 @@ import torch
 
 from benchmarks.common import package_version
 from benchmarks.gpu import pointwise
-from benchmarks.gpu.paged import HeadShape, Paged, attend, make_paged
+from benchmarks.gpu.paged import HeadShape, attend, make_paged
 from benchmarks.gpu.setting import Setting, describe, has_faulted
-from benchmarks.gpu.timing import time_one
+from benchmarks.gpu.timing import Call, time_one
 from rootlace.kernels import KernelSet
 from rootlace.kernels.triton import tuning
 
 Entry = dict[str, Any]
 Table = dict[str, list[Entry]]
-Call = Callable[[], object]
 Time = Callable[[Call], float]
 Load = Callable[..., Call]
 
 GAIN = 0.98
 """A candidate must take less than this share of the best time so far."""
-ROUNDS = 2
 TOLERANCE = 2e-2
 
 
@@ -78,31 +76,27 @@ def search(
     wanted = _kept(call())
     best = time(call)
     tuned = Tuned(case, before=best * 1e6, after=best * 1e6)
-    seen = [copy.deepcopy(entry)]
-    for _ in range(ROUNDS):
-        before = best
-        for name, candidate in neighbours(entry):
-            if candidate in seen or len(seen) > most:
-                continue
-            seen.append(candidate)
-            held = copy.deepcopy(entry)
-            entry.update(candidate)
-            seconds = float("inf")
-            try:
-                call = load(table, case, kernels)
-                if not alike(_kept(call()), wanted):
-                    raise ValueError("another result")
-                seconds = time(call)
-            except Exception as error:
-                if has_faulted():
-                    raise
-                tuned.refused.append(f"{name}: {describe(error)}")
-            if seconds < best * GAIN:
-                best = seconds
-            else:
-                entry.update(held)
-        if best == before:
-            break
+    seen, todo = [copy.deepcopy(entry)], neighbours(entry)
+    while todo and len(seen) <= most:
+        candidate, held = todo.pop(0), copy.deepcopy(entry)
+        if candidate in seen:
+            continue
+        seen.append(candidate)
+        entry.update(copy.deepcopy(candidate))
+        seconds = math.inf
+        try:
+            call = load(table, case, kernels)
+            if not alike(_kept(call()), wanted):
+                raise ValueError("another result")
+            seconds = time(call)
+        except Exception as error:
+            if has_faulted():
+                raise
+            tuned.refused.append(f"{candidate}: {describe(error)}")
+        if seconds < best * GAIN:
+            best, todo = seconds, neighbours(entry)
+        else:
+            entry.update(held)
     tuned.after, tuned.tried = best * 1e6, len(seen)
     return tuned
 
@@ -115,21 +109,20 @@ def entry_of(table: Table, case: TuneCase) -> Entry:
     raise KeyError(f"no entry of {case.kernel} for {case.key}")
 
 
-def neighbours(entry: Entry) -> Iterator[tuple[str, Entry]]:
-    """`entry` with one number changed: again in the same direction, if `entry` has become that."""
+def neighbours(entry: Entry) -> list[Entry]:
+    """`entry` with one number changed."""
+    found = []
     for name in (*entry["blocks"], "num_warps", "num_stages"):
         for larger in (True, False):
-            while True:
-                changed = copy.deepcopy(entry)
-                place = changed["blocks"] if name in changed["blocks"] else changed
-                if name == "num_stages":
-                    place[name] += 1 if larger else -1
-                else:
-                    place[name] = place[name] * 2 if larger else place[name] // 2
-                if place[name] > 0:
-                    yield f"{name} {place[name]}", changed
-                if entry != changed:
-                    break
+            changed = copy.deepcopy(entry)
+            place = changed["blocks"] if name in changed["blocks"] else changed
+            if name == "num_stages":
+                place[name] += 1 if larger else -1
+            else:
+                place[name] = place[name] * 2 if larger else place[name] // 2
+            if place[name] > 0:
+                found.append(changed)
+    return found
 
 
 @contextmanager
@@ -138,17 +131,13 @@ def trial_tables(arch: int) -> Iterator[Load]:
     meanwhile, anew for every candidate."""
     committed = tuning.TABLES
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for path in committed.glob("*.json"):
-            shutil.copy(path, folder)
+        tuning.TABLES = Path(shutil.copytree(committed, Path(name) / "tables"))
 
         def load(table: Table, case: TuneCase, kernels: KernelSet) -> Call:
-            text = json.dumps({"measured": None, "kernels": table})
-            (folder / f"sm_{arch}.json").write_text(text)
+            write_table(tuning.TABLES / f"sm_{arch}.json", None, table)
             tuning.forget()
             return case.make(kernels)
 
-        tuning.TABLES = folder
         try:
             yield load
         finally:
@@ -181,44 +170,36 @@ def cases(device: torch.device, smoke: bool) -> list[TuneCase]:
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     """Of heads of 64, 128 and 256, bfloat16."""
-    for dim in (16,) if smoke else (128, 64, 256):
-        shape = HeadShape(4, 2, dim) if smoke else HeadShape(32 if dim < 256 else 16, 8, dim)
-        context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
-        key: dict[str, Any] = {"head_dim": max(dim, 16), "dtype": "bf16", "fp8": False}
-        heads = f"heads of {dim}"
-        own = _attends([(1, context + i % 8) for i in range(wide)], shape, device)
-        yield TuneCase("decode_attention", key, f"{wide} rows of {context}, {heads}", own)
-        for rows in (wide, few):
-            tiled = {**key, "tile": _tile(rows, shape)}
-            prefix = context // 16 * 16
-            under = _attends([(1, context + 32)] * rows, shape, device, prefix)
-            yield TuneCase("tree_attention", tiled, f"{rows} rows under {context}, {heads}", under)
-        merged = {"head_dim": max(dim, 16)}
-        long = _attends([(1, 4 * context)] * few, shape, device)
-        yield TuneCase("merge_attention", merged, f"{few} rows of {4 * context}, {heads}", long)
-        for tile, parts in {"large": [(context, context)], "small": [(12, context)] * wide}.items():
-            tiled = {"head_dim": dim, "dtype": "bf16", "tile": tile}
-            what = f"{len(parts)} of {parts[0][0]} tokens behind {context}, {heads}"
-            yield TuneCase("extend_attention", tiled, what, _attends(parts, shape, device))
-
-
-def _tile(rows: int, shape: HeadShape) -> int:
     from rootlace.kernels.triton.tree_attention import tree_tile
 
-    return tree_tile(rows, shape.heads // shape.kv_heads, shape.head_dim, torch.bfloat16)
+    context, wide, few = (40, 3, 2) if smoke else (8192, 64, 8)
+    for dim in (16,) if smoke else (128, 64, 256):
+        shape = HeadShape(4, 2, dim) if smoke else HeadShape(32 if dim < 256 else 16, 8, dim)
+        case = partial(_attention_case, shape, device)
+        key: dict[str, Any] = {"head_dim": dim, "dtype": "bf16"}
+        own = [(1, context + i % 8) for i in range(wide)]
+        yield case("decode_attention", {**key, "fp8": False}, own)
+        for rows in (wide, few):
+            tile = tree_tile(rows, shape.heads // shape.kv_heads, dim, torch.bfloat16)
+            under, prefix = [(1, context + 32)] * rows, context // 16 * 16
+            yield case("tree_attention", {**key, "fp8": False, "tile": tile}, under, prefix)
+        yield case("merge_attention", {"head_dim": dim}, [(1, 4 * context)] * few)
+        yield case("extend_attention", {**key, "tile": "large"}, [(context, context)])
+        yield case("extend_attention", {**key, "tile": "small"}, [(12, context)] * wide)
 
 
-def _attends(
-    rows: list[tuple[int, int]], shape: HeadShape, device: torch.device, prefix: int = 0
-) -> Callable[[KernelSet], Call]:
-    made: list[Paged] = []
-
-    def make(kernels: KernelSet) -> Call:
-        if not made:  # as late as possible: all cases together would fill the memory
-            made.append(make_paged(rows, shape, device, prefix=prefix))
-        return attend(kernels, made[0])
-
-    return make
+def _attention_case(
+    shape: HeadShape,
+    device: torch.device,
+    kernel: str,
+    key: dict[str, Any],
+    rows: list[tuple[int, int]],
+    prefix: int = 0,
+) -> TuneCase:
+    # As late as possible: all cases together would fill the memory.
+    paged = cache(partial(make_paged, rows, shape, device, prefix=prefix))
+    what = f"{len(rows)} rows of {rows[0]}, heads of {shape.head_dim}"
+    return TuneCase(kernel, key, what, lambda kernels: attend(kernels, paged()))
 
 
 POINTWISE = {
@@ -237,22 +218,19 @@ def pointwise_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
     sizes = pointwise.SMOKE if smoke else pointwise.Sizes(tokens=(4096,))
     found = {case.name: case for case in pointwise.cases(sizes, device)}
     for kernel, name in POINTWISE.items():
-        key = {"head_dim": max(sizes.head_dim, 16)} if kernel == "rope_and_write" else {}
+        key = {"head_dim": sizes.head_dim} if kernel == "rope_and_write" else {}
         yield TuneCase(kernel, key, name, partial(partial, found[name].call))
-    for width in (64,) if smoke else (1024, 2048, 4096, 8192):
-        x = torch.randn((3 if smoke else 4096, width), device=device).to(torch.bfloat16)
-        norm = partial(_norm, x, torch.ones(width, device=device, dtype=torch.bfloat16))
-        yield TuneCase("rms_norm", {"width": width}, f"add_rms_norm, {width} wide", norm)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, kernels: KernelSet) -> Call:
-    return lambda: kernels.add_rms_norm(x, x, weight, 1e-5)
+    for width in (sizes.hidden,) if smoke else (1024, 2048, 4096, 8192):
+        norms = pointwise.cases(replace(sizes, hidden=width), device)
+        norm = next(case for case in norms if case.name == "add_rms_norm")
+        what = f"add_rms_norm, {width} wide"
+        yield TuneCase("rms_norm", {"width": width}, what, partial(partial, norm.call))
 
 
 # ---------------------------------------------------------------- the table
 
 
-def write_table(path: Path, measured: dict[str, str], table: Table) -> None:
+def write_table(path: Path, measured: dict[str, str] | None, table: Table) -> None:
     """As the committed ones are spelled: an entry a line."""
     kernels = []
     for name, entries in table.items():

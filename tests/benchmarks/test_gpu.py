@@ -24,12 +24,13 @@ from benchmarks.gpu.engine import (
     synthetic_tokenizer,
 )
 from benchmarks.gpu.idle import device_idle, union
-from benchmarks.gpu.models import SHAPES, RandomModel, random_model
+from benchmarks.gpu.models import RandomModel, random_model
 from benchmarks.gpu.setting import Report, Setting
+from benchmarks.random_models import CONFIGS
+from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
-from rootlace.kernels import Dense, KernelSet
+from rootlace.kernels import KernelSet
 from rootlace.kernels.triton import TRITON, tuning
-from rootlace.runtime.model.checkpoint.weights import layer_parts
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 CPU = torch.device("cpu")
@@ -239,33 +240,15 @@ def prompts(model: RandomModel, rows: int, length: int) -> torch.Tensor:
     return torch.randint(2, model.config.spec.vocab_size, (rows, length), generator=generator)
 
 
-def named_weights(model: RandomModel) -> dict[str, torch.Tensor]:
-    """The weights by their names in a checkpoint."""
-    spec, weights = model.config.spec, model.weights
-    named = {
-        f"{spec.names.embedding}.weight": weights.embedding,
-        f"{spec.names.final_norm}.weight": weights.final_norm,
-        f"{spec.names.head}.weight": matrix(weights.head),
-    }
-    for index, layer in enumerate(weights.layers):
-        for name, part in layer_parts(spec, index).items():
-            rows = [shape[0] for shape in part.weights().values()]
-            named |= zip(part.weights(), matrix(getattr(layer, name)).split(rows), strict=True)
-    return named
-
-
-def matrix(weight: Any) -> torch.Tensor:
-    """A dense weight's matrix; a norm as it is."""
-    return weight.matrix if isinstance(weight, Dense) else weight
-
-
 def twin_tokens(model: RandomModel, ids: torch.Tensor, new: int) -> list[list[int]]:
     """transformers' own greedy tokens on the same weights, no token ending a text."""
-    raw = {k: v for k, v in model.raw.items() if k not in ("architectures", "model_type")}
+    raw = {k: v for k, v in CONFIGS[model.name].items() if k not in ("architectures", "model_type")}
     config = LlamaConfig(**raw)
     with torch.device("meta"):
         twin = LlamaForCausalLM(config)
-    twin.load_state_dict(named_weights(model), strict=True, assign=True)
+    weights = named_weights(model.config.spec, model.weights)
+    weights |= {"lm_head.weight": model.weights.embedding}  # tied
+    twin.load_state_dict(weights, strict=True, assign=True)
     twin.model.rotary_emb = LlamaRotaryEmbedding(config)
     with torch.inference_mode():
         for _ in range(new):
@@ -299,7 +282,7 @@ def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
 
 def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
     spec, weights = model.config.spec, model.weights
-    distinct = {t.data_ptr(): t.nbytes for t in named_weights(model).values()}
+    distinct = {t.data_ptr(): t.nbytes for t in named_weights(spec, weights).values()}
     token = 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * 4
     assert sum(distinct.values()) == weights.num_bytes()
     assert model.step_bytes(2, 10) == sum(distinct.values()) + 22 * token
@@ -309,7 +292,7 @@ def test_shapes_are_those_of_the_models_they_are_named_after() -> None:
     """Parameters of Llama 3.2 1B and Llama 3.1 8B, as their cards say."""
     counts = {}
     for name in ("1B", "8B"):
-        s = SHAPES[name]
+        s = CONFIGS[name]
         hidden, inner, vocab = s["hidden_size"], s["intermediate_size"], s["vocab_size"]
         q, kv = (s[f"num_{kind}_heads"] * s["head_dim"] for kind in ("attention", "key_value"))
         layer = 2 * hidden * q + 2 * hidden * kv + 3 * hidden * inner + 2 * hidden

@@ -1,0 +1,70 @@
+"""Random weights of any model whose layers are products and norms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from rootlace.kernels import Dense
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
+from rootlace.runtime.model.families.spec import ModelSpec
+
+SEED = 20_240_607
+
+
+def save_weights(folder: Path) -> None:
+    """bfloat16 weights for the `config.json` in `folder`, beside it."""
+    spec = ModelConfig.read(folder).spec
+    weights = random_weights(spec, torch.device("cpu"), torch.bfloat16)
+    save_file(named_weights(spec, weights), folder / "model.safetensors", {"format": "pt"})
+
+
+@torch.no_grad()
+def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> ModelWeights:
+    """Normal, of a spread that keeps activations at unit scale, so that logits are not flat; norms
+    are one."""
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def ones(count: int) -> torch.Tensor:
+        return torch.ones(count, dtype=dtype, device=device)
+
+    def normal(rows: int, columns: int, spread: float) -> torch.Tensor:
+        weight = torch.empty((rows, columns), dtype=dtype, device=device)
+        return weight.normal_(0.0, spread, generator=generator)
+
+    def layer(index: int) -> LayerWeights:
+        found: dict[str, Any] = {}
+        for name, part in layer_parts(spec, index).items():
+            rows, columns = sum(part.rows), part.columns
+            found[name] = Dense(normal(rows, columns, columns**-0.5)) if columns else ones(rows)
+        return LayerWeights(**found)
+
+    layers = tuple(layer(index) for index in range(spec.num_layers))
+    head = embedding = normal(spec.vocab_size, spec.hidden_size, 0.05)
+    if not spec.tied_embeddings:
+        head = normal(spec.vocab_size, spec.hidden_size, 0.05)
+    return ModelWeights(embedding, layers, ones(spec.hidden_size), Dense(head))
+
+
+def named_weights(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Tensor]:
+    """Random weights by their names in a checkpoint, a tied head left out."""
+    named = {
+        f"{spec.names.embedding}.weight": weights.embedding,
+        f"{spec.names.final_norm}.weight": weights.final_norm,
+    }
+    if not spec.tied_embeddings:
+        named[f"{spec.names.head}.weight"] = _matrix(weights.head)
+    for index, layer in enumerate(weights.layers):
+        for name, part in layer_parts(spec, index).items():
+            rows = [shape[0] for shape in part.weights().values()]
+            named |= zip(part.weights(), _matrix(getattr(layer, name)).split(rows), strict=True)
+    return named
+
+
+def _matrix(weight: Any) -> torch.Tensor:
+    """A dense weight's matrix; a norm as it is."""
+    return weight.matrix if isinstance(weight, Dense) else weight
