@@ -35,26 +35,28 @@ from rootlace.wire.protocol import Constraint, SamplingParams
 EOS = 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Served:
-    """One load. Moments: of the requests' submission, when every request had its first token, when
-    the first one ended, and the last. `decode_tokens` are those between the two in the middle."""
+    """One load. `decode_tokens_per_second`: from when every request had its first token to when the
+    first one ended."""
 
-    begin: float = 0.0
-    all_started: float = 0.0
-    first_end: float = 0.0
-    end: float = 0.0
-    tokens: int = 0
-    decode_tokens: int = 0
+    tokens: int
+    tokens_per_second: float
+    decode_tokens_per_second: float
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / (self.end - self.begin)
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        decoding = self.first_end - self.all_started if self.all_started else 0.0
-        return self.decode_tokens / decoding if decoding > 0 else float("nan")
+    @classmethod
+    def of(cls, begin: float, heard: Sequence[tuple[float, Update]]) -> Served:
+        """From what was said about all requests, and when; they came at `begin`."""
+        started: dict[int, float] = {}
+        for at, update in heard:
+            if update.token_ids:
+                started.setdefault(update.rid, at)
+        low = max(started.values())
+        high = min(at for at, update in heard if update.finish is not None)
+        tokens = sum(len(update.token_ids) for _, update in heard)
+        decoded = sum(len(update.token_ids) for at, update in heard if low < at <= high)
+        rate = decoded / (high - low) if high > low else float("nan")
+        return cls(tokens, tokens / (heard[-1][0] - begin), rate)
 
 
 def greedy(new: int) -> SamplingParams:
@@ -123,57 +125,37 @@ class InProcessEngine:
     ) -> Served:
         """All prompts at once, until every one of them has ended.
 
-        `on_turn(n)` is called before the loop's n-th turn since all requests were decoding. Raises
-        RuntimeError if a request fails.
+        `on_turn(n)` is called before the loop's n-th turn. Raises RuntimeError if a request fails.
         """
         requests: list[ToEngine] = []
-        waiting: set[int] = set()  # for a first token
+        live = set()
         for seed, prompt in enumerate(prompts):
-            rid = next(self._rids)
-            waiting.add(rid)
-            ids, own = np.array(prompt, np.int32), msgspec.structs.replace(params, seed=seed)
-            requests.append(Request(rid, ids, own, constraint=constraint))
-        live = set(waiting)
-        served, turns = Served(), itertools.count()
+            rid, own = next(self._rids), msgspec.structs.replace(params, seed=seed)
+            requests.append(Request(rid, np.array(prompt, np.int32), own, constraint=constraint))
+            live.add(rid)
+        heard: list[tuple[float, Update]] = []
+        turns, begin = itertools.count(), time.perf_counter()
 
         def receive(timeout_ms: int) -> list[ToEngine]:
-            if requests:
-                incoming = requests.copy()
-                requests.clear()
-                served.begin = time.perf_counter()
-                return incoming
-            if not live:
-                return [Stop()]
-            if served.all_started and not served.first_end:
-                on_turn(next(turns))
-            return []
+            on_turn(next(turns))
+            incoming = requests.copy()
+            requests.clear()
+            return incoming if live else [Stop()]
 
         def send(said: list[FromEngine]) -> None:
             now = time.perf_counter()
             for update in said:
                 if isinstance(update, Update):
-                    take(update, now)
-
-        def take(update: Update, now: float) -> None:
-            if update.finish == "error":
-                raise RuntimeError(f"request {update.rid} failed: {update.error}")
-            count = len(update.token_ids)
-            served.tokens += count
-            if served.all_started and not served.first_end:
-                served.decode_tokens += count
-            if count:
-                waiting.discard(update.rid)
-            if not waiting and not served.all_started:
-                served.all_started = now
-            if update.finish is not None:
-                live.discard(update.rid)
-                served.first_end = served.first_end or now
-                served.end = now
+                    if update.finish == "error":
+                        raise RuntimeError(f"request {update.rid} failed: {update.error}")
+                    heard.append((now, update))
+                    if update.finish is not None:
+                        live.discard(update.rid)
 
         EngineLoop(
             self._scheduler, self._runner, self._compiler, receive, send, overlap=self._overlap
         ).run()
-        return served
+        return Served.of(begin, heard)
 
 
 def synthetic_tokenizer(size: int) -> str:

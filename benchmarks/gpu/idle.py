@@ -15,8 +15,8 @@ from benchmarks.gpu.engine import InProcessEngine, grammar_compiler, greedy
 from benchmarks.gpu.models import random_model
 from benchmarks.gpu.setting import Report, Setting
 
-SKIPPED, PROFILED = 40, 60
-"""Turns of the engine's loop before the profiler starts, and while it runs."""
+PROFILED = (40, 100)
+"""The turns of the engine's loop between which the profiler runs: all rows decode."""
 DEVICE_KINDS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 GRAPH_LAUNCH = "cudaGraphLaunch"
 
@@ -30,57 +30,47 @@ def measure(setting: Setting, report: Report) -> None:
     On a CPU the same is done, but there is no device whose idling could be seen.
     """
     name, rows, new = ("smoke", 3, 10) if setting.smoke else ("1B", 64, 256)
-    skipped, profiled = (1, 3) if setting.smoke else (SKIPPED, PROFILED)
+    first, last = (1, 4) if setting.smoke else PROFILED
     with random_model(name, setting.device) as model:
         runner = model.runner_for(rows, 128 + new)
         compiler = grammar_compiler(model.config.spec.vocab_size)
         prompts = [[2 + (row + i) % 250 for i in range(128)] for row in range(rows)]
+        activity = ProfilerActivity.CUDA if setting.on_gpu else ProfilerActivity.CPU
         modes = (None,) if setting.quick else (None, False)
         for overlap in report.progress(modes, "idle share"):
             with report.attempt(overlap=overlap is None, rows=rows) as case:
                 with InProcessEngine(runner, compiler, rows, overlap) as engine:
                     engine.serve(prompts, greedy(new))  # graphs are captured
                     plain = engine.serve(prompts, greedy(new))
-                    window = _Window(setting, skipped, profiled)
-                    engine.serve(prompts, greedy(new), on_turn=window.turn)
+                    profiled = profile(activities=[activity])
+
+                    def turn(number: int, profiled: profile = profiled) -> None:
+                        if number == first:
+                            profiled.start()
+                        elif number == last:
+                            setting.synchronize()
+                            profiled.stop()
+
+                    engine.serve(prompts, greedy(new), on_turn=turn)
                 step = rows / plain.decode_tokens_per_second
                 case |= {"step_us": step * 1e6, "tokens_per_second": plain.tokens_per_second}
-                case |= window.found()
+                case |= _found(setting, profiled)
 
 
-class _Window:
-    """Profiles the turns `skipped : skipped + profiled` of an engine's loop."""
-
-    def __init__(self, setting: Setting, skipped: int, profiled: int) -> None:
-        self._first, self._last = skipped, skipped + profiled
-        self._setting = setting
-        activity = ProfilerActivity.CUDA if setting.on_gpu else ProfilerActivity.CPU
-        self._profile = profile(activities=[activity])
-        self._events: list[dict[str, Any]] | None = None
-
-    def turn(self, number: int) -> None:
-        if number == self._first:
-            self._profile.start()
-        elif number == self._last:
-            self._setting.synchronize()
-            self._profile.stop()
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(folder) / "trace.json"
-                self._profile.export_chrome_trace(str(file))
-                self._events = json.loads(file.read_text())["traceEvents"]
-
-    def found(self) -> dict[str, Any]:
-        if self._events is None:
-            raise RuntimeError("the requests ended before the profiled turns were over")
-        if not self._setting.on_gpu:
-            return {"idle_share": None, "idle_share_between_steps": None}
-        idle = device_idle(self._events)
-        return {
-            "span_us": idle.span,
-            "graph_replays": idle.replays,
-            "idle_share": idle.idle / idle.span,
-            "idle_share_between_steps": None if idle.between is None else idle.between / idle.span,
-        }
+def _found(setting: Setting, profiled: profile) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    if not setting.on_gpu:
+        return {"idle_share": None, "idle_share_between_steps": None}
+    idle = device_idle(events)
+    return {
+        "span_us": idle.span,
+        "graph_replays": idle.replays,
+        "idle_share": idle.idle / idle.span,
+        "idle_share_between_steps": None if idle.between is None else idle.between / idle.span,
+    }
 
 
 @dataclass(frozen=True)

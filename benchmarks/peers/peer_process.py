@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
-import queue
 import subprocess
-import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -45,23 +43,20 @@ class PeerProcess:
         self.limit = limit
         self._log = log
         self._paused: list[psutil.Process] = []
-        with log.open("w") as output:
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs, log.open("w") as output:
             self._process = subprocess.Popen(
                 [str(python), str(driver), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=theirs.fileno(),
+                stdout=output,
                 stderr=output,
-                text=True,
                 env={**os.environ, **environment},
                 # A group in our session: if we die while it is stopped, the system wakes it with
                 # a SIGHUP, which ends it (in a session of its own it would stay stopped for ever).
                 process_group=0,
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._orders: IO[str] = self._process.stdin
-        self._answers = _lines(self._process.stdout)
         try:
-            ready = self._answer(limit)
+            ready = self._answer()
         except BaseException:
             self.stop()
             raise
@@ -72,32 +67,28 @@ class PeerProcess:
         """What was seen, and how many cores other programs kept busy meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
+        order = {key: getattr(workload, key) for key in ORDER}
         try:
-            order = {key: getattr(workload, key) for key in ORDER}
-            try:
-                self._orders.write(json.dumps(order) + "\n")
-                self._orders.flush()
-            except BrokenPipeError:
-                raise PeerError(f"{self.name} has ended{self._tail()}") from None
-            return Driven(**self._answer(self.limit)["driven"]), load.cores()
+            with contextlib.suppress(OSError):  # that it has ended is found when it is read from
+                self._pipe.send_bytes(json.dumps(order).encode())
+            return Driven(**self._answer()["driven"]), load.cores()
         finally:
             self.pause()
 
-    def _answer(self, limit: float) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         try:
-            line = self._answers.get(timeout=limit)
-        except queue.Empty:
-            raise PeerError(f"{self.name} said nothing for {limit:g} s{self._tail()}") from None
-        if not line:
+            if not self._pipe.poll(self.limit):
+                raise PeerError(f"{self.name} said nothing for {self.limit:g} s{self._tail()}")
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes())
+        except (EOFError, ConnectionError):
             status = self._process.wait(timeout=10)
-            raise PeerError(f"{self.name} ended with status {status}{self._tail()}")
-        answer: dict[str, Any] = json.loads(line)
+            raise PeerError(f"{self.name} ended with status {status}{self._tail()}") from None
         if "error" in answer:
             raise PeerError(f"{self.name}: {answer['error']}{self._tail()}")
         return answer
 
     def _tail(self) -> str:
-        lines = deque(self._log.read_text(errors="replace").splitlines(), maxlen=_TAIL_LINES)
+        lines = self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
         return "".join(f"\n  | {line}" for line in lines)
 
     # ------------------------------------------------------------ holding still
@@ -124,8 +115,7 @@ class PeerProcess:
         """End it and whatever it started."""
         self.resume()
         family = list(self._family())
-        with contextlib.suppress(BrokenPipeError):
-            self._orders.close()
+        self._pipe.close()
         _, alive = psutil.wait_procs(family, timeout=grace)
         for process in alive:
             with contextlib.suppress(psutil.Error):
@@ -137,17 +127,3 @@ class PeerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _lines(pipe: IO[str]) -> queue.SimpleQueue[str]:
-    """Gets the lines of a pipe as they come, and "" at its end."""
-    found: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def read() -> None:
-        with pipe:
-            for line in pipe:
-                found.put(line)
-        found.put("")
-
-    threading.Thread(target=read, daemon=True).start()
-    return found

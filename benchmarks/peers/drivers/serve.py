@@ -2,17 +2,16 @@
 
 A driver (`run_*.py`) runs under the peer's own interpreter, loads the model and ends with
 `serve(engine)`, where `engine` is a `benchmarks.peers.drive.OnlineEngine` with a `name`. From then
-on it reads one order per line from standard input:
+on it gets one order after the other, as JSON, over the socket that is its standard input:
 
     {"name": "W1", "seed": 0, "scale": 1.0, "vocab_size": 32000}
 
-and answers each with one line on what was standard output (which becomes standard error: what a
-library prints must not disturb):
+and answers each:
 
     {"driven": {fields of `Driven`}} or {"error": "..."}
 
 Before the first order it says {"ready": name of the engine, "packages": {...}, "python": "..."}. It
-ends when standard input does. Standard library only: the peer's environment has none of ours.
+ends when the socket is closed. Standard library only: the peer's environment has none of ours.
 """
 
 from __future__ import annotations
@@ -27,12 +26,13 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-# Before any library can print: what was standard output is the pipe to who gives the orders.
-ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
-os.dup2(2, 1)
+# Before any library can start a process: it would inherit standard input, and keep it open.
+PIPE = Connection(os.dup(0))
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,18 +66,20 @@ def arguments_of(**more: Any) -> argparse.Namespace:
 
 
 def serve(engine: Any) -> None:
-    """Answer orders until standard input ends."""
+    """Answer orders until nobody gives any."""
 
     def say(message: dict[str, Any]) -> None:
-        ANSWERS.write(json.dumps(message) + "\n")
+        PIPE.send_bytes(json.dumps(message).encode())
 
     packages = dict(_versions())
     say({"ready": engine.name, "packages": packages, "python": platform.python_version()})
-    for line in sys.stdin:
-        try:
-            say({"driven": asdict(drive(engine, Workload(**json.loads(line))))})
-        except Exception as error:
-            say({"error": f"{type(error).__name__}: {error}"})
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            order = json.loads(PIPE.recv_bytes())
+            try:
+                say({"driven": asdict(drive(engine, Workload(**order)))})
+            except Exception as error:
+                say({"error": f"{type(error).__name__}: {error}"})
 
 
 def _versions() -> Iterator[tuple[str, str]]:
