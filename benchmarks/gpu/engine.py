@@ -10,7 +10,7 @@ import gc
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -121,12 +121,9 @@ class InProcessEngine:
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         constraint: Constraint | None = None,
-        on_turn: Callable[[int], None] = lambda turn: None,
     ) -> Served:
-        """All prompts at once, until every one of them has ended.
-
-        `on_turn(n)` is called before the loop's n-th turn. Raises RuntimeError if a request fails.
-        """
+        """All prompts at once, until every one of them has ended. Raises RuntimeError if a request
+        fails."""
         requests: list[ToEngine] = []
         live = set()
         for seed, prompt in enumerate(prompts):
@@ -134,10 +131,9 @@ class InProcessEngine:
             requests.append(Request(rid, np.array(prompt, np.int32), own, constraint=constraint))
             live.add(rid)
         heard: list[tuple[float, Update]] = []
-        turns, begin = itertools.count(), time.perf_counter()
+        begin = time.perf_counter()
 
         def receive(timeout_ms: int) -> list[ToEngine]:
-            on_turn(next(turns))
             incoming = requests.copy()
             requests.clear()
             return incoming if live else [Stop()]
