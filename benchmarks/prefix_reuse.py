@@ -3,95 +3,50 @@
     python -m benchmarks.prefix_reuse --json benchmarks/results/prefix_reuse.json
 
 Two runtimes of the same random model stand side by side, one with the cache and one without, and
-take turns, so that whatever else slows the machine down slows both. Each repetition has its own
-seed and starts with an empty cache. Printed per load: requests and output tokens per second, time
-to first token (from handing a request over until its client has the token), the hit rate and the
-best one any prefix cache could have had; and the share of the engine's time that is not the
-model's, which says what the tree costs where nothing is shared.
+take turns at the workloads of `benchmarks.peers`, so that whatever else slows the machine down
+slows both. Each repetition has its own seed and starts with an empty cache. Printed per load:
+requests and output tokens per second, CPU time per request, time to first token (from handing a
+request over until its client has the token), the hit rate and the best one any prefix cache could
+have had.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 import rootlace as rl
-from benchmarks.common import ForeignLoad, Report, new_table, percentile, progress_bar
+from benchmarks.common import Report, new_table, progress_bar
 from benchmarks.ideal_cache import ideal_hits
 from benchmarks.peers.drive import drive
+from benchmarks.peers.measure import Row, tasks_of
 from benchmarks.peers.raw_requests import RawRequests
+from benchmarks.peers.turns import Engine, here, take_turns
 from benchmarks.peers.workloads import WORKLOADS, Workload
+from benchmarks.random_models import MODELS, make_model
 
 LOADS = {"few-shot": "W1", "chat": "W2", "tree-search": "W3", "long-docs": "W5", "no-sharing": "W4"}
-"""By the names of the peers' workloads."""
-
+ON, OFF = "cache on", "cache off"
 DEFAULT_SCALE = {"a": 1.0, "b": 0.125}
 """Of the number of requests: the bigger model gets fewer, so that a run ends within minutes."""
-
 QUICK_SCALE = {"a": 0.125, "b": 0.03}
 KV_BYTES = 1 << 30
 """Of each runtime's cache."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One load, once, on one runtime. Seconds, tokens, and cores that other programs kept busy."""
-
-    wall: float
-    requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    ideal_cached_tokens: int
-    output_tokens: int
-    engine_busy: float
-    engine_model: float
-    cpu: float
-    foreign_cores: float
-    first_token: list[float]
-
-
-class Subject:
-    """A runtime, with or without the cache, and one connection to it."""
-
-    def __init__(self, runtime: rl.Runtime) -> None:
-        self._runtime = runtime
-        self._requests = RawRequests(runtime.endpoint)
-
-    def run(self, workload: Workload) -> Run:
-        """Empty the cache, and do the workload."""
-        before, load = self._runtime.get_server_info(), ForeignLoad()
-        driven = drive(self._requests, workload)
-        foreign_cores, cpu = load.cores(), load.own_seconds()
-        after = self._runtime.get_server_info()
-        return Run(
-            wall=driven.wall,
-            requests=len(driven.outputs),
-            prompt_tokens=driven.prompt_tokens,
-            cached_tokens=driven.cached or 0,
-            ideal_cached_tokens=ideal_hits(workload, driven.outputs),
-            output_tokens=sum(map(len, driven.outputs.values())),
-            engine_busy=after["engine_busy_seconds"] - before["engine_busy_seconds"],
-            engine_model=after["engine_model_seconds"] - before["engine_model_seconds"],
-            cpu=cpu,
-            foreign_cores=foreign_cores,
-            first_token=driven.ttft,
-        )
-
-
-@dataclass(frozen=True)
 class Summary:
     """All repetitions of one load on one runtime. Rates are of the median repetition.
 
-    `overhead_share`: of the engine's busy time, what is not the model: planning, tree, messages.
     `cpu_per_request`: CPU seconds of everything of ours; steadier than rates where other programs
     run as well.
     """
@@ -101,95 +56,84 @@ class Summary:
     cache: bool
     requests_per_second: float
     output_tokens_per_second: float
+    cpu_per_request: float
     ttft_mean: float
-    ttft_p99: float
     hit_rate: float
     ideal_hit_rate: float
-    overhead_share: float
-    cpu_per_request: float
     foreign_cores: float
     repetitions: list[dict[str, Any]] = field(repr=False)
 
     @classmethod
-    def of(cls, size: str, load: str, cache: bool, runs: Sequence[Run]) -> Summary:
-        waits = [wait for run in runs for wait in run.first_token]
-        busy, model = sum(r.engine_busy for r in runs), sum(r.engine_model for r in runs)
-        prompt = sum(run.prompt_tokens for run in runs)
+    def of(cls, load: str, rows: Sequence[Row], vocab_size: int) -> Summary:
+        prompt = sum(row.prompt_tokens for row in rows)
+        made = [Workload(row.workload, row.seed, row.scale, vocab_size) for row in rows]
+        best = sum(ideal_hits(work, row.outputs) for work, row in zip(made, rows, strict=True))
         return cls(
-            size=size,
+            size=rows[0].model,
             load=load,
-            cache=cache,
-            requests_per_second=median(run.requests / run.wall for run in runs),
-            output_tokens_per_second=median(run.output_tokens / run.wall for run in runs),
-            ttft_mean=mean(waits),
-            ttft_p99=percentile(waits, 0.99),
-            hit_rate=sum(run.cached_tokens for run in runs) / prompt,
-            ideal_hit_rate=sum(run.ideal_cached_tokens for run in runs) / prompt,
-            overhead_share=(busy - model) / busy if busy else 0.0,
-            cpu_per_request=median(run.cpu / run.requests for run in runs),
-            foreign_cores=max(run.foreign_cores for run in runs),
-            repetitions=[
-                {name: value for name, value in asdict(run).items() if name != "first_token"}
-                for run in runs
-            ],
+            cache=rows[0].engine == ON,
+            requests_per_second=median(row.requests / row.wall_s for row in rows),
+            output_tokens_per_second=median(row.output_tokens / row.wall_s for row in rows),
+            cpu_per_request=median(row.cpu_s / row.requests for row in rows),
+            ttft_mean=mean(row.ttft_mean_s or 0.0 for row in rows),
+            hit_rate=sum(row.cached_tokens or 0 for row in rows) / prompt,
+            ideal_hit_rate=best / prompt,
+            foreign_cores=max(row.foreign_cores for row in rows),
+            repetitions=[row.as_json() for row in rows],
         )
 
 
 @contextmanager
-def subjects(model: Path, **options: Any) -> Iterator[dict[bool, Subject]]:
-    """The same model twice, by whether it has the cache."""
+def engines(model: Path, **options: Any) -> Iterator[list[Engine]]:
+    """The same model twice: with the cache, and without."""
     with (
         rl.Runtime(model, cache=True, **options) as on,
         rl.Runtime(model, cache=False, **options) as off,
     ):
-        yield {True: Subject(on), False: Subject(off)}
+        pairs = ((ON, on), (OFF, off))
+        yield [here(name, partial(drive, RawRequests(one.endpoint))) for name, one in pairs]
 
 
 def measure(
-    size: str, model: Path, arguments: argparse.Namespace, progress: Progress
+    size: str, model: Path, arguments: argparse.Namespace, progress: Callable[[str], None]
 ) -> list[Summary]:
     """Every load on both runtimes, in turns."""
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else DEFAULT_SCALE)[size]
-    task = progress.add_task(size, total=2 * arguments.repetitions * len(arguments.loads))
-    runs: dict[tuple[str, bool], list[Run]] = {}
+    names = [LOADS[load] for load in arguments.loads]
+    tasks = tasks_of(size, model, names, 0, arguments.repetitions, scale)
     options = {"dtype": arguments.dtype, "threads": arguments.threads}
-    with subjects(model, kv_memory_bytes=KV_BYTES, **options) as by_cache:
-        for subject in by_cache.values():
-            subject.run(Workload("W4", "warm-up", 0.05))
-        for load in arguments.loads:
-            for repetition in range(arguments.repetitions):
-                # Who goes first alternates: neither always follows the other's heat.
-                for cache in (True, False) if repetition % 2 == 0 else (False, True):
-                    progress.update(task, description=f"{size} {load}")
-                    workload = Workload(LOADS[load], repetition, scale)
-                    runs.setdefault((load, cache), []).append(by_cache[cache].run(workload))
-                    progress.advance(task)
-    progress.remove_task(task)
-    return [Summary.of(size, load, cache, found) for (load, cache), found in runs.items()]
+    with engines(model, kv_memory_bytes=KV_BYTES, **options) as both:
+        for engine in both:
+            engine.run(Workload("W4", "warm-up", 0.05))
+        rows = take_turns(both, tasks, {}, progress)
+    return [
+        Summary.of(load, found, tasks[0].vocab_size)
+        for load in arguments.loads
+        for name in (ON, OFF)
+        if (found := [r for r in rows if (r.workload, r.engine) == (LOADS[load], name)])
+    ]
 
 
-COLUMNS = ("load", "req/s", "tok/s", "gain", "CPU gain", "TTFT", "p99", "hits", "best", "host")
+COLUMNS = ("load", "req/s", "tok/s", "gain", "CPU gain", "TTFT ms", "hits", "best")
 
 
 def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
-    title = f"Prefix reuse, model {size} (TTFT in ms; best: hits possible; host: not the model)"
-    table = new_table(title, *COLUMNS)
+    """`best`: the hits that are possible."""
+    table = new_table(f"Prefix reuse, model {size}", *COLUMNS)
     without = {summary.load: summary for summary in summaries if not summary.cache}
     for summary in summaries:
         other, cache = without[summary.load], summary.cache
-        gain = summary.requests_per_second / other.requests_per_second
-        cpu_gain = other.cpu_per_request / summary.cpu_per_request
+        gains = (
+            summary.requests_per_second / other.requests_per_second,
+            other.cpu_per_request / summary.cpu_per_request,
+        )
         table.add_row(
             summary.load if cache else "  cache off",
             f"{summary.requests_per_second:.2f}",
             f"{summary.output_tokens_per_second:.1f}",
-            f"{gain:.2f}x" if cache else "",
-            f"{cpu_gain:.2f}x" if cache else "",
+            *(f"{gain:.2f}x" if cache else "" for gain in gains),
             f"{summary.ttft_mean * 1e3:.0f}",
-            f"{summary.ttft_p99 * 1e3:.0f}",
-            f"{summary.hit_rate:.1%}" if cache else "",
-            f"{summary.ideal_hit_rate:.1%}" if cache else "",
-            f"{summary.overhead_share:.1%}",
+            *(f"{r:.1%}" if cache else "" for r in (summary.hit_rate, summary.ideal_hit_rate)),
             end_section=not cache,
         )
     return table
@@ -220,14 +164,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from benchmarks.random_models import MODELS, make_model
-
     console, report = Console(), Report("prefix_reuse")
     summaries: list[Summary] = []
-    with progress_bar(console) as progress:
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=None)
         for size in arguments.sizes:
             model = make_model(size, (arguments.models or MODELS) / size)
-            summaries += measure(size, model, arguments, progress)
+            summaries += measure(
+                size, model, arguments, lambda what: bar.update(task, description=what, advance=1)
+            )
     for size in arguments.sizes:
         console.print(reuse_table(size, [s for s in summaries if s.size == size]))
     busiest = max(summary.foreign_cores for summary in summaries)

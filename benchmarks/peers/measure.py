@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from benchmarks.common import ForeignLoad
 from benchmarks.peers.drive import Driven
 from benchmarks.peers.workloads import Tokens, Workload
 
@@ -25,13 +29,26 @@ class Task:
         return Workload(self.workload, self.seed, self.scale * part, self.vocab_size)
 
 
+def tasks_of(
+    name: str, model: Path, workloads: Sequence[str], seed: int, repetitions: int, scale: float
+) -> list[Task]:
+    """Every workload on a model, each repetition with the next seed."""
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    return [
+        Task(name, workload, seed + repetition, repetition, scale, vocab)
+        for workload in workloads
+        for repetition in range(repetitions)
+    ]
+
+
 @dataclass(frozen=True)
 class Row:
     """One workload, once, on one engine. Seconds, tokens, cores.
 
     `ttft_mean_s`: from handing a request over until its client has the first token.
-    `foreign_cores`: cores that other programs kept busy meanwhile. `scale` below 1: fewer units
-    than the workload has.
+    `cpu_s`: CPU time of all processes of the engine, and of this one where it drives the engine
+    itself. `foreign_cores`: cores that other programs kept busy meanwhile. `scale` below 1: fewer
+    units than the workload has.
     """
 
     engine: str
@@ -47,11 +64,13 @@ class Row:
     output_tokens: int
     cached_tokens: int | None
     foreign_cores: float
+    cpu_s: float = 0.0
     fixed_replies: bool = False
     outputs: dict[str, Tokens] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, engine: str, task: Task, scale: float, driven: Driven, foreign_cores: float) -> Row:
+    def of(cls, engine: str, task: Task, scale: float, driven: Driven, load: ForeignLoad) -> Row:
+        """`load` was watched while the engine was driven."""
         return cls(
             engine=engine,
             model=task.model,
@@ -65,7 +84,8 @@ class Row:
             prompt_tokens=driven.prompt_tokens,
             output_tokens=sum(map(len, driven.outputs.values())),
             cached_tokens=driven.cached,
-            foreign_cores=round(foreign_cores, 3),
+            foreign_cores=round(load.cores(), 3),
+            cpu_s=load.own_seconds(),
             fixed_replies=driven.fixed_replies,
             outputs=driven.outputs,
         )

@@ -63,15 +63,15 @@ class PeerProcess:
         self.about = {"engine": ready.pop("ready"), **ready}
         self.pause()
 
-    def run(self, workload: Workload) -> tuple[Driven, float]:
-        """What was seen, and how many cores other programs kept busy meanwhile."""
+    def run(self, workload: Workload) -> tuple[Driven, ForeignLoad]:
+        """What was seen, and the load that was watched meanwhile."""
         self.resume()
         load = ForeignLoad(self._process.pid)
         order = {key: getattr(workload, key) for key in ORDER}
         try:
             with contextlib.suppress(OSError):  # that it has ended is found when it is read from
                 self._pipe.send_bytes(json.dumps(order).encode())
-            return Driven(**self._answer()["driven"]), load.cores()
+            return Driven(**self._answer()["driven"]), load
         finally:
             self.pause()
 

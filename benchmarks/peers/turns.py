@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from benchmarks.common import ForeignLoad
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import Driven, PeerError, drive
-from benchmarks.peers.measure import Row, Task
+from benchmarks.peers.measure import Row, Task, tasks_of
 from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
@@ -33,11 +32,11 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Engine:
-    """A loaded model. `run` empties the cache and does a workload; with what it saw it tells how
-    many cores other programs kept busy. `scale`: the share of each workload that it does."""
+    """A loaded model. `run` empties the cache and does a workload, watching what it and other
+    programs take of the machine. `scale`: the share of each workload that it does."""
 
     name: str
-    run: Callable[[Workload], tuple[Driven, float]]
+    run: Callable[[Workload], tuple[Driven, ForeignLoad]]
     scale: dict[str, float] = field(default_factory=dict)
 
     def share(self, workload: str) -> float:
@@ -52,9 +51,9 @@ class Engine:
 def here(name: str, do: Callable[[Workload], Driven]) -> Engine:
     """An engine that this process drives itself."""
 
-    def run(workload: Workload) -> tuple[Driven, float]:
+    def run(workload: Workload) -> tuple[Driven, ForeignLoad]:
         load = ForeignLoad()
-        return do(workload), load.cores()
+        return do(workload), load
 
     return Engine(name, run)
 
@@ -102,6 +101,38 @@ def loaded(
         yield [*engines, *ours(runtime)]
 
 
+def take_turns(
+    engines: list[Engine],
+    tasks: Sequence[Task],
+    about: dict[str, Any],
+    progress: Callable[[str], None],
+    least: float = 0.0,
+) -> list[Row]:
+    """Every task on every engine that does (at least the share `least` of) it. Who fails is noted
+    in `about` and left out from then on; what takes an engine long it does not repeat."""
+    rows: list[Row] = []
+    slow = set()
+    for task in tasks:
+        shares = [(engine, engine.share(task.workload)) for engine in engines]
+        order = [engine for engine, share in shares if share > 0 and share >= least]
+        turn = task.repetition % len(order)
+        # Nobody always follows the same one.
+        for engine in [*order[turn:], *order[:turn]]:
+            if (engine.name, task.workload) in slow:
+                continue
+            try:
+                row = engine.row(task)
+            except PeerError as error:
+                about[engine.name] = {**about.get(engine.name, {}), "error": str(error)}
+                engines.remove(engine)
+                continue
+            progress(f"{task.model} {task.workload} {engine.name}: {row.wall_s:.2f} s")
+            rows.append(row)
+            if row.wall_s > PATIENCE:
+                slow.add((engine.name, task.workload))
+    return rows
+
+
 def measure_model(
     name: str,
     model: Path,
@@ -110,39 +141,11 @@ def measure_model(
     progress: Callable[[str], None],
 ) -> tuple[list[Row], dict[str, Any]]:
     """All rows of a model, and what is known of the engines."""
-    rows: list[Row] = []
     about: dict[str, Any] = {}
-    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    workloads, repetitions, scale = arguments.workloads, arguments.repetitions, arguments.scale
     with loaded(model, arguments, work, about) as engines:
-
-        def take_turn(engine: Engine, task: Task) -> Row | None:
-            """Who fails is left out from then on."""
-            try:
-                return engine.row(task)
-            except PeerError as error:
-                about[engine.name] = {**about.get(engine.name, {}), "error": str(error)}
-                engines.remove(engine)
-                return None
-
-        for workload in arguments.workloads:
-            # Once for nothing: whatever is compiled or allocated at the first time.
-            warm_up = Task(name, workload, -1, -1, min(arguments.scale, WARM_UP_SCALE), vocab)
-            for engine in [one for one in engines if one.share(workload) == 1.0]:
-                progress(f"{name} {workload} {engine.name}: warm-up")
-                take_turn(engine, warm_up)
-        for workload in arguments.workloads:
-            slow = set()
-            for repetition in range(arguments.repetitions):
-                seed = arguments.seed + repetition
-                task = Task(name, workload, seed, repetition, arguments.scale, vocab)
-                order = [engine for engine in engines if engine.share(workload) > 0]
-                turn = repetition % len(order)
-                # Nobody always follows the same one.
-                for engine in [*order[turn:], *order[:turn]]:
-                    if engine.name in slow or (row := take_turn(engine, task)) is None:
-                        continue
-                    progress(f"{name} {workload} {engine.name}: {row.wall_s:.2f} s")
-                    rows.append(row)
-                    if row.wall_s > PATIENCE:
-                        slow.add(engine.name)
-        return rows, about
+        # Once for nothing: whatever is compiled or allocated at the first time.
+        warm_up = tasks_of(name, model, workloads, -1, 1, min(scale, WARM_UP_SCALE))
+        take_turns(engines, warm_up, about, lambda done: progress(f"{done} (warm-up)"), least=1.0)
+        tasks = tasks_of(name, model, workloads, arguments.seed, repetitions, scale)
+        return take_turns(engines, tasks, about, progress), about

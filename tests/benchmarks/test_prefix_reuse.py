@@ -6,38 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.workloads import Workload
-from benchmarks.prefix_reuse import LOADS, Run, Summary, reuse_table, subjects
+from benchmarks.peers.measure import Row, tasks_of
+from benchmarks.peers.turns import take_turns
+from benchmarks.prefix_reuse import LOADS, OFF, ON, Summary, engines, reuse_table
 
 SCALE = 0.05
 """One conversation, one search, three few-shot questions, two requests with nothing in common."""
+NAMES = ("few-shot", "chat", "tree-search", "no-sharing")
+"""The loads that fit into the model's context."""
 
 
 @pytest.fixture(scope="module")
-def runs(demo_model: Path) -> dict[tuple[str, bool], Run]:
-    """Each load that fits into the model's context, with the cache and without."""
-    found = {}
-    with subjects(demo_model, threads=1, dtype="float32") as by_cache:
-        for name in ("few-shot", "chat", "tree-search", "no-sharing"):
-            for cache, subject in by_cache.items():
-                found[name, cache] = subject.run(Workload(LOADS[name], "test", SCALE, 4096))
-    return found
+def rows(demo_model: Path) -> dict[tuple[str, str], Row]:
+    """Each load with the cache and without."""
+    tasks = tasks_of("a", demo_model, [LOADS[name] for name in NAMES], 3, 1, SCALE)
+    with engines(demo_model, threads=1, dtype="float32") as both:
+        found = take_turns(both, tasks, {}, lambda done: None)
+    return {(row.workload, row.engine): row for row in found}
 
 
-@pytest.mark.parametrize("name", ["few-shot", "chat", "tree-search", "no-sharing"])
-def test_the_tree_is_as_good_as_any_cache(name: str, runs: dict[tuple[str, bool], Run]) -> None:
-    run = runs[name, True]
-    assert 0 < run.cached_tokens == run.ideal_cached_tokens or name == "no-sharing"
-    assert runs[name, False].cached_tokens == 0
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tree_is_as_good_as_any_cache(name: str, rows: dict[tuple[str, str], Row]) -> None:
+    on, off = (Summary.of(name, [rows[LOADS[name], engine]], 4096) for engine in (ON, OFF))
+    assert on.hit_rate == on.ideal_hit_rate == off.ideal_hit_rate
+    assert off.hit_rate == 0 and (on.hit_rate > 0 or name == "no-sharing")
+    assert on.cache and not off.cache
+    assert reuse_table("a", [on, off]).row_count == 2
 
 
-def test_a_summary_and_its_table(runs: dict[tuple[str, bool], Run]) -> None:
-    summaries = [Summary.of("a", name, cache, [run]) for (name, cache), run in runs.items()]
-    assert reuse_table("a", summaries).row_count == len(runs)
-    on = summaries[0]
-    run = runs["few-shot", True]
-    assert (on.load, on.cache) == ("few-shot", True)
-    assert on.requests_per_second == run.requests / run.wall
-    assert on.hit_rate == run.cached_tokens / run.prompt_tokens
-    assert 0 < on.overhead_share < 1
-    assert 0 < on.ttft_mean <= on.ttft_p99
+def test_a_summary(rows: dict[tuple[str, str], Row]) -> None:
+    row = rows["W1", ON]
+    found = Summary.of("few-shot", [row], 4096)
+    assert found.requests_per_second == row.requests / row.wall_s
+    assert found.hit_rate == (row.cached_tokens or 0) / row.prompt_tokens
+    assert found.cpu_per_request == row.cpu_s / row.requests > 0
+    assert found.ttft_mean == row.ttft_mean_s
