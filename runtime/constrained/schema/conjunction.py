@@ -15,7 +15,7 @@ from typing import Any
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.contradiction import contradiction
 from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, UNMET, keywords
-from rootlace.runtime.constrained.schema.residual import Residual
+from rootlace.runtime.constrained.schema.residual import OWN, Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)
@@ -277,11 +277,11 @@ class Cases:
         found = []
         for name, needed in value.items():
             base = f"/{key}/{name}"
-            absent = self._made(located, base + "!absent", {"properties": {name: False}})
+            absent = self._made(located, f"{base}{OWN}absent", {"properties": {name: False}})
             others = needed if key == "dependentRequired" else ()
             names = [name, *(other for other in others if other != name)]
             there = {"type": "object", "required": names}
-            present = [self._made(located, base + "!there", there)]
+            present = [self._made(located, f"{base}{OWN}there", there)]
             if key == "dependentSchemas":
                 present.append(self.child(located, base, needed))
             found.append([_Option((absent,)), _Option(tuple(present))])
@@ -321,7 +321,7 @@ class Cases:
         shape: dict[str, Any]
 
         def made(given: dict[str, Any], lost: bool = False, part: Any = "") -> _Option:
-            atom = self._made(located, f"/{key}!{part}", given)
+            atom = self._made(located, f"/{key}{OWN}{part}", given)
             return _Option((atom,), (Residual(pointer, key),) if lost else ())
 
         def below(path: str, other: Any, negated: bool = True) -> Atom:
@@ -403,7 +403,9 @@ class Cases:
                     yield made(shape, part=f"{name}/{other}")
         elif key == "dependentSchemas":
             for name, other in value.items():
-                atom = self._made(located, f"/{key}!{name}", {"type": "object", "required": [name]})
+                atom = self._made(
+                    located, f"/{key}{OWN}{name}", {"type": "object", "required": [name]}
+                )
                 yield _Option((atom, below(f"/{key}/{name}", other)))
 
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:

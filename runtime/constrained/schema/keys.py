@@ -12,7 +12,7 @@ from rootlace.runtime.constrained.schema.conjunction import Atom, Conjunction
 from rootlace.runtime.constrained.schema.evaluated import evaluated_keys
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
-from rootlace.runtime.constrained.schema.residual import Residual
+from rootlace.runtime.constrained.schema.residual import OWN, Residual
 from rootlace.runtime.constrained.schema.search import searcher
 
 
@@ -161,5 +161,5 @@ def _no_others(names: Any) -> bool:
     return listed_keys(names) is not None
 
 
-NEVER = Atom(Located(False, None, None, "#!never"))  # type: ignore[arg-type]
+NEVER = Atom(Located(False, None, None, f"#{OWN}never"))  # type: ignore[arg-type]
 FALSE: Conjunction = (NEVER,)

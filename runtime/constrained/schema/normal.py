@@ -79,7 +79,7 @@ class _Normalizer:
     def result(self) -> Normal:
         shapes, _ = self._shapes_of(self._root)
         if not shapes:
-            place = written(self._reasons.get(self._root) or "#", self._root[0].located.schema)
+            place = written(self._reasons.get(self._root) or "#")
             raise invalid(place, "nothing satisfies the schema")
         found = Normal(self._part(self._root))
         while self._queue:

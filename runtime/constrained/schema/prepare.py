@@ -60,7 +60,7 @@ class PreparedSchema:
     def refuse_residuals(self, why: str) -> None:
         """Raises InvalidConstraint where there are any; `why` says why they must not be there."""
         for first in self.residuals[:1]:
-            place = written(first.pointer, self._checked.schema)
+            place = written(first.pointer)
             keyword = first.keyword if place == first.pointer else place.rpartition("/")[2]
             raise invalid(place, f"no mask can hold {keyword!r} {why}")
 

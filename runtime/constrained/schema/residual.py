@@ -8,6 +8,9 @@ from typing import Any
 
 from rootlace.runtime.constrained.schema.check import Located
 
+OWN = "\0"
+"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Residual:
@@ -26,24 +29,6 @@ def notes_of(leaves: Iterable[tuple[Located, dict[str, Any]]], keyword: str) -> 
     ]
 
 
-def written(pointer: str, schema: Any) -> str:
-    """A pointer without what we put there ourselves ("not/type!/type"): to the keyword that the
-    user wrote, as far as it leads through `schema`."""
-    first, *parts = pointer.split("/")
-    found, node = [first], schema
-    for part in parts:
-        inner = _member(node, part)
-        if inner is None and "!" in part and _member(node, part.partition("!")[0]) is not None:
-            return "/".join([*found, part.partition("!")[0]])
-        if inner is None:  # another document's
-            return pointer
-        found.append(part)
-        (node,) = inner
-    return pointer
-
-
-def _member(node: Any, part: str) -> tuple[Any] | None:
-    if isinstance(node, list):
-        return (node[int(part)],) if part.isdecimal() and int(part) < len(node) else None
-    name = part.replace("~1", "/").replace("~0", "~")
-    return (node[name],) if isinstance(node, dict) and name in node else None
+def written(pointer: str) -> str:
+    """A pointer as far as it leads through what the user wrote."""
+    return pointer.partition(OWN)[0]

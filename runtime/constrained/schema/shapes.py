@@ -32,7 +32,7 @@ from rootlace.runtime.constrained.schema.number_shapes import (
     is_number,
     numbers,
 )
-from rootlace.runtime.constrained.schema.residual import Residual, notes_of
+from rootlace.runtime.constrained.schema.residual import OWN, Residual, notes_of
 from rootlace.runtime.constrained.schema.shape import Shape
 
 LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])
@@ -103,7 +103,7 @@ class Shapes:
             if isinstance(value, kind) and not value:
                 leaves += ((located, {_LEAST[name]: 1}),)
             elif isinstance(value, kind):
-                own.add(Residual(located.pointer.removesuffix("!"), "not"))
+                own.add(Residual(located.pointer.removesuffix(OWN), "not"))
         if name == "string":
             found = self._strings(leaves)
         elif name == "array":
@@ -287,7 +287,7 @@ class Shapes:
         if not names:
             return False
         first = names[0].located
-        text = Located({"type": "string"}, first.resolver, OURS, f"{first.pointer}!text")
+        text = Located({"type": "string"}, first.resolver, OURS, f"{first.pointer}{OWN}text")
         return self.empty((Atom(text), *names))
 
     def _none(self, leaves: tuple[Leaf, ...], *keywords: str) -> list[Any]:
@@ -452,4 +452,4 @@ def _any(patterns: dict[str, Conjunction]) -> Conjunction:
             resolver = resolver or atom.located.resolver
     if resolver is None:  # true and false only
         return () if {"allOf": [True]} in options else FALSE
-    return (Atom(Located({"anyOf": options}, resolver, OURS, f"#!any{pointer}")),)
+    return (Atom(Located({"anyOf": options}, resolver, OURS, f"#{OWN}any{pointer}")),)

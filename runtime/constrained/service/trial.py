@@ -1,11 +1,12 @@
 """The child process in which suspicious constraints are compiled first; `trial_process` starts it.
 
 It gets the vocabulary once, then constraints one at a time, and says of each whether it compiles.
-Its address space is bounded; time is for the parent to bound, which kills it.
+Its address space and its time are bounded by the operating system, which ends it beyond. Time that
+it waits for a processor does not count: how long a constraint takes must not depend on what else
+the machine does. But an alarm ends it some time after the bound, whatever it waits for.
 
 Its standard input is one end of a `multiprocessing.Pipe`: messages in MessagePack go both ways.
-When it ends, the parent has, and the child exits; should it be inside a call then that does not let
-go of the interpreter, an alarm of the operating system ends it some time after the bound.
+When it ends, the parent has, and the child exits.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from rootlace.wire.protocol import Constraint
 
 WARM_UP = (Constraint("regex", "a"), Constraint("ebnf", 'root ::= "a" root "b" | "c"'))
 
+OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM)
+"""The signals that end the child when it has computed, or waited, for too long."""
+
 
 class Setup(msgspec.Struct, frozen=True):
     """The first message to the child: what it needs to compile as its parent would."""
@@ -55,7 +59,8 @@ class Verdict(msgspec.Struct, frozen=True):
 def main() -> int:
     """Exit status 0 when the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, whatever it is doing
+    for number in OUT_OF_TIME:
+        signal.signal(number, signal.SIG_DFL)  # ends the process, whatever it is doing
     parent: Connection[Any, Any] = Connection(0)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_all, args=(parent, messages), daemon=True).start()
@@ -71,10 +76,15 @@ def main() -> int:
     parent.send_bytes(msgspec.msgpack.encode(Verdict()))
     while True:
         constraint = msgspec.msgpack.decode(messages.get(), type=Constraint)
-        signal.setitimer(signal.ITIMER_REAL, 2 * setup.config.compile_seconds + 1)
+        _set_alarms(setup.config.compile_seconds, 2 * setup.config.compile_seconds + 1)
         verdict = attempt(compiler, constraint)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_alarms(0, 0)
         parent.send_bytes(msgspec.msgpack.encode(verdict))
+
+
+def _set_alarms(computing: float, in_all: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, computing)
+    signal.setitimer(signal.ITIMER_REAL, in_all)
 
 
 def attempt(compiler: GrammarCompiler, constraint: Constraint) -> Verdict:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.service.trial import Setup, Verdict
+from rootlace.runtime.constrained.service.trial import OUT_OF_TIME, Setup, Verdict
 from rootlace.wire.errors import InternalError, InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
 
 START_SECONDS = 120.0
-LOOK_SECONDS = 0.1
-"""How often a child that does not answer is looked at."""
 
 
 class _Child(NamedTuple):
@@ -50,12 +46,13 @@ class TrialProcess:
         """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""
         child = self._child if self._child is not None else self._start()
         try:
-            verdict = _ask(child, constraint, self._config.compile_seconds)
-        except TimeoutError:
-            self._kill()
-            raise InvalidConstraint(too_slow(constraint, self._config)) from None
-        except (EOFError, OSError):
-            self._kill()  # it ran out of memory where nothing could catch that
+            # The child ends itself before that, unless somebody has suspended it.
+            verdict = _ask(child, constraint, START_SECONDS + 4 * self._config.compile_seconds)
+        except (EOFError, OSError) as error:
+            status = self._kill()
+            if isinstance(error, TimeoutError) or -status in OUT_OF_TIME:
+                raise InvalidConstraint(too_slow(constraint, self._config)) from None
+            # It ran out of memory where nothing could catch that.
             raise InvalidConstraint(too_large(constraint, self._config)) from None
         if verdict.out_of_memory:
             # What the allocator holds on to must not count against the next trial.
@@ -72,14 +69,15 @@ class TrialProcess:
                 self._child.process.kill()
                 self._child.process.wait()
 
-    def _kill(self) -> None:
-        """The next trial starts another child."""
+    def _kill(self) -> int:
+        """The next trial starts another child. Returns this one's exit status."""
         with self._lock:
             child, self._child = self._child, None
         assert child is not None
         child.process.kill()
-        child.process.wait()
+        status = child.process.wait()
         child.pipe.close()
+        return status
 
     def _start(self) -> _Child:
         setup = self._setup()
@@ -117,48 +115,10 @@ def too_large(constraint: Constraint, config: ConstraintConfig) -> str:
     )
 
 
-_WORKING = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
-
-
-class _Spent:
-    """The seconds that a child has spent computing or asleep, as measured at each look.
-
-    Time that it waits for a processor does not count: how long a constraint takes must not depend
-    on what else the machine does.
-    """
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._process = psutil.Process(child.pid)
-        self._computed = self._cpu()
-        self._slept = 0.0
-        self._looked = time.monotonic()
-
-    def _cpu(self) -> float:
-        times = self._process.cpu_times()
-        return times.user + times.system
-
-    def seconds(self) -> float:
-        """Raises EOFError if the child has ended."""
-        now = time.monotonic()
-        try:
-            if self._process.status() not in _WORKING:
-                self._slept += now - self._looked
-            computed = self._cpu() - self._computed
-        except psutil.NoSuchProcess:
-            raise EOFError from None
-        self._looked = now
-        return computed + self._slept
-
-
 def _ask(child: _Child, message: Setup | Constraint, seconds: float) -> Verdict:
-    """The child's answer. Raises TimeoutError if it spends more than `seconds` on it, computing or
-    asleep, and EOFError or OSError if it has ended."""
-    try:
-        spent = _Spent(child.process)
-    except psutil.NoSuchProcess:
-        raise EOFError from None
+    """The child's answer. Raises TimeoutError if there is none for `seconds`, and EOFError or
+    OSError if the child has ended."""
     child.pipe.send_bytes(msgspec.msgpack.encode(message))
-    while not child.pipe.poll(LOOK_SECONDS):
-        if spent.seconds() > seconds:
-            raise TimeoutError
+    if not child.pipe.poll(seconds):
+        raise TimeoutError
     return msgspec.msgpack.decode(child.pipe.recv_bytes(), type=Verdict)
