@@ -27,22 +27,26 @@ SHORT, LONG = 16, 144
 MODES = (
     "programs",
     "programs, 1,000 ids",
+    "programs, 8,000 ids",
     "programs, stop string",
     "programs, streamed",
     "http",
     "http, 1,000 ids",
     "http, streamed",
 )
-SHARED_IDS = tuple(300 + i % 1000 for i in range(1000))
+PROCESSES = ("engine", "gateway", "client")
 
 
 @dataclass(frozen=True)
 class StackCost:
     """CPU microseconds per decode step of `rows` requests, and per request (start and end; the
-    client's part of it included). `client` is this process: that of HTTP is aiohttp's."""
+    client's part of it included). `plan` and `commit` are parts of `engine`; `client` is this
+    process, with HTTP aiohttp's."""
 
     mode: str
     rows: int
+    plan: float
+    commit: float
     engine: float
     gateway: float
     client: float
@@ -66,6 +70,8 @@ class Stack:
         """CPU seconds so far, of each part; the simulation's own are left out."""
         status = self.endpoint.get_server_info()
         return {
+            "plan": status["plan_cpu_seconds"],
+            "commit": status["commit_cpu_seconds"],
             "engine": _cpu_seconds(self._engine) - status["model_cpu_seconds"],
             "gateway": _cpu_seconds(self._gateway),
             "client": time.process_time(),
@@ -88,9 +94,9 @@ def measure_stack(stack: Stack, mode: str, rows: int, rounds: int) -> StackCost:
     short, long = (_least(stack, run, rows, tokens, rounds) for tokens in (SHORT, LONG))
     step = {part: 1e6 * (long[part] - short[part]) / (LONG - SHORT) for part in long}
     per_request = {
-        f"{part}_request": (1e6 * short[part] - SHORT * step[part]) / rows for part in short
+        f"{part}_request": (1e6 * short[part] - SHORT * step[part]) / rows for part in PROCESSES
     }
-    total = sum(step.values())
+    total = sum(step[part] for part in PROCESSES)
     return StackCost(mode, rows, **step, total=total, per_token=total / rows, **per_request)
 
 
@@ -110,14 +116,15 @@ def _least(
 
 def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
     """What runs so many requests of so many tokens."""
-    streamed, ids = "streamed" in mode, "ids" in mode
+    streamed = "streamed" in mode
+    ids = int("".join(filter(str.isdigit, mode)) or 0)
     if mode.startswith("http"):
         return lambda rows, tokens: asyncio.run(_http(stack, rows, tokens, ids, streamed))
     stop = "never said \x00" if "stop" in mode else None
 
     @rl.function
     async def program(s: Any, number: int, tokens: int) -> None:
-        s += rl.ids(_ids(number)) if ids else _text(number)
+        s += rl.ids(_ids(number, ids)) if ids else _text(number)
         s += rl.gen("answer", max_tokens=tokens, temperature=0, ignore_eos=True, stop=stop)
 
     async def one(number: int, tokens: int) -> None:
@@ -132,11 +139,11 @@ def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
     return lambda rows, tokens: asyncio.run(together(rows, tokens))
 
 
-async def _http(stack: Stack, rows: int, tokens: int, ids: bool, stream: bool) -> None:
+async def _http(stack: Stack, rows: int, tokens: int, ids: int, stream: bool) -> None:
     async def one(session: aiohttp.ClientSession, number: int) -> None:
         body = {
             "model": "",
-            "prompt": _ids(number) if ids else _text(number),
+            "prompt": _ids(number, ids) if ids else _text(number),
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -156,8 +163,8 @@ def _text(number: int) -> str:
     return f"Some words that all programs begin with, then question {number}"
 
 
-def _ids(number: int) -> list[int]:
-    return [*SHARED_IDS, number, number]
+def _ids(number: int, count: int) -> list[int]:
+    return [*(300 + i % 1000 for i in range(count)), number, number]
 
 
 def _cpu_seconds(pid: int) -> float:
