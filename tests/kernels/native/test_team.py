@@ -119,7 +119,7 @@ def test_callers_take_turns(library: ctypes.CDLL) -> None:
 def test_threads_that_only_wait(library: ctypes.CDLL, threads: int) -> None:
     """Regions of one task at a time for longer than `WINDOW` of headcount.h, among others."""
     team = Team(library, threads)
-    for _ in range(4):
+    for _ in range(2):
         check(library, team, 100, 1, 2_500_000)
         for _ in range(20):
             check(library, team, 5, 9, 1000)
