@@ -53,7 +53,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 demo: $(READY)
 	@$(BIN)/python examples/quickstart.py
 
-# The GPU's tests are run a second time on the CPU, so that they themselves are tested.
+# The GPU's tests run on the CPU, so that they themselves are tested; gpu-test runs them on a GPU.
 # Native kernels are compiled before, so that no test with a time limit pays for it; without a
 # compiler the tests of them are skipped.
 check: $(READY)
@@ -63,8 +63,7 @@ check: $(READY)
 
 test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
-	$(PYTEST)
-	$(PYTEST) tests/gpu --on-cpu
+	$(PYTEST) --on-cpu
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

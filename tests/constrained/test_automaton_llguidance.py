@@ -64,6 +64,7 @@ def test_masks_are_llguidances(
         walk_together(first.matcher(), second.matcher(), vocabulary, 10, seed)
 
 
+@pytest.mark.slow
 def test_llguidance_takes_over_from_an_automaton_that_grows(vocabulary: Vocabulary) -> None:
     pattern = "[ab]*a[ab]{14}"
     small = GrammarCompiler(vocabulary, config=ConstraintConfig(max_states=64))

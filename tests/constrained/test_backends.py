@@ -86,14 +86,13 @@ def walk_together(vocabulary: Vocabulary, matchers: list[Matcher], rng: random.R
         assert (matchers[0].allowed_mask() == masks[0]).all()
         ends = list(vocabulary.eos_token_ids)
         assert masks[0][ends].all() == masks[0][ends].any() == matchers[0].is_accepting()
-        tokens = np.flatnonzero(masks[0])
+        tokens, others = np.flatnonzero(masks[0]), np.flatnonzero(~masks[0])
         assert len(tokens), "a dead end"
         token = int(rng.choice(tokens))
         if matchers[0].is_accepting() and (len(taken) > 30 or rng.random() < 0.2):
             token = rng.choice(ends)
-        others = set(range(vocabulary.size)) - set(tokens.tolist())
         for matcher in matchers:
-            for wrong in (rng.choice(sorted(others)), vocabulary.size, vocabulary.size + 99, -1):
+            for wrong in (int(rng.choice(others)), vocabulary.size, vocabulary.size + 99, -1):
                 assert not matcher.advance(wrong)
                 assert matcher.error()
             assert matcher.advance(token)

@@ -103,7 +103,7 @@ PAIRS = [
 CASES = [
     pytest.param(tokenizer, *pair, marks=() if tokenizer == "demo" else pytest.mark.slow)
     for tokenizer, pair in product(TOKENIZERS, PAIRS)
-    if tokenizer == "demo" or pair[0] != "outlines_core"
+    if tokenizer == "demo" or pair[0] == "auto" or (tokenizer, pair[0]) == ("qwen3", "llguidance")
 ]
 
 
@@ -142,11 +142,11 @@ def test_choices_that_are_cut_in_odd_places(
     compiler = compiler_of(tokenizer, folders, backend)
     rng = random.Random(5)
     counts: Counter[str] = Counter()
-    for _ in range(15):
+    for _ in range(8):
         language = random_language(rng)
         grammar = compiler.compile(choices=[text.decode() for text in language.texts])
         assert grammar.backend == backend
         for text in language.texts:
             assert check_canonical(grammar, compiler.vocabulary, text, counts) == []
-    assert counts["positions"] > 180
+    assert counts["positions"] > 80
     assert counts["forced"] > counts["tokens"] / 2

@@ -141,6 +141,7 @@ def random_grammar(rng: random.Random) -> str:
     return "\n".join(f'{name} ::= {body(1)} | "{rng.choice("abc")}"' for name in names)
 
 
+@pytest.mark.slow
 def test_random_grammars_keep_their_language(compiler: GrammarCompiler) -> None:
     rng = random.Random(5)
     lark = 0

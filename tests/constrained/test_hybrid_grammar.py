@@ -137,6 +137,7 @@ def test_masks_are_llguidances(
     assert any(place.onward for place in grammar.places._places.values()), "nothing was remembered"
 
 
+@pytest.mark.slow
 def test_masks_of_random_schemas_are_llguidances(
     compilers: tuple[GrammarCompiler, GrammarCompiler],
 ) -> None:

@@ -68,6 +68,7 @@ def test_what_is_forced_is_not_passed_by(compiler: GrammarCompiler, kind: str) -
                 matcher.forced_tokens()
 
 
+@pytest.mark.slow
 def test_the_other_backends_take_nothing_in_at_once(compiler: GrammarCompiler) -> None:
     for backend in ("llguidance", "outlines_core"):
         config = ConstraintConfig(backend=backend)  # type: ignore[arg-type]

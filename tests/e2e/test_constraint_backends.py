@@ -29,7 +29,7 @@ def anything(s: Any) -> None:
     s += "Any: " + rl.gen("any", json_schema={}, max_tokens=8)
 
 
-@pytest.mark.parametrize("backend", ["automaton", "llguidance", "outlines_core"])
+@pytest.mark.parametrize("backend", ["llguidance", "outlines_core"])
 def test_a_backend_serves_what_is_regular(demo_model: Path, backend: str) -> None:
     with rl.Runtime(model=demo_model, constraint_backend=backend) as runtime:
         state = dated.run(backend=runtime)

@@ -19,7 +19,7 @@ import rootlace as rl
 from rootlace import types
 
 Short = Annotated[str, msgspec.Meta(max_length=8)]
-SEEDS = 4
+SEEDS = 2
 
 
 class Color(enum.Enum):

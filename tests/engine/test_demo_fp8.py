@@ -48,6 +48,7 @@ def answers(harness: Harness, asked: list[list[int]]) -> list[Outcome]:
     return [harness.outcomes[rid] for rid in rids]
 
 
+@pytest.mark.slow
 def test_warm_answers_are_the_cold_ones(demo_model: Path) -> None:
     """Also in other chunks. Keys that differ in the last place may be stored as neighbours, so
     log-probabilities are near, not equal."""

@@ -114,6 +114,7 @@ def test_sampled_penalised_scored_and_stopped(
     assert device.stats()["graph_replays"] > before + 5
 
 
+@pytest.mark.slow
 def test_forks_and_turns_and_a_pool_too_small(
     plain: ModelRunner, device: ModelRunner, prompts: list[list[int]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -22,6 +23,7 @@ def mutants() -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules["mutants"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    vars(module)["places"] = functools.cache(module.places)  # all of the product is parsed once
     return module
 
 

@@ -45,7 +45,7 @@ def _known(name: str) -> list[Callable[[str], object]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(formats.FORMATS))
 def test_what_is_written_passes_the_checks_of_others(name: str) -> None:
-    @settings(max_examples=12, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=6, deadline=None, database=None, derandomize=True)
     @given(st.from_regex(re.compile(formats.pattern_of_format(name)[1:-1]), fullmatch=True))
     def check(text: str) -> None:
         for known in _known(name):
