@@ -55,7 +55,8 @@ class NativePickTokens:
         count, vocab = logits.shape
         if out is not None and out.shape != (count,):
             raise ValueError(f"room for {list(out.shape)} tokens, {count} rows")
-        kept = [getattr(rows, name).to(dtype) for name, dtype in _COLUMNS]
+        columns = ((getattr(rows, name), dtype) for name, dtype in _COLUMNS)
+        kept = [one if one.dtype is dtype else one.to(dtype) for one, dtype in columns]
         numbers = array("q", [number for values in kept for number in _column(values, count)])
         if rows.mask_row is None:
             numbers.extend((0, 0, 0))

@@ -161,7 +161,7 @@ class TilePanels {
       for (int step = 0; step < f.steps; step++) {
         one_step<HEIGHT, WIDTH>(a, f.stride, b);
         a += DEPTH * sizeof(bf16), b += VECS * TILE * sizeof(bf16);
-        fetch(soon, f.lines, f.near);
+        fetch<WIDTH>(soon, f.lines, f.near);
         soon += f.lines * 64;
         if (HEIGHT == 2 && !f.near)
           for (int i = 0; i < SUM_LINES; i++, next += 64) fetch_to_write(next);
@@ -211,9 +211,10 @@ class TilePanels {
       }
     }
 
+    template <int WIDTH>
     static void fetch(const char* from, int lines, bool near) {
       if (near)
-        for (int i = 0; i < LINES; i++) __builtin_prefetch(from + i * 64, 0, 3);
+        for (int i = 0; i < LINES * WIDTH / VECS; i++) __builtin_prefetch(from + i * 64, 0, 3);
       else
         for (int i = 0; i < lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
     }

@@ -68,23 +68,14 @@ class RowArrays:
         self._neutral = self._record(SamplingParams(temperature=0.0, seed=0))[0]
         self._known: dict[int, tuple[SamplingParams, bytes, int]] = {}
 
-    def of(
-        self,
-        rows: Sequence[SampleRow],
-        count: int,
-        bans: bool,
-        records: np.ndarray | None = None,
-    ) -> Asked:
+    def of(self, rows: Sequence[SampleRow], count: int, bans: bool) -> Asked:
         """For `count` rows, of which those behind the given ones are empty: greedy, and with their
-        logits as they are. `bans`: banned tokens are listed; they are not in the masks. `records`:
-        what the method of this name said of `count` rows."""
-        if records is None:
-            records = self.records(rows, count)
+        logits as they are. `bans`: banned tokens are listed; they are not in the masks."""
+        records, flags = self._records(rows, count)
         arrays = {p.name: records[p.name] for p in DRAWS}
         arrays["seed"] = records["seed"]
         positions = [len(row.token_ids) + (row.source >= 0) for row in rows]
         arrays["position"] = np.array(positions + [0] * (count - len(rows)), np.int64)
-        flags = int(np.bitwise_or.reduce(records["flags"])) if count else 0
         biased = bool(flags & BIASED) or (bans and any(row.banned for row in rows))
         if biased:
             arrays |= self._lists.biases(rows, count, bans)
@@ -95,12 +86,14 @@ class RowArrays:
         choice: Choice = "cut" if flags & CUT else "random" if flags & DRAWN else "greedy"
         return Asked(arrays, choice, bool(flags & LOGPROBS), lists)
 
-    def records(self, rows: Sequence[SampleRow], count: int) -> np.ndarray:
-        """[count]: each row's parameters, by name, and its `flags`. They are worked out once per
-        request, not per step."""
-        parts = [self._of(row.params)[1] for row in rows]
-        parts += [self._neutral] * (count - len(parts))
-        return np.frombuffer(bytearray().join(parts), _RECORD)
+    def _records(self, rows: Sequence[SampleRow], count: int) -> tuple[np.ndarray, int]:
+        """([count]: each row's parameters, by name, and its `flags`; what any of them asks for).
+        They are worked out once per request, not per step."""
+        parts, asked = [self._neutral] * count, 0
+        for i, row in enumerate(rows):
+            _, parts[i], flags = self._of(row.params)
+            asked |= flags
+        return np.frombuffer(bytearray().join(parts), _RECORD), asked
 
     def flags(self, params: SamplingParams) -> int:
         """What a request asks for."""

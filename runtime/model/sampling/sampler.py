@@ -85,13 +85,8 @@ class Sampler:
 
         Raises RuntimeError if a row's mask is not filled.
         """
-        return self._plan(rows, count, None)
-
-    def _plan(
-        self, rows: Sequence[SampleRow], count: int, records: np.ndarray | None
-    ) -> SamplingPlan:
         constraints = self._constraints
-        asked = self._rows.of(rows, count, not constraints.bans, records)
+        asked = self._rows.of(rows, count, not constraints.bans)
         arrays = asked.arrays
         masked = any(
             row.mask is not None or row.automaton is not None or (constraints.bans and row.banned)
@@ -170,23 +165,19 @@ class Sampler:
 
         Logits that a row's mask excludes may be anything, unless the row has biases or penalties.
         """
-        records = self._rows.records(rows, len(rows))
-        listed = (records["flags"] & LISTED) != 0
-        if listed.all() or not listed.any():
-            return self._sample(logits, rows, records)
+        flags = self._rows.flags
+        listed = [bool(flags(row.params) & LISTED) for row in rows]
+        if all(listed) or not any(listed):
+            return self._sample(logits, rows)
         # Apart, since edits copy logits.
         tokens = np.empty(len(rows), np.int32)
         for kind in (False, True):
-            chosen = np.flatnonzero(listed == kind)
-            part = logits[torch.from_numpy(chosen)]
-            given = [rows[i] for i in chosen.tolist()]
-            tokens[chosen] = self._sample(part, given, records[chosen])
+            chosen = [i for i, its in enumerate(listed) if its == kind]
+            tokens[chosen] = self._sample(logits[chosen], [rows[i] for i in chosen])
         return tokens
 
-    def _sample(
-        self, logits: torch.Tensor, rows: Sequence[SampleRow], records: np.ndarray
-    ) -> np.ndarray:
-        plan = self._plan(rows, len(rows), records)
+    def _sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> np.ndarray:
+        plan = self.plan(rows, len(rows))
         arrays = {name: torch.from_numpy(array) for name, array in plan.arrays.items()}
         tokens = torch.empty(len(rows), dtype=torch.int32)
         self.run(plan, logits, arrays, tokens)
