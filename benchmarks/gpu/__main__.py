@@ -87,14 +87,10 @@ def gpu_environment(device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"triton": package_version("triton"), "cuda": torch.version.cuda}
     if device != "cuda":
         return found | {"name": device}
-    properties = torch.cuda.get_device_properties(0)
-    found |= {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "l2_mib": round(properties.L2_cache_size / 2**20, 1),
-    }
+    of = torch.cuda.get_device_properties(0)
+    found |= {"name": of.name, "capability": f"{of.major}.{of.minor}"}
+    found |= {"multiprocessors": of.multi_processor_count, "memory_gib": of.total_memory / 2**30}
+    found["l2_mib"] = of.L2_cache_size / 2**20
     # What only the driver's tool knows, of the GPU that CUDA calls the first.
     query = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv", "--id=0"]

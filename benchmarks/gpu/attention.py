@@ -28,8 +28,8 @@ SHAPES = {
     for name, shape in CONFIGS.items()
 }
 
+# Of shape, rows, context, cache:
 DECODE_CASES = [
-    # (shape, rows, context, cache)
     ("8B", 64, 4096, BF16),
     ("8B", 64, 8192, BF16),
     ("8B", 16, 32768, BF16),
@@ -38,8 +38,8 @@ DECODE_CASES = [
     ("8B", 1, 8192, BF16),
     ("8B", 256, 1024, BF16),
 ]
+# Of shape, new tokens, context:
 EXTEND_CASES = [
-    # (shape, new tokens, context)
     ("8B", 4096, 4096),
     ("8B", 8192, 8192),
     ("8B", 16384, 16384),
@@ -48,7 +48,6 @@ EXTEND_CASES = [
     ("8B", 512, 512),
 ]
 TREE_CASES = [
-    # (prefix, rows)
     (prefix, rows)
     for prefix in (1024, 2048, 4096, 8192, 16384, 32768)
     for rows in (8, 16, 32, 64, 128, 256)
@@ -63,7 +62,7 @@ def measure_decode(setting: Setting, report: Report) -> None:
     """One new token per row. Bytes: keys and values once, queries, outputs."""
     smoke = [("smoke", 3, 40, BF16)]
     cases = setting.choose(DECODE_CASES, DECODE_CASES[1:2], smoke)
-    for name, rows, context, kv_dtype in report.progress(cases, "decode attention"):
+    for name, rows, context, kv_dtype in cases:
         cache = str(kv_dtype).removeprefix("torch.")
         with report.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
             shape = SHAPES[name]
@@ -74,15 +73,14 @@ def measure_decode(setting: Setting, report: Report) -> None:
             if kv_dtype == BF16:
                 makers["sdpa"] = partial(sdpa, rows, 1, context, shape, setting.device)
             case["bytes"] = moved = paged.decode_bytes(shape)
-            rates = (moved, "bytes_per_second", "copy_bandwidth")
-            case["kernels"] = time_rates(setting, makers, *rates)
+            case |= time_rates(setting, makers, moved, "bytes_per_second", "copy_bandwidth")
 
 
 def measure_extend(setting: Setting, report: Report) -> None:
     """Chunks of one row behind a context. FLOPs: 4 D per query head and visible pair."""
     smoke = [("smoke", 24, 40), ("smoke", 24, 24)]
     cases = setting.choose(EXTEND_CASES, EXTEND_CASES[1:2], smoke)
-    for name, new, context in report.progress(cases, "extend attention"):
+    for name, new, context in cases:
         with report.attempt(shape=name, new=new, context=context) as case:
             shape = SHAPES[name]
             paged = make_paged([(new, context)], shape, setting.device)
@@ -91,8 +89,7 @@ def measure_extend(setting: Setting, report: Report) -> None:
                 "sdpa": partial(sdpa, 1, new, context, shape, setting.device),
             }
             case["flops"] = flops = 4 * shape.head_dim * shape.heads * visible_pairs(new, context)
-            rates = (flops, "flops_per_second", "matmul_rate")
-            case["kernels"] = time_rates(setting, makers, *rates)
+            case |= time_rates(setting, makers, flops, "flops_per_second", "matmul_rate")
 
 
 def measure_tree(setting: Setting, report: Report) -> None:
@@ -102,7 +99,7 @@ def measure_tree(setting: Setting, report: Report) -> None:
     shape = SHAPES["smoke" if setting.smoke else "8B"]
     kernels = setting.kernels
     cases = setting.choose(TREE_CASES, QUICK_TREE, [(2048, 3)])
-    for prefix, rows in report.progress(cases, "tree attention"):
+    for prefix, rows in cases:
         with report.attempt(prefix=prefix, rows=rows) as case:
             lengths = [(1, prefix + OWN - (i % 8)) for i in range(rows)]
             paged = make_paged(lengths, shape, setting.device, prefix=prefix)

@@ -45,8 +45,7 @@ def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool)
     runner = model.runner(blocks, graphs=graphs, max_running=max(batches))
     fill(runner)
     replayed_all = graphs and setting.on_gpu
-    label = f"decode step, {model.name}, graphs {'on' if graphs else 'off'}"
-    for rows in report.progress(batches, label):
+    for rows in batches:
         with report.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
             plans = decode_plans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
             steps_run = TimedSteps(setting, runner, plans)

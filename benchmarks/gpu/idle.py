@@ -19,7 +19,7 @@ def measure(setting: Setting, report: Report) -> None:
         compiler = grammar_compiler(model.config.spec.vocab_size)
         prompts = [[2 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
         modes = (None,) if setting.quick else (None, False)
-        for overlap in report.progress(modes, "idle share"):
+        for overlap in modes:
             with report.attempt(overlap=overlap is None, rows=rows) as case:
                 with InProcessEngine(runner, compiler, rows, overlap) as engine:
                     engine.serve(prompts, greedy(new))  # graphs are captured

@@ -9,7 +9,6 @@ import argparse
 import importlib
 import json
 import multiprocessing
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -38,7 +37,7 @@ def run_part(
     """Measure a part in this process; what it raises is recorded."""
     device = torch.device(arguments.device)
     setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
-    report = Report(into, bar=not arguments.smoke and sys.stderr.isatty())
+    report = Report(into)
     module, _, function = PARTS[name][0].partition(":")
     start = time.monotonic()
     try:

@@ -51,11 +51,10 @@ class Case:
 def measure(setting: Setting, report: Report) -> None:
     """Share of the copy bandwidth, per kernel and size; small sizes are bound by their launch."""
     sizes = SMOKE if setting.smoke else Sizes()
-    for work in report.progress(list(cases(sizes, setting.device)), "pointwise"):
+    for work in cases(sizes, setting.device):
         with report.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
-            rates = (work.moved, "bytes_per_second", "copy_bandwidth")
             makers = {OURS: partial(partial, work.call, setting.kernels)}
-            case["kernels"] = time_rates(setting, makers, *rates)
+            case |= time_rates(setting, makers, work.moved, "bytes_per_second", "copy_bandwidth")
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from rich.progress import track
 
 from rootlace.kernels import KernelSet, kernels_for
 
@@ -72,14 +71,9 @@ class Report:
     """A part's findings, written to `path` after every case: what stops a part in the middle does
     not take the cases before with it."""
 
-    def __init__(self, path: Path | None = None, bar: bool = False) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.result: dict[str, Any] = {"cases": []}
         self._path = path
-        self._bar = bar
-
-    def progress(self, items: Sequence[Item], what: str) -> Iterable[Item]:
-        """`items`, with a progress bar."""
-        return track(items, what, transient=True, disable=not self._bar)
 
     def add(self, case: dict[str, Any]) -> None:
         self.result["cases"].append(case)

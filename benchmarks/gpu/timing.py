@@ -77,9 +77,9 @@ def time_rates(
     amount: float,
     unit: str,
     ceiling: str,
-) -> dict[str, dict[str, Any]]:
-    """Times of those that can be made and run here, with how much of `amount` they do in a second
-    and its share of the ceiling; the others with their error."""
+) -> dict[str, Any]:
+    """{"kernels": times of those that can be made and run here, with how much of `amount` they do
+    in a second and its share of the ceiling, the others with their error; "share": ours}."""
     calls: dict[str, Call] = {}
     found: dict[str, dict[str, Any]] = {}
     for name, make in makers.items():
@@ -95,7 +95,7 @@ def time_rates(
     for name, timing in time_in_turns(setting, calls).items():
         rate = amount / timing.median
         found[name] = timing.as_json() | {unit: rate, "share": setting.share(rate, ceiling)}
-    return found
+    return {"kernels": found, "share": found[OURS].get("share")}
 
 
 def _captured(call: Call) -> Call:

@@ -70,25 +70,25 @@ def measured() -> dict[str, Any]:
     """What a GPU might find."""
 
     def ours(share: float | None) -> dict[str, Any]:
-        return {"rootlace": {"us": 1.0, "share": share}, "sdpa": {"us": 1.0, "share": 0.99}}
+        kernels = {"rootlace": {"us": 1.0, "share": share}, "sdpa": {"us": 1.0, "share": 0.99}}
+        return {"kernels": kernels, "share": share}
 
     decode = {"shape": "8B", "cache": "bfloat16"}
     return {
         "decode_attention": {
             "cases": [
-                {**decode, "rows": 64, "context": 8192, "kernels": ours(0.9)},
-                {**decode, "rows": 64, "context": 4096, "kernels": ours(0.86)},
-                {**decode, "rows": 1, "context": 8192, "kernels": ours(0.2)},
-                {**decode, "rows": 256, "context": 1024, "kernels": ours(0.3)},
-                {**decode, "rows": 64, "context": 8192, "cache": "float8_e4m3fn"}
-                | {"kernels": ours(0.4)},
+                {**decode, "rows": 64, "context": 8192, **ours(0.9)},
+                {**decode, "rows": 64, "context": 4096, **ours(0.86)},
+                {**decode, "rows": 1, "context": 8192, **ours(0.2)},
+                {**decode, "rows": 256, "context": 1024, **ours(0.3)},
+                {**decode, "rows": 64, "context": 8192, "cache": "float8_e4m3fn"} | {**ours(0.4)},
                 {"rows": 16, "context": 32768, "error": "out of memory"},
             ]
         },
         "extend_attention": {
             "cases": [
-                {"shape": "8B", "new": 4096, "context": 4096, "kernels": ours(0.5)},
-                {"shape": "8B", "new": 512, "context": 512, "kernels": ours(0.1)},
+                {"shape": "8B", "new": 4096, "context": 4096, **ours(0.5)},
+                {"shape": "8B", "new": 512, "context": 512, **ours(0.1)},
             ]
         },
         "tree_attention": {
@@ -104,7 +104,7 @@ def measured() -> dict[str, Any]:
             ]
         },
         "idle": {"cases": [{"overlap": True, "rows": 64, "idle_share": 0.01}]},
-        "constrained": {"cases": [{"shape": "1B"}], "constrained_over_unconstrained": 0.97},
+        "constrained": {"cases": [{"shape": "1B", "over_unconstrained": 0.97}]},
     }
 
 
