@@ -7,7 +7,7 @@ disappears and a dead necessary part makes the whole dead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from rootlace.runtime.constrained.automaton.char_sets import union
@@ -81,6 +81,20 @@ def chars(ranges: Iterable[tuple[int, int]]) -> Regex:
     """A character of `ranges` (sorted, as `syntax.Chars` wants them)."""
     kept = tuple(ranges)
     return Chars(kept) if kept else NOTHING
+
+
+def with_leaves(regex: Regex, change: Callable[[Literal | Chars], Regex]) -> Regex:
+    """`regex`, which has no look-around, with each text and each set of characters changed."""
+    match regex:
+        case Literal() | Chars():
+            return change(regex)
+        case Concat(parts):
+            return concat(*(with_leaves(part, change) for part in parts))
+        case Either(options):
+            return either(*(with_leaves(option, change) for option in options))
+        case Repeat(item, least, most):
+            return repeat(with_leaves(item, change), least, most)
+    raise AssertionError(regex)
 
 
 def size(regex: Regex, limit: int) -> int:

@@ -103,24 +103,3 @@ class AutomatonGrammar(PlacedGrammar):
             return self.dfa.run(state, data) if data else DEAD
         except TooLarge:
             return None
-
-    def forced_text(self, state: int) -> bytes | None:
-        try:
-            return self.dfa.forced(state)[0]
-        except TooLarge:
-            return super().forced_text(state)
-
-    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
-        try:
-            text, end = self.dfa.forced(state)
-        except TooLarge:
-            return None
-        return self.canonicalizer.tokens_after(
-            tail, text, lambda data: self._can_follow(end, data), self.dfa.accepting(end)
-        )
-
-    def _can_follow(self, state: int, data: bytes) -> bool:
-        try:
-            return self.dfa.run(state, data) != DEAD
-        except TooLarge:
-            return True  # not known; to say so forces fewer tokens, never a wrong one

@@ -74,9 +74,7 @@ class CheckedMatcher(Matcher):
     # ------------------------------------------------------------ masks
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
-        self._text.fill_bitmask(words)
-        return bitmask.unpacked(words, self._vocabulary.size)
+        return bitmask.filled(self._text.fill_bitmask, self._vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         self._text.fill_bitmask(bitmask.writable(out, self._vocabulary.size))

@@ -15,25 +15,12 @@ _OVER = (DEAD, ENDED)
 """States at which no token is taken."""
 
 
-class Cursor:
+class Cursor(Matcher):
     """See `contracts.matcher.Matcher`.
 
     Where the grammar does not know, the matcher of another grammar is asked. It is made when it is
     first needed, and takes in then what it missed.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_before",
-        "_error",
-        "_grammar",
-        "_other",
-        "_size",
-        "_taken",
-        "_tokens",
-        "place",
-        "ready",
-    )
 
     def __init__(self, grammar: PlacedGrammar) -> None:
         self._grammar = grammar
@@ -51,9 +38,7 @@ class Cursor:
     # ------------------------------------------------------------ masks
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros(bitmask.words_of(self._size), np.int32)
-        self.fill_bitmask(words)
-        return bitmask.unpacked(words, self._size)
+        return bitmask.filled(self.fill_bitmask, self._size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = bitmask.writable(out, self._size)
@@ -216,9 +201,6 @@ class Cursor:
         self.rollback(len(self._tokens))
 
     # ------------------------------------------------------------ the rest
-
-    def can_retreat(self) -> bool:
-        return False
 
     def retreat(self) -> int | None:
         self._error = "the constraint has nothing to check that its mask does not hold"

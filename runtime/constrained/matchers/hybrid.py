@@ -97,6 +97,12 @@ class HybridGrammar(PlacedGrammar):
         allowed = bitmask.allows(self.table.rows[row.row], token_id)
         return self.after(state, token_id) if allowed else DEAD
 
+    def forced_text(self, state: int) -> bytes | None:
+        return self.texts.get(state)
+
+    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
+        return None
+
     def after(self, state: int, token_id: int) -> int:
         is_text = token_id not in self.vocabulary.eos_token_ids
         if is_text and (not self.trusted or _MARK in self.vocabulary.token_bytes[token_id]):

@@ -180,9 +180,7 @@ class LLGuidanceMatcher(Matcher):
         self._run: list[int] = []
 
     def allowed_mask(self) -> np.ndarray:
-        words = np.zeros(bitmask.words_of(self._vocabulary.size), np.int32)
-        self.fill_bitmask(words)
-        return bitmask.unpacked(words, self._vocabulary.size)
+        return bitmask.filled(self.fill_bitmask, self._vocabulary.size)
 
     def fill_bitmask(self, out: np.ndarray) -> None:
         out = bitmask.writable(out, self._vocabulary.size)

@@ -18,15 +18,9 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
-from rootlace.runtime.constrained.automaton.syntax import (
-    LAST,
-    Chars,
-    Concat,
-    Either,
-    Literal,
-    Regex,
-    Repeat,
-)
+from rootlace.runtime.constrained.automaton.lookaround import has_look
+from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal, Regex
+from rootlace.runtime.constrained.automaton.trees import with_leaves
 from rootlace.runtime.constrained.matchers.cursor import Cursor
 from rootlace.runtime.constrained.matchers.places import ENDED, PlacedGrammar
 from rootlace.runtime.constrained.tokens import bitmask
@@ -57,12 +51,15 @@ class OutlinesGrammar(PlacedGrammar):
     ) -> None:
         """Raises InvalidConstraint where outlines-core refuses the pattern or would take more than
         the config's memory, and TooLarge beyond `max_states`."""
-        dfa = LazyDfa(_without_sentinel(regex), config.max_states)
+        if has_look(regex):
+            raise InvalidConstraint("outlines-core: look-around is not supported")
+        regex = with_leaves(regex, _without_sentinel)
+        dfa = LazyDfa(regex, config.max_states)
         if dfa.empty:
             raise InvalidConstraint("no text matches it")
         transitions = _count_transitions(vocabulary, dfa, config)
         super().__init__(vocabulary, dfa, canonicalizer, config.max_table_bytes)
-        pattern = f"(?:{pattern_of(_without_sentinel(regex))})\\x{{{LAST:X}}}"
+        pattern = f"(?:{pattern_of(regex)})\\x{{{LAST:X}}}"
         try:
             self._index = outlines_core.Index(pattern, _tokens_of(vocabulary))
         except ValueError as error:
@@ -116,15 +113,6 @@ class OutlinesGrammar(PlacedGrammar):
             self._state_of.setdefault(after, following)
         return after
 
-    def forced_text(self, state: int) -> bytes | None:
-        return self.dfa.forced(state)[0]
-
-    def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
-        text, end = self.dfa.forced(state)
-        return self.canonicalizer.tokens_after(
-            tail, text, lambda data: self.dfa.run(end, data) != DEAD, self.dfa.accepting(end)
-        )
-
 
 @lru_cache(maxsize=2)
 def _tokens_of(vocabulary: Vocabulary) -> Any:
@@ -156,16 +144,9 @@ def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintC
     return total
 
 
-def _without_sentinel(regex: Regex) -> Regex:
-    match regex:
-        case Literal(text):
-            if SENTINEL in text:
-                raise InvalidConstraint("outlines-core: U+10FFFF is not supported")
-            return regex
-        case Chars(ranges):
-            return Chars(char_sets.intersection(ranges, ((0, LAST - 1),)))
-        case Concat(parts) | Either(parts):
-            return type(regex)(tuple(map(_without_sentinel, parts)))
-        case Repeat(item, least, most):
-            return Repeat(_without_sentinel(item), least, most)
-    raise InvalidConstraint("outlines-core: look-around is not supported")
+def _without_sentinel(leaf: Literal | Chars) -> Regex:
+    if isinstance(leaf, Chars):
+        return Chars(char_sets.intersection(leaf.ranges, ((0, LAST - 1),)))
+    if SENTINEL in leaf.text:
+        raise InvalidConstraint("outlines-core: U+10FFFF is not supported")
+    return leaf

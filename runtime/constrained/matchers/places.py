@@ -156,11 +156,26 @@ class PlacedGrammar:
 
     def forced_text(self, state: int) -> bytes | None:
         """The bytes that every text goes on with."""
-        return self.texts.get(state)
+        try:
+            return self.dfa.forced(state)[0]
+        except TooLarge:
+            return self.texts.get(state)
 
     def forced_tokens(self, state: int, tail: bytes) -> list[int] | None:
         """The tokens that are forced behind a text that ends with `tail`."""
-        return None
+        try:
+            text, end = self.dfa.forced(state)
+        except TooLarge:
+            return None
+        return self.canonicalizer.tokens_after(
+            tail, text, lambda data: self._can_follow(end, data), self.dfa.accepting(end)
+        )
+
+    def _can_follow(self, state: int, data: bytes) -> bool:
+        try:
+            return self.dfa.run(state, data) != DEAD
+        except TooLarge:
+            return True  # not known; to say so forces fewer tokens, never a wrong one
 
     def stepped(self) -> SteppedAutomaton | None:
         """The whole automaton for a device. Never waits."""

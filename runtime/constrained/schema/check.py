@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -20,6 +21,7 @@ from rootlace.runtime.constrained.schema.dialect import (
     ONE,
     Dialect,
     dialect_of,
+    keywords,
     pointer_part,
     subschemas,
 )
@@ -38,13 +40,16 @@ class Located:
     `pointer` is unique among the schemas that one root reaches. Compared by it.
     """
 
-    __slots__ = ("dialect", "pointer", "resolver", "schema")
-
     def __init__(self, schema: Any, resolver: Any, dialect: Dialect, pointer: str) -> None:
         self.schema = schema
         self.resolver = resolver
         self.dialect = dialect
         self.pointer = pointer
+
+    @cached_property
+    def keywords(self) -> dict[str, Any]:
+        """What it asserts, in the keywords of today; nothing of true and false."""
+        return keywords(self.schema, self.dialect) if isinstance(self.schema, dict) else {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Located) and self.pointer == other.pointer
@@ -91,10 +96,9 @@ class CheckedSchema:
         resource = dialect.specification.create_resource(schema)
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
 
-    def members(self, located: Located, schema: dict[str, Any], key: str) -> list[Located]:
-        """The schemas of a key's value, of those right below `located`, whose keywords in today's
-        shape are `schema`."""
-        found = []
+    def members(self, located: Located, key: str) -> list[Located]:
+        """The schemas of a key's value, of those right below `located`."""
+        found, schema = [], located.keywords
         if key in schema.get("properties", {}):
             found.append(self.child(located, f"/properties/{key}", schema["properties"][key]))
         for pattern, below in schema.get("patternProperties", {}).items():

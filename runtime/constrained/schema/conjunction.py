@@ -14,7 +14,7 @@ from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.contradiction import contradiction
-from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, UNMET, keywords
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, UNMET
 from rootlace.runtime.constrained.schema.residual import OWN, Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -206,7 +206,7 @@ class Cases:
 
     def _positive(self, partial: _Partial, located: Located) -> list[list[_Option]]:
         """Take in what a schema says. Returns the choices it leaves."""
-        schema = keywords(located.schema, located.dialect)
+        schema = located.keywords
         leaf: dict[str, Any] = {}
         choices: list[list[_Option]] = []
         for key, value in schema.items():
@@ -308,11 +308,11 @@ class Cases:
 
     def _negated(self, located: Located) -> list[_Option]:
         """The ways not to satisfy a schema: any of its keywords is not satisfied."""
-        schema = keywords(located.schema, located.dialect)
-        options: list[_Option] = []
-        for key, value in schema.items():
-            options += self._negated_keyword(located, schema, key, value)
-        return options
+        return [
+            option
+            for key, value in located.keywords.items()
+            for option in self._negated_keyword(located, located.keywords, key, value)
+        ]
 
     def _negated_keyword(
         self, located: Located, schema: dict[str, Any], key: str, value: Any

@@ -3,34 +3,24 @@ sections 11.2 and 11.3)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located, reached
-from rootlace.runtime.constrained.schema.dialect import keywords
 
 _ALTERNATIVES = ("anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "$dynamicRef")
 _APPLIED = frozenset(["$ref", "allOf", *_ALTERNATIVES])
 
 
-def _in_place(
-    checked: CheckedSchema, root: Located
-) -> tuple[list[tuple[Located, dict[str, Any]]], bool]:
-    """The schemas (with their keywords) that may apply to the value that `root` applies to, `root`
-    first, and whether all of them do (none is an alternative)."""
+def _in_place(checked: CheckedSchema, root: Located) -> tuple[list[Located], bool]:
+    """The schemas that may apply to the value that `root` applies to, `root` first, and whether
+    all of them do (none is an alternative)."""
 
     def applied(located: Located) -> list[Located]:
         below = [one for key, one in checked.neighbours(located) if key in _APPLIED]
-        schema = located.schema
-        if isinstance(schema, dict) and "$dynamicRef" in keywords(schema, located.dialect):
+        if "$dynamicRef" in located.keywords:
             below += checked.dynamic_targets(located)
         return below
 
-    found = [
-        (located, keywords(located.schema, located.dialect))
-        for located in reached([root], applied)
-        if isinstance(located.schema, dict)
-    ]
-    return found, not any(key in schema for _, schema in found for key in _ALTERNATIVES)
+    found = reached([root], applied)
+    return found, not any(key in one.keywords for one in found for key in _ALTERNATIVES)
 
 
 def evaluated_keys(
@@ -41,7 +31,8 @@ def evaluated_keys(
     names: set[str] = set()
     patterns: list[str] = []
     schemas, sure = _in_place(checked, root)
-    for located, schema in schemas:
+    for located in schemas:
+        schema = located.keywords
         if "$recursiveRef" in schema or "additionalProperties" in schema:
             return None, [], sure
         if located != root and schema.get("unevaluatedProperties", False) is not False:
@@ -55,7 +46,8 @@ def evaluated_items(checked: CheckedSchema, root: Located) -> tuple[int | None, 
     """How many items from the first may be evaluated (None: any), and whether they always are."""
     count = 0
     schemas, sure = _in_place(checked, root)
-    for located, schema in schemas:
+    for located in schemas:
+        schema = located.keywords
         if "items" in schema:
             return None, sure
         if "contains" in schema or "$recursiveRef" in schema:

@@ -11,19 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rootlace.runtime.constrained.automaton.char_sets import (
-    complement,
-    contains,
-    intersection,
-)
-from rootlace.runtime.constrained.automaton.syntax import (
-    Chars,
-    Concat,
-    Either,
-    Literal,
-    Regex,
-    Repeat,
-)
+from rootlace.runtime.constrained.automaton.char_sets import complement, contains, intersection
+from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
 from rootlace.runtime.constrained.automaton.trees import (
     BLANK,
     chars,
@@ -32,6 +21,7 @@ from rootlace.runtime.constrained.automaton.trees import (
     one_of,
     optional,
     repeat,
+    with_leaves,
 )
 from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
@@ -143,22 +133,15 @@ def any_string() -> Regex:
 
 def string_of(content: Regex, escapes: Escapes = OURS) -> Regex:
     """The JSON strings whose value is a text of `content`, which has no look-around."""
-    return concat(Literal('"'), _escaped(content, escapes), Literal('"'))
+    return concat(
+        Literal('"'), with_leaves(content, lambda leaf: _escaped(leaf, escapes)), Literal('"')
+    )
 
 
-def _escaped(content: Regex, escapes: Escapes) -> Regex:
-    match content:
-        case Literal(text):
-            return concat(*(_character(((ord(c), ord(c)),), escapes) for c in text))
-        case Chars(ranges):
-            return _character(ranges, escapes)
-        case Concat(parts):
-            return concat(*(_escaped(part, escapes) for part in parts))
-        case Either(options):
-            return either(*(_escaped(option, escapes) for option in options))
-        case Repeat(item, least, most):
-            return repeat(_escaped(item, escapes), least, most)
-    raise AssertionError(content)
+def _escaped(leaf: Literal | Chars, escapes: Escapes) -> Regex:
+    if isinstance(leaf, Chars):
+        return _character(leaf.ranges, escapes)
+    return concat(*(_character(((ord(c), ord(c)),), escapes) for c in leaf.text))
 
 
 @lru_cache(maxsize=512)  # the same few classes come again and again

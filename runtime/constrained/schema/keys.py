@@ -53,7 +53,7 @@ class Keys:
         return Atom(self._checked.child(self._located, "/".join(("", keyword, *path)), value))
 
     def of_name(self, name: str) -> list[Atom]:
-        atoms = list(map(Atom, self._checked.members(self._located, self._leaf, name)))
+        atoms = list(map(Atom, self._checked.members(self._located, name)))
         if "propertyNames" in self._leaf:
             names = self._atom("propertyNames").located
             if not self._satisfies(names, name):

@@ -14,15 +14,18 @@ from rootlace.runtime.constrained.schema.regular import whole_regex
 from rootlace.runtime.constrained.schema.residual import Residual, written
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.runtime.constrained.schema.verify import Rules, Verifier
-from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
 
 
 class PreparedSchema:
-    """A schema that is well-formed and not found to be unsatisfiable. Raises InvalidConstraint."""
+    """A schema that is well-formed and not found to be unsatisfiable."""
 
-    def __init__(self, schema: dict[str, Any] | bool, documents: Mapping[str, Any]) -> None:
-        self._checked = CheckedSchema(schema, documents)
+    def __init__(
+        self, schema: dict[str, Any] | bool, documents: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers
+        to what is not there or is found to be unsatisfiable. `documents` are schemas by URI."""
+        self._checked = CheckedSchema(schema, documents or {})
         self._check_patterns(of_keys=True)
         self._rules = Rules(self._checked)
         self.normal = normal_form(self._checked, self._rules.satisfies)
@@ -72,27 +75,3 @@ class PreparedSchema:
                     searcher(pattern)
                 except InvalidConstraint as error:
                     raise invalid(pointer, f"{pattern!r}: {error}") from None
-
-
-def prepare(
-    source: str,
-    *,
-    strict: bool = False,
-    documents: Mapping[str, Any] | None = None,
-) -> PreparedSchema:
-    """Raises InvalidConstraint, naming the JSON pointer, where the schema is malformed, refers to
-    what is not there, is found to be unsatisfiable or (`strict`) has a residual keyword."""
-    return prepare_value(parsed_schema(source), strict=strict, documents=documents)
-
-
-def prepare_value(
-    schema: dict[str, Any] | bool,
-    *,
-    strict: bool = False,
-    documents: Mapping[str, Any] | None = None,
-) -> PreparedSchema:
-    """As `prepare`, of a schema that is parsed."""
-    prepared = PreparedSchema(schema, documents or {})
-    if strict:
-        prepared.refuse_residuals("here (strict)")
-    return prepared

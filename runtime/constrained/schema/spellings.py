@@ -43,10 +43,7 @@ class Ours:
         self._max_size = max_size
 
     def literal(self, value: Any, layout: Layout, depth: int) -> Regex:
-        try:
-            return json_text.literal(value, layout, depth)
-        except ValueError as error:
-            raise NotRegular(f"a value that JSON cannot write: {error}") from None
+        return _literal(value, layout, depth)
 
     def string(self, schema: dict[str, Any]) -> Regex:
         if schema.keys() == {"type"}:
@@ -81,10 +78,7 @@ class Guidance:
         self._escapes = json_text.guidance_escapes(escapes)
 
     def literal(self, value: Any, layout: Layout, depth: int) -> Regex:
-        try:
-            tree = json_text.literal(value, layout, depth)
-        except ValueError as error:
-            raise NotRegular(f"a value that JSON cannot write: {error}") from None
+        tree = _literal(value, layout, depth)
         if not isinstance(tree, Literal) or "\x7f" in tree.text:
             raise NotRegular("a value that is spelt in several ways")
         return tree
@@ -118,6 +112,13 @@ class Guidance:
             top = None if low is None else -low
             options.append(concat(Literal("-"), _naturals(max(-high, 0) if high else 0, top)))
         return either(*options)
+
+
+def _literal(value: Any, layout: Layout, depth: int) -> Regex:
+    try:
+        return json_text.literal(value, layout, depth)
+    except ValueError as error:
+        raise NotRegular(f"a value that JSON cannot write: {error}") from None
 
 
 def _content(schema: dict[str, Any], max_size: int) -> Regex:

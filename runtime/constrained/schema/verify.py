@@ -12,7 +12,6 @@ from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
-from rootlace.runtime.constrained.schema.dialect import keywords
 from rootlace.runtime.constrained.schema.formats import lenient_checker
 from rootlace.runtime.constrained.schema.keywords import bounded
 from rootlace.runtime.constrained.schema.residual import Residual
@@ -143,9 +142,7 @@ class Rules:
         return found
 
     def _members(self, parent: Located, key: str | int) -> Iterable[Located]:
-        if not isinstance(parent.schema, dict):
-            return
-        schema = keywords(parent.schema, parent.dialect)
+        schema = parent.keywords
         if isinstance(key, int):
             prefix = schema.get("prefixItems", ())
             if key < len(prefix):
@@ -153,7 +150,7 @@ class Rules:
             elif "items" in schema:
                 yield self._checked.child(parent, "/items", schema["items"])
         else:
-            yield from self._checked.members(parent, schema, key)
+            yield from self._checked.members(parent, key)
 
     def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
         """Why `value` does not satisfy a schema: keyword, pointer, message."""
@@ -184,8 +181,8 @@ class Rules:
     def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
         """Why no object of these schemas has the key."""
         for parent in parents:
-            if isinstance(parent.schema, dict) and "propertyNames" in parent.schema:
-                below = parent.schema["propertyNames"]
+            if "propertyNames" in parent.keywords:
+                below = parent.keywords["propertyNames"]
                 names = self._checked.child(parent, "/propertyNames", below)
                 error = self.error(names, key)
                 if error is not None:
@@ -377,7 +374,7 @@ class _Refused(Exception):
 
 def _unique(schemas: Schemas) -> str:
     for located in schemas:
-        if isinstance(located.schema, dict) and located.schema.get("uniqueItems") is True:
+        if located.keywords.get("uniqueItems") is True:
             return f"{located.pointer}/uniqueItems"
     return ""
 

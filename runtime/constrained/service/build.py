@@ -24,11 +24,11 @@ from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.matchers.outlines import OutlinesGrammar
 from rootlace.runtime.constrained.matchers.stepped import SteppedBuilds
-from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.schema.regular import declared_part
 from rootlace.runtime.constrained.sources import ebnf
 from rootlace.runtime.constrained.sources.embedded_schemas import with_exact_schemas
-from rootlace.runtime.constrained.sources.source import parsed_choices
+from rootlace.runtime.constrained.sources.source import parsed_choices, parsed_schema
 from rootlace.runtime.constrained.sources.structural_tag import (
     Tag,
     lark_of_tags,
@@ -132,7 +132,7 @@ class GrammarBuilder:
     def _embedded(self, schema: dict[str, Any] | bool, place: str, inside: str) -> dict[str, Any]:
         """The mask of a schema at a place where nothing can be checked."""
         try:
-            prepared = prepare_value(schema, documents=self._documents)
+            prepared = PreparedSchema(schema, self._documents)
             prepared.refuse_residuals(f"inside {inside}, where nothing can be checked")
         except InvalidConstraint as error:
             reason = str(error).removeprefix("json_schema: ")
@@ -150,7 +150,7 @@ class GrammarBuilder:
         return self._llguidance(lark_of_tags(tags, schema_of))
 
     def _schema(self, constraint: Constraint) -> Grammar:
-        prepared = prepare(constraint.source, documents=self._documents)
+        prepared = PreparedSchema(parsed_schema(constraint.source), self._documents)
         if self._config.backend != "llguidance":
             regex = prepared.regex(constraint.whitespace)
             if regex is not None:

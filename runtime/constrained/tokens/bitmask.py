@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import addressof, c_char
 from typing import Any
 
@@ -51,6 +52,13 @@ def packed(bits: np.ndarray) -> np.ndarray:
     """int32 words of `bits`: bool, a multiple of 32 of them."""
     words: np.ndarray = np.packbits(bits, bitorder="little").view(np.int32)
     return words
+
+
+def filled(fill: Callable[[np.ndarray], None], vocab_size: int) -> np.ndarray:
+    """bool [vocab_size] of the packed mask that `fill` writes."""
+    words = np.zeros(words_of(vocab_size), np.int32)
+    fill(words)
+    return unpacked(words, vocab_size)
 
 
 def unpacked(words: np.ndarray, vocab_size: int) -> np.ndarray:

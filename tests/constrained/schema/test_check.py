@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema
-from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
+from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
 
 
@@ -43,14 +44,14 @@ from rootlace.wire.errors import InvalidConstraint
 )
 def test_malformed_schemas_are_refused_with_the_place(schema: Any, start: str) -> None:
     with pytest.raises(InvalidConstraint) as caught:
-        prepare_value(schema)
+        PreparedSchema(schema)
     assert str(caught.value).startswith(f"json_schema: {start}")
 
 
 def test_what_is_not_json_is_refused() -> None:
     for source in ("{", "3", '"a"', '{"a": NaN}', ""):
         with pytest.raises(InvalidConstraint, match="json_schema"):
-            prepare(source)
+            parsed_schema(source)
 
 
 def test_references_are_followed_however_they_are_written() -> None:
@@ -86,10 +87,10 @@ def test_references_are_followed_however_they_are_written() -> None:
 
 
 def test_the_metaschema_itself_can_be_asked_for() -> None:
-    prepared = prepare_value({"$ref": "https://json-schema.org/draft/2020-12/schema"})
+    prepared = PreparedSchema({"$ref": "https://json-schema.org/draft/2020-12/schema"})
     assert prepared.mask_schema["$defs"]
 
 
 def test_recursion_that_makes_progress_is_fine() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
-    assert prepare_value(tree).residuals == ()
+    assert PreparedSchema(tree).residuals == ()

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootlace.runtime.constrained.schema.prepare import prepare_value
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from tests.constrained.random_model import accepts, byte_vocabulary
 
@@ -63,7 +63,7 @@ def test_no_spelling_of_a_key_slips_through(schema: dict[str, Any]) -> None:
 def test_patterns_of_control_characters_are_served() -> None:
     """Where strings must be written with `\\u`, keys are checked instead."""
     schema = {"properties": {"a": {"type": "string", "pattern": "^\x01$"}}}
-    prepared = prepare_value(schema)
+    prepared = PreparedSchema(schema)
     assert [str(note.pointer) for note in prepared.residuals] == ["#/properties"]
     vocabulary = byte_vocabulary()
     grammar = GrammarCompiler(vocabulary).compile(json_schema=json.dumps(schema))

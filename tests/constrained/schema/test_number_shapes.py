@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rootlace.runtime.constrained.schema.prepare import prepare_value
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.wire.errors import InvalidConstraint
 from tests.constrained.random_model import accepts, byte_vocabulary
@@ -82,7 +82,7 @@ def test_numbers_that_no_float_holds(keyword: str, number: str) -> None:
 def test_values_have_their_format_also_where_a_mask_does_not_say_it() -> None:
     """Right for those who check formats, and for those who do not."""
     both = {"enum": ["1", "10.0.0.1"], "format": "ipv4"}
-    assert prepare_value(both).mask_schema["$defs"]["s0"] == {"enum": ["10.0.0.1"]}
+    assert PreparedSchema(both).mask_schema["$defs"]["s0"] == {"enum": ["10.0.0.1"]}
     with pytest.raises(InvalidConstraint, match="#/const: "):
         COMPILER.compile(json_schema=json.dumps({"const": "1", "format": "ipv4"}))
     names = COMPILER.compile(json_schema=json.dumps({"propertyNames": {"format": "date"}}))

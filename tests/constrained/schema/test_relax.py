@@ -11,8 +11,9 @@ import jsonschema
 import pytest
 
 from rootlace.runtime.config import ConstraintConfig
-from rootlace.runtime.constrained.schema.prepare import prepare, prepare_value
+from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.service.compiler import GrammarCompiler
+from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 from tests.constrained.random_model import accepts, byte_vocabulary
@@ -84,7 +85,7 @@ def _dumped(value: Any) -> bytes:
     ids=json.dumps,
 )
 def test_what_a_mask_can_hold_has_no_residuals(schema: Any) -> None:
-    assert prepare_value(schema, strict=True).residuals == ()
+    assert PreparedSchema(schema).residuals == ()
 
 
 @pytest.mark.parametrize(
@@ -98,11 +99,11 @@ def test_what_a_mask_can_hold_has_no_residuals(schema: Any) -> None:
     ids=str,
 )
 def test_strict_names_what_no_mask_holds(schema: Any, pointer: str, keyword: str) -> None:
-    prepared = prepare_value(schema)
+    prepared = PreparedSchema(schema)
     assert [(note.pointer, note.keyword) for note in prepared.residuals] == [(pointer, keyword)]
     assert prepared.verifier_factory is not None
     with pytest.raises(InvalidConstraint, match=f"json_schema: {pointer}: .*'{keyword}'"):
-        prepare_value(schema, strict=True)
+        prepared.refuse_residuals("here (strict)")
 
 
 @pytest.mark.parametrize("negated", [{"const": {}}, {"maxProperties": 20}], ids=str)
@@ -111,7 +112,8 @@ def test_strict_names_the_users_own_keyword(negated: Any) -> None:
     properties = {f"p{number}": True for number in range(30)}
     keyword = next(iter(negated))
     with pytest.raises(InvalidConstraint) as caught:
-        prepare_value({"type": "object", "properties": properties, "not": negated}, strict=True)
+        schema = {"type": "object", "properties": properties, "not": negated}
+        PreparedSchema(schema).refuse_residuals("here (strict)")
     assert str(caught.value).startswith(
         f"json_schema: #/not/{keyword}: no mask can hold '{keyword}'"
     )
@@ -189,7 +191,7 @@ def test_strict_names_the_users_own_keyword(negated: Any) -> None:
 )
 def test_what_nothing_satisfies_is_refused(schema: Any, pointer: str) -> None:
     with pytest.raises(InvalidConstraint, match="nothing satisfies") as caught:
-        prepare_value(schema)
+        PreparedSchema(schema)
     assert str(caught.value).startswith(f"json_schema: {pointer}")
 
 
@@ -240,17 +242,17 @@ def test_hostile_schemas_end_soon_and_cleanly() -> None:
     for _ in range(100_000):
         deep = {"items": deep}
     with pytest.raises(InvalidConstraint, match="nested more than"):
-        prepare_value(deep)
+        PreparedSchema(deep)
     with pytest.raises(InvalidConstraint):
-        prepare('{"items":' * 100_000 + "{}" + "}" * 100_000)
+        parsed_schema('{"items":' * 100_000 + "{}" + "}" * 100_000)
     twisted = {f"d{i}": {"items": {"allOf": _two(i, 40)}} for i in range(40)}
-    prepare_value({"$defs": twisted, "$ref": "#/$defs/d0"})
+    PreparedSchema({"$defs": twisted, "$ref": "#/$defs/d0"})
     wide = {f"k{i}": {"type": "string", "maxLength": i % 50} for i in range(3000)}
-    assert prepare_value({"type": "object", "properties": wide}).residuals == ()
+    assert PreparedSchema({"type": "object", "properties": wide}).residuals == ()
     choices = [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(30)]
-    assert prepare_value({"allOf": choices}).residuals
+    assert PreparedSchema({"allOf": choices}).residuals
     many = {"enum": [f"value {i}" for i in range(20_000)], "minLength": 3}
-    assert prepare_value(many).residuals == ()
+    assert PreparedSchema(many).residuals == ()
 
 
 def _two(index: int, count: int) -> list[dict[str, str]]:
