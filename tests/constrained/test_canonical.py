@@ -184,7 +184,7 @@ def test_forced_tokens_stand_in_every_text_that_may_come(vocabulary: Vocabulary)
     canonicalizer = canonicalizer_of(vocabulary)
     rng = random.Random(1)
     positions = forced_count = 0
-    for _ in range(24):
+    for _ in range(12):
         language = random_language(rng)
         for text in language.texts:
             if rng.random() < 0.3:  # as a model that cuts where the tokenizer would not
@@ -207,7 +207,7 @@ def test_forced_tokens_stand_in_every_text_that_may_come(vocabulary: Vocabulary)
                     for token in tokens if found is not None else ():
                         assert (at, token) in found, (whole, before, forced, tokens)
                         at += len(vocabulary.token_bytes[token])
-    assert positions > 120
+    assert positions > 60
     assert forced_count > positions  # and not because nothing is forced
 
 

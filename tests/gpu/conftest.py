@@ -7,10 +7,32 @@ Triton kernels, interpreted, where kernels are tested by themselves.
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 import torch
 
 from rootlace.kernels import KernelSet, kernels_for
+
+EVERY = 3
+"""On the CPU one of so many cases of a test runs: they differ in what only a GPU shows."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--on-cpu") != "reference":
+        return
+    counts: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            test = item.nodeid.split("[")[0]
+            if counts[test] % EVERY:
+                left_out.append(item)
+            counts[test] += 1
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(scope="session")

@@ -54,6 +54,29 @@ def test_what_is_not_json_is_refused() -> None:
             parsed_schema(source)
 
 
+@pytest.mark.parametrize(
+    ("anchor", "wanted"),
+    [("$dynamicAnchor", ["http://example.org/strict", "tree"]), ("$anchor", ["tree"])],
+)
+def test_where_a_dynamic_reference_may_lead(anchor: str, wanted: list[str]) -> None:
+    """Wherever its name stands, the outermost first, if it leads to a dynamic anchor at all."""
+    items = {"$dynamicRef": "#node"}
+    tree = {"$id": "tree", anchor: "node", "properties": {"below": {"items": items}}}
+    checked = CheckedSchema(
+        {
+            "$id": "http://example.org/strict",
+            "$dynamicAnchor": "node",
+            "$ref": "tree",
+            "$defs": {"tree": tree, "other": {"$dynamicAnchor": "leaf"}},
+        },
+        {},
+    )
+    place = checked.target(checked.root)
+    for path, below in (("/properties/below", {"items": items}), ("/items", items)):
+        place = checked.child(place, path, below)
+    assert [found.schema["$id"] for found in checked.dynamic_targets(place)] == wanted
+
+
 def test_references_are_followed_however_they_are_written() -> None:
     checked = CheckedSchema(
         {
