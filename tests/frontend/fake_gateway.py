@@ -122,7 +122,7 @@ class FakeGateway:
 
     def stop(self) -> None:
         self._stopping = True
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=120)
 
     # ------------------------------------------------------------ the loop
 

@@ -48,7 +48,7 @@ def test_nothing_but_the_interface_is_seen(target: str) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     symbols = [line.split()[1:] for line in listed.stdout.splitlines()]
     own = {(kind, name) for kind, name in symbols if not STANDARD_LIBRARY.match(name)}
