@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.common import Report, console_of, new_table
-from benchmarks.random_models import SHAPES, VOCAB_SIZE
+from benchmarks.random_models import SHAPES
 from rootlace.kernels import AttentionBatch
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
@@ -55,20 +55,18 @@ BLOCK_SIZE = 16
 SPIN_SECONDS = 0.01
 """Threads of torch's pool wait so long for more work before they leave the cores to others."""
 
-HEAD_DIM = 64
-
 
 def layers_of(model: str) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of each kind of linear layer of a random model."""
     shape = SHAPES[model]
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    q, kv = (HEAD_DIM * shape[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
+    q, kv = (shape["head_dim"] * shape[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
     return {
         "qkv": (q + 2 * kv, hidden),
         "output": (hidden, q),
         "gate_up": (2 * inner, hidden),
         "down": (hidden, inner),
-        "head": (VOCAB_SIZE, hidden),
+        "head": (shape["vocab_size"], hidden),
     }
 
 
@@ -263,7 +261,7 @@ def main() -> None:
     option(
         "--parts", nargs="+", choices=("products", "attention"), default=("products", "attention")
     )
-    option("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    option("--sizes", nargs="+", choices=list(SHAPES), default=["a", "b"])
     option("--rows", nargs="+", type=int, default=list(ROWS))
     option("--heads", nargs=3, type=int, default=[12, 4, 64], metavar=("Q", "KV", "D"))
     option("--seconds", type=float, default=1.0, help="for each product and step")

@@ -1,25 +1,30 @@
 """Where the time of a step on a CPU goes: `python -m benchmarks.cpu_steps [--json FILE]`.
 
-A decode step of many rows and the prefill of one long prompt, greedy, on the native kernels. The
-parts are those of the fastest step of each case: noise only slows.
+Decode steps of one row and of many, and prefills of one prompt, greedy, on the native kernels; the
+same of plain transformers (its own attention over a contiguous cache) beside them. The parts are
+those of the fastest step of each case: noise only slows.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
+from rootlace.kernels.native.cores import usable_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.doctor.ceilings import best_seconds
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
@@ -49,6 +54,8 @@ class Result:
     milliseconds: float
     parts: dict[str, float]
     """Milliseconds by `SHOWN`; "host" is what Python does in the forward pass."""
+    transformers: float | None = None
+    """Milliseconds of transformers' step."""
 
 
 class Subject:
@@ -83,14 +90,44 @@ class Subject:
         return end - start, parts | {"logits": computed - ran, "sampling": end - computed}
 
 
+class Transformers:
+    """The same model as transformers runs it."""
+
+    def __init__(self, folder: Path, threads: int | None) -> None:
+        torch.set_num_threads(threads or usable_cores())
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+    def step(self, case: Case, known: np.ndarray) -> Callable[[], object]:
+        """A step of `case`, to be called again and again."""
+        ids = torch.from_numpy(known).long().tile(case.rows, 1)
+        old, cache = case.context - case.new, DynamicCache(config=self._model.config)
+        if old:
+            self._model(ids[:1, :old], past_key_values=cache, logits_to_keep=1)
+            cache.batch_repeat_interleave(case.rows)
+
+        def run() -> None:
+            grown = cache if old else DynamicCache(config=self._model.config)
+            found = self._model(ids[:, old:], past_key_values=grown, logits_to_keep=1)
+            found.logits.argmax(-1)
+            grown.crop(-case.new)
+
+        return run
+
+
 @torch.inference_mode()
 def measure(
-    name: str, folder: Path, cases: list[Case], threads: int | None, seconds: float
+    name: str,
+    folder: Path,
+    cases: list[Case],
+    threads: int | None,
+    seconds: float,
+    beside: bool = False,
 ) -> list[Result]:
-    """The fastest step of each case, `seconds` being spent on it."""
+    """The fastest step of each case, `seconds` being spent on it; `beside`: transformers', too."""
     most, longest = max(case.rows for case in cases), max(case.context for case in cases)
     tables = random_tables(most, longest, BLOCK_SIZE)
     subject = Subject(folder, tables.size, threads)
+    peer = Transformers(folder, threads) if beside else None
     results = []
     for case in cases:
         known = random_tokens(case.context, subject.vocab_size)
@@ -102,16 +139,21 @@ def measure(
             found.append(subject.run(plan))
         best, parts = min(found, key=lambda one: one[0])
         shown = {part: 1e3 * parts[part] for part in SHOWN}
-        results.append(Result(name, case.name, 1e3 * best, shown))
+        if peer:
+            theirs = 1e3 * best_seconds(peer.step(case, known), seconds)
+        results.append(Result(name, case.name, 1e3 * best, shown, theirs if peer else None))
     return results
 
 
 def show(results: list[Result], console: Console) -> None:
-    columns = ("model", "case", "step", *SHOWN)
+    columns = ("model", "case", "step", *SHOWN, "transformers", "x")
     table = new_table("Milliseconds of a step", *columns)
     for result in results:
         numbers = [result.milliseconds, *(result.parts[part] for part in SHOWN)]
         cells = [f"{number:,.2f}" for number in numbers]
+        if result.transformers:
+            ratio = result.transformers / result.milliseconds
+            cells += [f"{result.transformers:,.2f}", f"{ratio:.2f}"]
         table.add_row(result.model, result.case, *cells)
     console.print(table)
 
@@ -120,22 +162,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the results here as well")
     parser.add_argument("--models", type=Path, default=Path("build/models"), help="their folder")
-    parser.add_argument("--sizes", nargs="+", choices=sorted(SHAPES), default=sorted(SHAPES))
-    parser.add_argument("--rows", type=int, default=32, help="rows of the decode step")
+    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["a", "b"])
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[1, 8, 32], help="rows of the decode steps"
+    )
     parser.add_argument("--context", type=int, default=300, help="tokens of each of them")
-    parser.add_argument("--prefill", type=int, default=2048, help="tokens of the prompt")
+    parser.add_argument(
+        "--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts"
+    )
+    parser.add_argument("--alone", action="store_true", help="without transformers beside")
     parser.add_argument("--threads", type=int, help="threads that compute")
     parser.add_argument("--seconds", type=float, default=3.0, help="per case, best of many")
     args = parser.parse_args()
     cases = [
-        Case(f"decode {args.rows} x {args.context}", args.rows, 1, args.context),
-        Case(f"prefill {args.prefill}", 1, args.prefill, args.prefill),
+        *(Case(f"decode {rows} x {args.context}", rows, 1, args.context) for rows in args.rows),
+        *(Case(f"prefill {tokens}", 1, tokens, tokens) for tokens in args.prefill),
     ]
     console, report = console_of(140), Report("cpu_steps")
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
-        results += measure(size, folder, cases, args.threads, args.seconds)
+        results += measure(size, folder, cases, args.threads, args.seconds, not args.alone)
     show(results, console)
     report.add("results", results)
     console.print(report.foreign_line())

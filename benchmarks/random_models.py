@@ -1,8 +1,9 @@
 """Random models to measure with: real shapes, no training. Seeded: the same weights every time.
 
-`make_model("a", folder)` makes a checkpoint of about 15M parameters, `"b"` about 150M: Llama
-architecture, bfloat16, with a byte-level BPE tokenizer of 32,000 tokens trained on the running
-Python's standard library and a ChatML template, in Hugging Face layout. Bigger models are made on
+`make_model("a", folder)` makes a checkpoint of about 15M parameters, `"b"` about 150M (both of the
+Llama architecture), `"0.6B"` one of Qwen3 0.6B's shapes: bfloat16, with a byte-level BPE tokenizer
+of 32,000 tokens trained on the running Python's standard library and a ChatML template, in Hugging
+Face layout. Bigger models are made on
 the device that they are measured on (`benchmarks/gpu/models.py`).
 """
 
@@ -31,8 +32,8 @@ CHAT_TEMPLATE = """\
 
 FILE = Path(__file__).with_name("data") / "models.json"
 CONFIGS: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
-"""Each model's `config.json`: `a` and `b`, Llama 3.2 1B, Llama 3.1 8B, and one to try things on."""
-SHAPES = {size: CONFIGS[size] for size in ("a", "b")}
+"""Each model's `config.json`: `a` and `b`, Qwen3 0.6B, Llama 3.2 1B, Llama 3.1 8B, and one to try things on."""
+SHAPES = {size: CONFIGS[size] for size in ("a", "b", "0.6B")}
 """Those that are made as checkpoints."""
 
 
