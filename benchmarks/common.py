@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rootlace", "torch", "numpy", "transformers", "tokenizers", "pyzmq", "msgspec")
 
 
-def environment() -> dict[str, Any]:
+def environment(*packages: str) -> dict[str, Any]:
     """Machine, versions, date and commit."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
             "architecture": platform.machine(),
         },
         "python": platform.python_version(),
-        "packages": {name: package_version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in (*PACKAGES, *packages)},
     }
 
 
@@ -91,8 +91,9 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
 class Report:
     """What a benchmark found, beside where and when: begun when it begins to measure."""
 
-    def __init__(self, benchmark: str) -> None:
-        self.found: dict[str, Any] = {"benchmark": benchmark, **environment()}
+    def __init__(self, benchmark: str, *packages: str) -> None:
+        """`packages`: whose versions matter, too."""
+        self.found: dict[str, Any] = {"benchmark": benchmark, **environment(*packages)}
         self._foreign = ForeignLoad()
 
     def add(self, name: str, value: Any) -> None:

@@ -36,15 +36,17 @@ def grouped_bars(
     width = 0.84 / max(len(series), 1)
     for place, (label, heights) in enumerate(series.items()):
         shift = (place - (len(series) - 1) / 2) * width
-        known = [(index + shift, height) for index, height in enumerate(heights) if height]
-        left, tall = zip(*known, strict=True) if known else ((), ())
-        axes.bar_label(axes.bar(left, tall, width * 0.92, label=label), fmt=form, fontsize=6)
+        known = {index + shift: height for index, height in enumerate(heights) if height}
+        bars = axes.bar(list(known), list(known.values()), width * 0.92, label=label)
+        axes.bar_label(bars, fmt=form, fontsize=6)
     axes.set_xticks(range(len(groups)), groups)
+    axes.tick_params(axis="x", labelsize=8)
     axes.legend(frameon=False, fontsize=8)
 
 
-def level_line(axes: Any) -> None:
-    """A thin line where a ratio is 1."""
+def ratio_bars(axes: Any, series: Mapping[str, Sequence[float | None]], groups: list[str]) -> None:
+    """Bars, and a thin line where a ratio is 1."""
+    grouped_bars(axes, series, groups, "%.2f")
     axes.axhline(1.0, color="0.4", linewidth=0.8)
 
 
@@ -57,8 +59,7 @@ def plot_speed_ups(results: list[dict[str, Any]], path: Path) -> None:
         for size in sorted({size for size, _, _ in rates})
     }
     with figure_of(path, figsize=(7, 3.2)) as (_, axes):
-        grouped_bars(axes, series, loads, "%.2f")
-        level_line(axes)
+        ratio_bars(axes, series, loads)
         axes.set_ylabel("requests/s, cache on over off")
 
 
@@ -82,17 +83,13 @@ def plot_constrained(
         masks.set_yscale("log")
         masks.set_ylabel("mask of a state, microseconds")
         masks.set_title("20 regular expressions", fontsize=10)
-        grouped_bars(
+        ratio_bars(
             served,
             {label: [found["ratios"][key] for found in serving] for key, label in labels.items()},
             [f"{found['load']}\n{found['concurrency']} at a time" for found in serving],
-            "%.2f",
         )
-        level_line(served)
         served.set_ylabel("requests/s over unconstrained")
         served.set_title("JSON extraction, served", fontsize=10)
-        for axes in (masks, served):
-            axes.tick_params(axis="x", labelsize=7)
 
 
 def plot_peers(result: Mapping[str, Any], targets: Mapping[str, float], path: Path) -> None:
@@ -110,9 +107,7 @@ def plot_peers(result: Mapping[str, Any], targets: Mapping[str, float], path: Pa
                 sizes.get(model, model): [found.get(name) for name in names]
                 for model, found in ratios.items()
             }
-            grouped_bars(axes, series, titles, "%.2f")
-            level_line(axes)
-            axes.tick_params(axis="x", labelsize=8)
+            ratio_bars(axes, series, titles)
         for place, name in enumerate(names):
             bound = targets[name]
             speed.plot([place - 0.45, place + 0.45], [bound, bound], color="0.2", linewidth=1.2)

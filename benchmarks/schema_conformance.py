@@ -28,7 +28,7 @@ from jsonschema.validators import validator_for
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import environment, percentile, write_json
+from benchmarks.common import Report, percentile
 from benchmarks.constrained.engines import load_tokenizer
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=demo_model())
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    tokenizer = load_tokenizer(arguments.tokenizer)
+    report, tokenizer = Report("schema_conformance"), load_tokenizer(arguments.tokenizer)
     compiler = GrammarCompiler(tokenizer)
     count: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -118,17 +118,15 @@ def main() -> None:
     )
     for case in wrong[:20]:
         console.print(case)
-    if arguments.json:
-        result = {
-            "environment": environment(),
-            "folder": arguments.folder.name,
-            "counts": dict(count),
-            "backends": dict(backends),
-            "refused": dict(refused),
-            "compile_ms": {q: percentile(compiles, q / 100) for q in (50, 99, 100)},
-            "cases": wrong,
-        }
-        write_json(arguments.json, result)
+    report.found |= {
+        "folder": arguments.folder.name,
+        "counts": dict(count),
+        "backends": dict(backends),
+        "refused": dict(refused),
+        "compile_ms": {q: percentile(compiles, q / 100) for q in (50, 99, 100)},
+        "cases": wrong,
+    }
+    report.write(arguments.json)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import environment, new_table, package_version, progress_bar, write_json
+from benchmarks.common import Report, new_table, progress_bar
 from benchmarks.constrained.engines import ENGINES
 from benchmarks.constrained.masks import KINDS, measure_apart
 from benchmarks.constrained.serving import LOADS, MODES, measure_serving, runs_of
@@ -107,7 +107,7 @@ def main() -> None:
     arguments = parse_arguments()
     model = str(demo_model())
     tokenizer = arguments.tokenizer or Path(model)
-    console = Console()
+    console, report = Console(), Report("constrained", "llguidance", "xgrammar", "outlines-core")
     engines: dict[str, Any] = {}
     serving: list[dict[str, Any]] = []
     with progress_bar(console) as progress:
@@ -128,15 +128,8 @@ def main() -> None:
             console.print(f"{name}: set-up {setup:.2f} s, all constraints {memory:.0f} MiB")
     for found in serving:
         console.print(serving_table(found))
-    if arguments.json:
-        packages = ("llguidance", "xgrammar", "outlines-core", "interegular")
-        result = {
-            "environment": environment() | {"engines": {p: package_version(p) for p in packages}},
-            "vocabulary": {"tokenizer": tokenizer.name},
-            "engines": engines,
-            "serving": serving,
-        }
-        write_json(arguments.json, result)
+    report.found |= {"vocabulary": tokenizer.name, "engines": engines, "serving": serving}
+    report.write(arguments.json)
     if arguments.plot and engines and serving:
         plot_constrained(engines, serving, arguments.plot)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
-from benchmarks.gpu.engine import InProcessEngine, grammar_compiler
-from benchmarks.gpu.models import random_model
+from benchmarks.gpu.engine import decode_rate, started
 from benchmarks.gpu.setting import Report, Setting
-from rootlace.wire.protocol import Constraint, SamplingParams
 
 WARM_UPS = 2
 """In the first rounds graphs are captured and the automaton is walked until it is known whole."""
@@ -20,24 +19,19 @@ def measure(setting: Setting, report: Report) -> None:
     """Decode tokens per second at a full batch, sampled at temperature 1. Nothing is forced without
     sampling, so that both runs take equally many steps."""
     name, rows, new = ("smoke", 3, 8) if setting.smoke else ("1B", 64, 256)
-    regex = Constraint("regex", PAIRS, jump_forward="off")
     # Nothing is banned or penalised: lists of tokens are beyond what a captured graph does.
-    params = SamplingParams(max_tokens=new, temperature=1.0, seed=0, ignore_eos=True)
+    kinds: dict[str, dict[str, Any]] = {
+        "constrained": {"regex": PAIRS, "jump_forward": "off"},
+        "unconstrained": {"ignore_eos": True},
+    }
     prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
-    rates: dict[str, list[float]] = {"constrained": [], "unconstrained": []}
-    with random_model(name, setting.device) as model:
-        runner = model.runner_for(rows, 16 + new)
-        compiler = grammar_compiler(model.config.spec.vocab_size)
-        rounds = WARM_UPS + setting.choose(5, 3, 1)
-        with InProcessEngine(runner, compiler, rows) as engine:
-            for number in range(rounds):
-                for label, found in rates.items():
-                    constraint = regex if label == "constrained" else None
-                    served = engine.serve(prompts, params, constraint)
-                    if number >= WARM_UPS:
-                        found.append(served.decode_tokens_per_second)
-        on_device = compiler.compile(regex).matcher().automaton() is not None
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with started(name, setting.device, rows) as engine:
+        for number in range(WARM_UPS + setting.choose(5, 3, 1)):
+            for kind, params in kinds.items():
+                rate = decode_rate(engine, prompts, new, {"temperature": 1.0, **params})
+                if number >= WARM_UPS:
+                    rates[kind].append(rate)
     constrained, plain = (statistics.median(found) for found in rates.values())
-    case = {"shape": name, "rows": rows, "new": new, "automaton_on_device": on_device}
-    case |= {"decode_tokens_per_second": rates, "over_unconstrained": constrained / plain}
-    report.add(case)
+    case = {"shape": name, "rows": rows, "new": new, "decode_tokens_per_second": rates}
+    report.add({**case, "over_unconstrained": constrained / plain})

@@ -25,8 +25,8 @@ PARTS = {
     "extend_attention": ("attention:measure_extend", 150),
     "tree_attention": ("attention:measure_tree", 120),
     "decode_step": ("decode_step:measure", 150),
-    "idle": ("idle:measure", 80),
-    "constrained": ("constrained:measure", 100),
+    "idle": ("idle:measure", 150),
+    "constrained": ("constrained:measure", 150),
     "pointwise": ("pointwise:measure", 100),
 }
 

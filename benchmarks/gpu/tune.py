@@ -63,6 +63,10 @@ class Tuned:
     tried: int = 1
     refused: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        what = f"{self.case.kernel:18} {self.case.what:44} {self.before:9.1f} -> {self.after:9.1f}"
+        return f"{what} us, {self.tried} tried, {len(self.refused)} refused"
+
 
 # ---------------------------------------------------------------- the search
 
@@ -86,7 +90,7 @@ def search(
         seconds = math.inf
         try:
             call = load(table, case, kernels)
-            if not alike(_kept(call()), wanted):
+            if not all(map(alike, _kept(call()), wanted)):
                 raise ValueError("another result")
             seconds = time(call)
         except Exception as error:
@@ -150,22 +154,20 @@ def _kept(result: object) -> list[torch.Tensor]:
     return [part.clone() for part in parts if isinstance(part, torch.Tensor)]
 
 
-def alike(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+def alike(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Integers exactly, others to `TOLERANCE` in norm; NaN is like nothing."""
-    for one, other in zip(found, wanted, strict=True):
-        if not one.is_floating_point():
-            if not torch.equal(one, other):
-                return False
-        elif not bool((one.double() - other.double()).norm() <= TOLERANCE * other.double().norm()):
-            return False
-    return True
+    if not found.is_floating_point():
+        return torch.equal(found, wanted)
+    found, wanted = found.double(), wanted.double()
+    return bool((found - wanted).norm() <= TOLERANCE * wanted.norm())
 
 
 # ---------------------------------------------------------------- the loads
 
 
-def cases(device: torch.device, smoke: bool) -> list[TuneCase]:
-    return [*attention_cases(device, smoke), *pointwise_cases(device, smoke)]
+def cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
+    yield from attention_cases(device, smoke)
+    yield from pointwise_cases(device, smoke)
 
 
 def attention_cases(device: torch.device, smoke: bool) -> Iterator[TuneCase]:
@@ -252,12 +254,10 @@ def tune(
     most: float = math.inf,
 ) -> Iterator[Tuned]:
     """Search for every case and write the table to `path` after each."""
-    # An architecture's table may leave a kernel out: the default has them all.
-    names = [tuning.DEFAULT, f"sm_{arch}"]
-    paths = [tuning.TABLES / f"{name}.json" for name in names]
     table: Table = {}
-    for existing in paths:
-        if existing.exists():
+    # An architecture's table may leave a kernel out: the default has them all.
+    for name in (tuning.DEFAULT, f"sm_{arch}"):
+        if (existing := tuning.TABLES / f"{name}.json").exists():
             table |= json.loads(existing.read_text())["kernels"]
     with trial_tables(arch) as load:
         for case in found:
@@ -271,34 +271,28 @@ def main(device: torch.device, smoke: bool, names: Sequence[str], budget: float)
     from rootlace.kernels.triton import TRITON
     from rootlace.kernels.triton.numerics import architecture
 
-    arch = architecture(device)
     setting = Setting(device, smoke, quick=True)
-    most = 1 if smoke else math.inf
+    deadline = clock_time.monotonic() + budget
+    found = [case for case in cases(device, smoke) if not names or case.kernel in names]
+    unknown = set(names) - {case.kernel for case in found}
+    if unknown:
+        print(f"nothing is known to tune {', '.join(sorted(unknown))} with")
+        return 2
     measured = {
         "gpu": torch.cuda.get_device_name(device) if setting.on_gpu else "none",
         "triton": package_version("triton") or "",
         "date": datetime.now(UTC).date().isoformat(),
     }
-    deadline = clock_time.monotonic() + budget
+
+    def time(call: Call) -> float:
+        return time_one(setting, call, capture=True).median
+
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        arch = architecture(device)
         path = (Path(folder) if smoke else tuning.TABLES) / f"sm_{arch}.json"
-        found = cases(device, smoke)
-        unknown = set(names) - {case.kernel for case in found}
-        if unknown:
-            print(f"nothing is known to tune {', '.join(sorted(unknown))} with")
-            return 2
-        found = [case for case in found if not names or case.kernel in names]
-
-        def time(call: Call) -> float:
-            return time_one(setting, call, capture=True).median
-
+        most = 1 if smoke else math.inf
         for number, tuned in enumerate(tune(TRITON, arch, found, time, path, measured, most), 1):
-            case = tuned.case
-            print(
-                f"{case.kernel:18} {case.what:44} {tuned.before:9.1f} -> {tuned.after:9.1f} us, "
-                f"{tuned.tried} tried, {len(tuned.refused)} refused",
-                flush=True,
-            )
+            print(tuned, flush=True)
             if number < len(found) and clock_time.monotonic() > deadline:
                 print(f"{len(found) - number} of {len(found)} are left: no time")
                 break

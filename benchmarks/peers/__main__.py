@@ -145,14 +145,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     results = Results(rows, floors)
     for size in arguments.sizes:
-        for table in results.tables(size):
-            console.print(table)
-    for line in results.summary():
-        console.print(line, markup=False, highlight=False)
-    for size, engines_of in about.items():
-        for name, known in engines_of.items():
-            if "error" in known:
-                console.print(f"{name} ({size}): {known['error']}", markup=False, style="yellow")
+        console.print(*results.tables(size))
+    failed = [
+        f"{name} ({size}): {known['error']}"
+        for size, engines in about.items()
+        for name, known in engines.items()
+        if "error" in known
+    ]
+    console.print(*results.summary(), *failed, sep="\n", markup=False, highlight=False)
     report.found |= {
         "options": {name: getattr(arguments, name) for name in RECORDED},
         "workloads": {name: kind.describe for name, kind in WORKLOADS.items()},
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "over_floor": results.over_floor(),
         "over_arithmetic_floor": results.over_floor("arithmetic_s"),
         "targets": results.targets(),
-        "remarks": results.remarks(),
+        "remarks": list(results.remarks()),
         "rows": [row.as_json() for row in rows],
     }
     report.write(arguments.json)

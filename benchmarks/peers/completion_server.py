@@ -174,20 +174,18 @@ class OpenAIServer(CompletionServer):
             raise PeerError(f"{self.name}: no model at {self._base}: {error}") from None
 
     def _find_out(self) -> None:
-        """Which fields to ask with, and whether answers hold ids: not every server takes every
-        field."""
-        refused = ""
-        for extra in ({"return_token_ids": True}, {}):
+        """Whether answers can hold ids: not every server takes the field that asks for them."""
+        for last, extra in enumerate(({"return_token_ids": True}, {})):
             self._extra, answer = dict(extra), Answer()
             try:
                 for event in self.events(self.body([100, 101, 102], 2)):
                     self.read(event, answer)
             except PeerError as error:
-                refused = str(error)
-                continue
-            self.replies_are_ids = len(answer.ids) == 2
-            return
-        raise PeerError(f"{self.name}: {refused}")
+                if last:
+                    raise PeerError(f"{self.name}: {error}") from None
+            else:
+                break
+        self.replies_are_ids = len(answer.ids) == 2
 
     def _flush(self) -> bool:
         for path in FLUSH_PATHS:

@@ -6,6 +6,7 @@ Whether figures are right only a GPU can say; that every line runs, a CPU can.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRota
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import attention, decode_step, targets, tune
-from benchmarks.gpu.engine import (
-    EOS,
-    InProcessEngine,
-    grammar_compiler,
-    greedy,
-    synthetic_tokenizer,
-)
+from benchmarks.gpu.engine import decode_rate, started, synthetic_tokenizer
 from benchmarks.gpu.models import RandomModel, random_model
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.random_models import CONFIGS
@@ -30,7 +25,6 @@ from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
 from rootlace.kernels import KernelSet
 from rootlace.kernels.triton import TRITON, tuning
-from rootlace.wire.protocol import Constraint, SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -211,13 +205,6 @@ def twin_tokens(model: RandomModel, ids: torch.Tensor, new: int) -> list[list[in
     return ids[:, -new:].tolist()
 
 
-def test_the_engine_generates_every_token(model: RandomModel) -> None:
-    compiler = grammar_compiler(model.config.spec.vocab_size)
-    with InProcessEngine(model.runner(64, max_running=4), compiler, max_running=4) as engine:
-        served = engine.serve(prompts(model, 3, 9).tolist(), greedy(12))
-    assert served.tokens == 36
-
-
 def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
     """Their rows, fed from step to step, say what transformers says."""
     runner = model.runner(16, block_size=4)
@@ -268,14 +255,15 @@ def test_the_floor_is_bytes_at_copy_speed() -> None:
     assert decode_step.against_floor(Setting(CPU), 1.0, 1)["over_floor"] is None
 
 
-def test_the_synthetic_tokenizer_serves_constraints(model: RandomModel) -> None:
-    size = model.config.spec.vocab_size
+def test_the_engine_on_random_weights() -> None:
+    size = CONFIGS["smoke"]["vocab_size"]
     assert len(json.loads(synthetic_tokenizer(size))["model"]["vocab"]) == size
-    compiler = grammar_compiler(size)
-    params = SamplingParams(max_tokens=20, min_tokens=20, seed=0, stop_token_ids=(EOS,))
-    with InProcessEngine(model.runner(64, max_running=4), compiler, max_running=4) as engine:
-        served = engine.serve([[5, 6], [7]], params, Constraint("regex", "([a-z]{2,9} )*"))
-    assert served.tokens == 40
+    params = {"regex": "([a-z]{2,9} )*", "max_new_tokens": 20, "min_new_tokens": 20}
+    with started("smoke", CPU, 4) as engine:
+        reply = engine.generate(input_ids=[5, 6], sampling_params=params)
+        assert decode_rate(engine, [[5, 6], [7]], 12, {"ignore_eos": True}) > 0
+    assert len(reply["output_ids"]) == 20
+    assert re.fullmatch("([a-z]{2,9} )*[a-z]{0,9}", reply["text"])
 
 
 # ---------------------------------------------------------------- tuning

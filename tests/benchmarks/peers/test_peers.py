@@ -64,7 +64,7 @@ def test_ratios() -> None:
     assert results.over_floor("arithmetic_s") == {"b": {"W1": 1.2}}
     met = {target["what"]: target["met"] for target in results.targets()}
     assert met == {"speed": True, "ttft": False, "programs": True, "floor": True}
-    assert "  ttft b W1: 0.80, not >= 1" in results.summary()
+    assert "  ttft b W1: 0.80, not >= 1" in list(results.summary())
     assert [remark[0] for remark in results.remarks()] == ["~", "!"]
 
 
