@@ -34,9 +34,8 @@ def _date() -> str:
     )
 
 
-def _time() -> str:
-    hour_minute = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
-    return rf"{hour_minute}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{hour_minute})"
+_HOUR_MINUTE = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_TIME = rf"{_HOUR_MINUTE}:[0-5][0-9](?:\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR_MINUTE})"
 
 
 def _duration() -> str:
@@ -49,13 +48,9 @@ def _duration() -> str:
     return f"P(?:{dates}(?:{clock})?|{clock}|{n}W)"
 
 
-def _uuid() -> str:
-    return "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-
-
-def _ipv4() -> str:
-    octet = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-    return rf"{octet}(?:\.{octet}){{3}}"
+_UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 
 
 def _ipv6() -> str:
@@ -65,11 +60,9 @@ def _ipv6() -> str:
     return "(?:" + "|".join(options) + ")"
 
 
-def _email() -> str:
-    atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
-    label = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
-    return rf"{atom}(?:\.{atom})*@{label}(?:\.{label})+"
-
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_LABEL = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+_EMAIL = rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+"
 
 _LETTERS = "à-öø-ÿά-ώа-џぁ-ゖァ-ヺ一-龥가-힣"
 """Letters that a name may have anywhere, beside any other (class PVALID of RFC 5892, read from left
@@ -93,15 +86,11 @@ def _hostname() -> str:
     return f"(?:{labels(3, longest)}|{labels(8, hyphened(14))}|{labels(16, hyphened(6))})"
 
 
-def _idn_hostname() -> str:
-    """Twelve characters are at most 47 in Punycode."""
-    label = f"(?:[{_LETTERS}a-z0-9]{{1,12}}|[a-z0-9](?:-?[a-z0-9]){{0,20}})"
-    return rf"{label}(?:\.{label}){{0,3}}"
-
-
-def _idn_email() -> str:
-    atom = f"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_LETTERS}-]+"
-    return rf"{atom}(?:\.{atom})*@{_idn_hostname()}"
+# Twelve characters are at most 47 in Punycode.
+_IDN_LABEL = f"(?:[{_LETTERS}a-z0-9]{{1,12}}|[a-z0-9](?:-?[a-z0-9]){{0,20}})"
+_IDN_HOSTNAME = rf"{_IDN_LABEL}(?:\.{_IDN_LABEL}){{0,3}}"
+_IDN_ATOM = f"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_LETTERS}-]+"
+_IDN_EMAIL = rf"{_IDN_ATOM}(?:\.{_IDN_ATOM})*@{_IDN_HOSTNAME}"
 
 
 def _uri(beyond: str = "") -> str:
@@ -138,8 +127,7 @@ def _uri_template() -> str:
     return rf"(?:{literal}|\{{[+#./;?&]?{variable}(?:,{variable})*\}})*"
 
 
-def _json_pointer() -> str:
-    return "(?:/(?:[^/~]|~[01])*)*"
+_JSON_POINTER = "(?:/(?:[^/~]|~[01])*)*"
 
 
 def _regex() -> str:
@@ -155,23 +143,23 @@ def _regex() -> str:
 
 _PATTERNS = {
     "date": _date(),
-    "time": _time(),
-    "date-time": f"{_date()}T{_time()}",
+    "time": _TIME,
+    "date-time": f"{_date()}T{_TIME}",
     "duration": _duration(),
-    "uuid": _uuid(),
-    "ipv4": _ipv4(),
+    "uuid": _UUID,
+    "ipv4": _IPV4,
     "ipv6": _ipv6(),
-    "email": _email(),
-    "idn-email": _idn_email(),
+    "email": _EMAIL,
+    "idn-email": _IDN_EMAIL,
     "hostname": _hostname(),
-    "idn-hostname": _idn_hostname(),
+    "idn-hostname": _IDN_HOSTNAME,
     "uri": _uri(),
     "uri-reference": _uri_reference(),
     "uri-template": _uri_template(),
     "iri": _uri(_BEYOND_ASCII),
     "iri-reference": _uri_reference(_BEYOND_ASCII),
-    "json-pointer": _json_pointer(),
-    "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_json_pointer()})",
+    "json-pointer": _JSON_POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]{{0,8}})(?:#|{_JSON_POINTER})",
     "regex": _regex(),
 }
 

@@ -29,6 +29,10 @@ class OutOfReach(ValueError):
     """There are numbers between the bounds, but none that we would write, or too many to list."""
 
 
+_Limit = tuple[str, bool]
+"""Digits after the point, and whether what is equal to them is within the limit."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """A limit as the schema states it (int or finite float), itself included or not."""
@@ -39,6 +43,18 @@ class Bound:
     @property
     def decimal(self) -> Decimal:
         return Decimal(repr(self.value))
+
+    @property
+    def fraction(self) -> _Limit:
+        """The digits after the point, without zeros at the end."""
+        return format(self.decimal, "f").partition(".")[2].rstrip("0"), self.inclusive
+
+    @property
+    def whole(self) -> int:
+        return int(self.decimal)
+
+    def negated(self) -> Bound:
+        return Bound(-self.value, self.inclusive)
 
 
 def integers(low: int | None, high: int | None, factor: int = 1) -> Regex:
@@ -164,44 +180,17 @@ def decimals(low: Bound | None, high: Bound | None) -> Regex:
             return NOTHING
     places = min(_places(low, upwards=True), _places(high, upwards=False))
     options: list[Regex] = []
-    zero = _End(Decimal(0), inclusive=False)
     if low is None or low.value < 0:  # negative numbers; their own zero is left out
-        bottom = zero if high is None or high.value >= 0 else _End.of(high, negated=True)
-        top = None if low is None else _End.of(low, negated=True)
+        bottom = Bound(0, False) if high is None or high.value >= 0 else high.negated()
+        top = None if low is None else low.negated()
         options.append(concat(Literal("-"), _unsigned(bottom, top, places)))
     if high is None or high.value >= 0:
-        bottom = _End(Decimal(0)) if low is None or low.value < 0 else _End.of(low)
-        options.append(_unsigned(bottom, None if high is None else _End.of(high), places))
+        bottom = Bound(0) if low is None or low.value < 0 else low
+        options.append(_unsigned(bottom, high, places))
     found = either(*options)
     if found == NOTHING:
         raise OutOfReach("no decimal of modest length lies between the bounds")
     return found
-
-
-_Limit = tuple[str, bool]
-"""Digits after the point, and whether what is equal to them is within the limit."""
-
-
-@dataclass(frozen=True)
-class _End:
-    """An end of an interval of non-negative decimals."""
-
-    value: Decimal
-    inclusive: bool = True
-
-    @classmethod
-    def of(cls, bound: Bound, negated: bool = False) -> _End:
-        value = bound.decimal
-        return cls(-value if negated else value, bound.inclusive)
-
-    @property
-    def whole(self) -> int:
-        return int(self.value)
-
-    @property
-    def fraction(self) -> _Limit:
-        """The digits after the point, without zeros at the end."""
-        return format(self.value, "f").partition(".")[2].rstrip("0"), self.inclusive
 
 
 def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
@@ -215,7 +204,7 @@ def _kept(bound: Bound | None, *, lower: bool) -> Bound | None:
         raise OutOfReach("the numbers have too many digits")
     if abs(bound.value) >= 10**15 and Fraction(float(bound.value)) != Fraction(bound.decimal):
         raise OutOfReach("a double cannot hold the bound")
-    if len(_End.of(bound, bound.value < 0).fraction[0]) > MAX_DIGITS:
+    if len(bound.fraction[0]) > MAX_DIGITS:
         raise OutOfReach("the bound has too many digits")
     return bound
 
@@ -235,8 +224,8 @@ def _places(bound: Bound | None, *, upwards: bool) -> int:
     raise OutOfReach("the bound has too many digits")
 
 
-def _unsigned(low: _End, high: _End | None, places: int) -> Regex:
-    """Non-negative decimals between the ends."""
+def _unsigned(low: Bound, high: Bound | None, places: int) -> Regex:
+    """Non-negative decimals between the bounds."""
     if high is not None and low.whole == high.whole:
         return _with_whole(Literal(str(low.whole)), _fractions(low.fraction, high.fraction, places))
     options = [_with_whole(Literal(str(low.whole)), _fractions(low.fraction, None, places))]

@@ -56,28 +56,30 @@ def regex_of_pattern(pattern: str) -> Regex:
     return either(*(found.whole() for found in _anchored(list(tree), agreed)))
 
 
+_PIECE = re.compile(
+    r"\\(?P<escape>.)|(?P<empty>\[(?=\^?\]))|(?P<unbounded>\{(?=,))|(?P<group>\((?=\?(?!:)))|.",
+    re.DOTALL,
+)
+_REFUSED = {
+    "empty": "a class that is empty in ECMA-262",
+    "unbounded": "a repetition without a lower bound",
+    "group": "a group of its own kind",
+}
+
+
 def _refuse_dialect(pattern: str) -> None:
     """Raise for spellings that mean one thing to Python and another to ECMA-262."""
-    i, in_class = 0, False
-    while i < len(pattern):
-        character = pattern[i]
-        if character == "\\":
-            if pattern[i + 1 : i + 2] in _REFUSED_ESCAPES and pattern[i + 1 : i + 2]:
-                raise NotTranslated(f"pattern {pattern!r}: \\{pattern[i + 1]}")
-            i += 2
-            continue
-        if in_class:
-            in_class = character != "]"
-        elif character == "[":
-            start = i + 2 if pattern[i + 1 : i + 2] == "^" else i + 1
-            if pattern[start : start + 1] == "]":
-                raise NotTranslated(f"pattern {pattern!r}: a class that is empty in ECMA-262")
-            in_class = True
-        elif pattern.startswith("{,", i):
-            raise NotTranslated(f"pattern {pattern!r}: a repetition without a lower bound")
-        elif pattern.startswith("(?", i) and pattern[i + 2 : i + 3] != ":":
-            raise NotTranslated(f"pattern {pattern!r}: (?{pattern[i + 2 : i + 3]}")
-        i += 1
+    in_class = False
+    for piece in _PIECE.finditer(pattern):
+        if piece["escape"]:
+            if piece["escape"] in _REFUSED_ESCAPES:
+                raise NotTranslated(f"pattern {pattern!r}: {piece[0]}")
+        elif in_class:
+            in_class = piece[0] != "]"
+        elif piece.lastgroup:
+            raise NotTranslated(f"pattern {pattern!r}: {_REFUSED[piece.lastgroup]}")
+        else:
+            in_class = piece[0] == "["
 
 
 class _Option:

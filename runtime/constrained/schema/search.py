@@ -27,48 +27,30 @@ _IN_CLASS = {
     name: "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
     for name, ranges in _SETS.items()
 }
-_ESCAPE = re.compile(
-    r"\\(?:c(?P<control>[A-Za-z])|u\{(?P<braced>[0-9A-Fa-f]+)\}"
+_PIECE = re.compile(
+    r"(?P<escape>\\(?:c(?P<control>[A-Za-z])|u\{(?P<braced>[0-9A-Fa-f]+)\}"
     r"|u(?P<high>[dD][89abAB][0-9A-Fa-f]{2})\\u(?P<low>[dD][c-fC-F][0-9A-Fa-f]{2})"
-    r"|k<(?P<back>\w+)>|(?P<other>.))",
+    r"|k<(?P<back>\w+)>|(?P<other>.)))|(?P<opening>\[\^?)|\(\?<(?![=!])|.",
     re.DOTALL,
 )
 
 
 def translated(pattern: str, start: str = "^") -> str:
     """An ECMA pattern in Python's syntax; `start` stands for each `^` that is an anchor."""
+    outside = {"$": r"\Z", "^": start, ".": r"[^\n\r\u2028\u2029]", "(?<": "(?P<"}
     out: list[str] = []
-    position, in_class = 0, False
-    while position < len(pattern):
-        character = pattern[position]
-        if character == "\\":
-            match = _ESCAPE.match(pattern, position)
-            if match is None:
-                break
-            out.append(_escape(match, in_class))
-            position = match.end()
-            continue
-        if in_class:
-            in_class = character != "]"
-            out.append("\\[" if character == "[" else character)
-        elif character == "[":
-            in_class = True
-            out.append("[")
-            if pattern.startswith("^", position + 1):
-                out.append("^")
-                position += 1
-        elif pattern.startswith("(?<", position) and pattern[position + 3 : position + 4] not in (
-            "=",
-            "!",
-        ):
-            out.append("(?P<")
-            position += 2
+    in_class = False
+    for piece in _PIECE.finditer(pattern):
+        text = piece[0]
+        if piece["escape"]:
+            out.append(_escape(piece, in_class))
+        elif in_class:
+            in_class = text != "]"
+            out.append(f"\\{text}" if piece["opening"] else text)
         else:
-            out.append(
-                {"$": r"\Z", "^": start, ".": r"[^\n\r\u2028\u2029]"}.get(character, character)
-            )
-        position += 1
-    return "".join(out) + pattern[position:]
+            in_class = piece["opening"] is not None
+            out.append(outside.get(text, text))
+    return "".join(out)
 
 
 def _escape(match: re.Match[str], in_class: bool) -> str:

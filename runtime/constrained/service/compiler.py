@@ -89,7 +89,7 @@ class GrammarCompiler:
             "structural_tag": structural_tag,
         }
         if constraint is None:
-            constraint = constraint_of(**sources, whitespace=whitespace, strict=strict)
+            constraint = constraint_of(sources, whitespace, strict)
         elif not isinstance(constraint, Constraint):
             raise TypeError(
                 f"a Constraint, or one of {', '.join(sources)} by its name, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from rootlace.wire.errors import InvalidConstraint
@@ -12,28 +12,12 @@ from rootlace.wire.protocol import Constraint
 MAX_CHOICES = 65536
 
 
-def constraint_of(
-    *,
-    json_schema: Any = None,
-    regex: str | None = None,
-    ebnf: str | None = None,
-    choices: Iterable[str] | None = None,
-    structural_tag: dict[str, Any] | str | None = None,
-    whitespace: str = "compact",
-    strict: bool = False,
-) -> Constraint:
-    """The constraint that exactly one of the sources names.
+def constraint_of(sources: Mapping[str, Any], whitespace: str, strict: bool) -> Constraint:
+    """The constraint that exactly one of `sources` (by kind; None: not given) names.
 
-    `json_schema` is a schema (dict, bool, or its JSON text) or a Python type. Raises
-    InvalidConstraint where it is none, or several are given.
+    A schema is a dict, a bool, its JSON text or a Python type. Raises InvalidConstraint where it is
+    none, or several sources are given.
     """
-    sources = {
-        "json_schema": json_schema,
-        "regex": regex,
-        "ebnf": ebnf,
-        "choices": choices,
-        "structural_tag": structural_tag,
-    }
     given = [kind for kind, value in sources.items() if value is not None]
     if len(given) != 1:
         found = ", ".join(given) or "none"

@@ -102,8 +102,7 @@ class TokenTable:
         """
         place = self.row(state)
         if place is None:
-            with self._walking:
-                out[:] = self._mask(state)
+            out[:] = self.walked(state)
             return
         if not self._filled[place.row]:
             self.fill(state)
