@@ -32,7 +32,8 @@ CHAT_TEMPLATE = """\
 
 FILE = Path(__file__).with_name("data") / "models.json"
 CONFIGS: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
-"""Each model's `config.json`: `a` and `b`, Qwen3 0.6B, Llama 3.2 1B, Llama 3.1 8B, and one to try things on."""
+"""Each model's `config.json`: `a`, `b`, Qwen3 0.6B, Llama 3.2 1B, Llama 3.1 8B, one to try things
+on."""
 SHAPES = {size: CONFIGS[size] for size in ("a", "b", "0.6B")}
 """Those that are made as checkpoints."""
 
