@@ -22,7 +22,7 @@ std::vector<T> read(size_t count) {
 
 using Bytes = std::vector<char>;
 
-void linear(rootlace::Team& team) {
+void linear(rootlace::Team* team) {
   auto n = read<int32_t>(6);
   const int dtype = n[0], epilogue = n[1], rows = n[2], outputs = n[3], inputs = n[4];
   const size_t size = dtype == RL_FLOAT32 ? 4 : 2;
@@ -32,14 +32,14 @@ void linear(rootlace::Team& team) {
   const bool gated = epilogue == 3;
   const size_t packed = rl_packed_bytes(dtype, outputs, inputs, gated);
   void* memory = std::aligned_alloc(64, (packed + 63) / 64 * 64);
-  rl_pack(&team, dtype, weights.data(), outputs, inputs, gated, memory);
+  rl_pack(team, dtype, weights.data(), outputs, inputs, gated, memory);
   RlLinear one{memory, bias.data(), inputs, outputs};
-  rl_linear(&team, dtype, epilogue, x.data(), inputs, rows, &one, 1, out.data());
+  rl_linear(team, dtype, epilogue, x.data(), inputs, rows, &one, 1, out.data());
   std::fwrite(out.data(), 1, out.size(), output);
   std::free(memory);
 }
 
-void attention(rootlace::Team& team) {
+void attention(rootlace::Team* team) {
   auto n = read<int32_t>(9);
   const int dtype = n[0], heads = n[1], kv_heads = n[2], dim = n[3], block_size = n[4];
   const int rows = n[5], width = n[6], blocks = n[7], window = n[8];
@@ -51,7 +51,7 @@ void attention(rootlace::Team& team) {
   const size_t cache = size * blocks * block_size * kv_heads * dim;
   Bytes keys = read<char>(cache), values = read<char>(cache);
   RlRows all{rows, width, row_start.data(), context_len.data(), tables.data(), 0, nullptr};
-  rl_attention(&team, dtype, heads, kv_heads, dim, block_size, &all, q.data(), heads * dim,
+  rl_attention(team, dtype, heads, kv_heads, dim, block_size, &all, q.data(), heads * dim,
                keys.data(), values.data(), 1, 0, window, 0.125f, out.data(), nullptr);
   std::fwrite(out.data(), 1, out.size(), output);
 }
@@ -63,7 +63,8 @@ int main(int, char** names) {
   output = std::fopen(names[2], "wb");
   if (!input || !output) return 1;
   std::puts(rl_instructions());
-  rootlace::Team team(2);
+  auto* team = static_cast<rootlace::Team*>(rl_team_new(2));
   for (int32_t kind; std::fread(&kind, 4, 1, input) == 1;) kind ? attention(team) : linear(team);
+  rl_team_free(team);
   return std::fclose(output);
 }
