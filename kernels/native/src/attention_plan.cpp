@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "division.h"
+
 namespace rootlace {
 namespace {
 
@@ -17,10 +19,8 @@ constexpr int MOST_SHARING = 32;
 constexpr int FEW_QUERIES = 48;
 
 int cut(int begin, int end, int part, int parts) {
-  return begin + (int)((int64_t)(end - begin) * part / parts);
+  return begin + rootlace::cut(end - begin, part, parts);
 }
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -10,8 +10,10 @@
 #include <cstring>
 
 #include "api.h"
+#include "division.h"
 #include "elementwise.h"
 #include "guard.h"
+#include "mask.h"
 #include "pick.h"
 #include "team.h"
 #include "vec.h"
@@ -87,7 +89,7 @@ T number(const RlColumn& column, int row) {
 Draw draw_of(const RlPicks& picks, int row, int vocab) {
   int64_t mask = 0;
   if (picks.mask_row.first) {
-    int64_t at = number<int32_t>(picks.mask_row, row), words = (vocab + 31) / 32;
+    int64_t at = number<int32_t>(picks.mask_row, row), words = ceil_div(vocab, MASK_WORD);
     if (at >= 0) mask = reinterpret_cast<intptr_t>(picks.mask_table + at * words);
   }
   return {number<double>(picks.temperature, row), number<double>(picks.top_p, row),
@@ -114,14 +116,14 @@ struct Space {
   Token* tokens;    // [vocab]
 
   static size_t bytes(int vocab) {
-    size_t blocks = (vocab + BLOCK - 1) / BLOCK;
+    size_t blocks = ceil_div(vocab, BLOCK);
     return BUCKETS * (sizeof(int32_t) + sizeof(double)) + blocks * sizeof(double) +
            static_cast<size_t>(vocab) * sizeof(Token);
   }
   Space(void* memory, int vocab) {
     masses = static_cast<double*>(memory);
     sums = masses + BUCKETS;
-    counts = reinterpret_cast<int32_t*>(sums + (vocab + BLOCK - 1) / BLOCK);
+    counts = reinterpret_cast<int32_t*>(sums + ceil_div(vocab, BLOCK));
     tokens = reinterpret_cast<Token*>(counts + BUCKETS);
   }
 };
@@ -130,7 +132,7 @@ class Row {
  public:
   Row(const float* x, int size, const Draw& draw, Space space)
       : x_(x), size_(size), draw_(draw), space_(space) {
-    mask_ = reinterpret_cast<const int32_t*>(static_cast<intptr_t>(draw.mask));
+    mask_ = mask_at(draw.mask);
     inverse_ = std::min(1.0 / draw.temperature, DBL_MAX);
   }
 
@@ -142,7 +144,7 @@ class Row {
     double u = uniform(draw_.seed, draw_.position);
     double target = std::min(u * total, std::nextafter(total, 0.0));
     double below = 0;
-    int last = -1, blocks = (size_ + BLOCK - 1) / BLOCK;
+    int last = -1, blocks = ceil_div(size_, BLOCK);
     for (int block = 0; block < blocks; below += space_.sums[block++]) {
       // A block's sum and that of its tokens one by one may differ in the last bits.
       if (below + space_.sums[block] <= target && block + 1 < blocks) continue;
@@ -166,7 +168,7 @@ class Row {
   Vec at(int i) const {
     Vec v = load_part(x_, i, size_);
     if (!mask_) return v;
-    return Isa::only(v, static_cast<uint32_t>(mask_[i / 32]) >> i % 32);
+    return Isa::only(v, bits_from(mask_, i));
   }
 
   bool find_most() {

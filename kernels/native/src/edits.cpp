@@ -4,18 +4,17 @@
 
 #include "api.h"
 #include "guard.h"
+#include "mask.h"
 #include "team.h"
 
 namespace rootlace {
 namespace {
 
-constexpr int WORD = 32;  // tokens per word of a mask
-
 void mask(const int32_t* words, int64_t count, int vocab, float* x) {
-  for (int start = 0; start < vocab; start += WORD) {
-    uint32_t bits = start / WORD < count ? static_cast<uint32_t>(words[start / WORD]) : 0;
+  for (int start = 0; start < vocab; start += MASK_WORD) {
+    uint32_t bits = start / MASK_WORD < count ? static_cast<uint32_t>(words[start / MASK_WORD]) : 0;
     if (!~bits) continue;
-    for (int i = 0; i < WORD && start + i < vocab; i++)
+    for (int i = 0; i < MASK_WORD && start + i < vocab; i++)
       if (!(bits >> i & 1)) x[start + i] = -INFINITY;
   }
 }

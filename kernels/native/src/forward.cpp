@@ -11,6 +11,7 @@
 
 #include "api.h"
 #include "attention.h"
+#include "division.h"
 #include "elementwise.h"
 #include "guard.h"
 #include "kv_layout.h"
@@ -83,7 +84,7 @@ class Clock {
 template <class Task>
 void each_row(Crew& crew, int rows, Task&& task) {
   int size = std::max(1, std::min(rows / (4 * crew.size()), 32));
-  crew.each((rows + size - 1) / size, [&](int part) {
+  crew.each(ceil_div(rows, size), [&](int part) {
     for (int row = part * size; row < std::min(rows, (part + 1) * size); row++) task(row);
   });
 }

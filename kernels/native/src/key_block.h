@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "attention_plan.h"
+#include "division.h"
 #include "vec.h"
 
 namespace rootlace {
@@ -34,7 +35,5 @@ class Arena {
   char* memory_;
   size_t used_ = 0;
 };
-
-inline int cut(int total, int part, int parts) { return (int)((int64_t)total * part / parts); }
 
 }  // namespace rootlace

@@ -5,6 +5,7 @@
 
 #include "isa/fetch.h"
 #include "guard.h"
+#include "mask.h"
 #include "panels.h"
 #include "silu.h"
 
@@ -146,11 +147,11 @@ struct Gathered {
  private:
   bool any(int row, int column, int width) const {
     if (!masks[row]) return true;
-    const auto* words = reinterpret_cast<const uint32_t*>(static_cast<intptr_t>(masks[row]));
+    const int32_t* mask = mask_at(masks[row]);
     int end = column + width;
     for (int at = column; at < end;) {
-      int stop = std::min(end, (at / 32 + 1) * 32);
-      if (words[at / 32] >> at % 32 << (32 - (stop - at))) return true;
+      int stop = std::min(end, (at / MASK_WORD + 1) * MASK_WORD);
+      if (bits_from(mask, at) << (MASK_WORD - (stop - at))) return true;
       at = stop;
     }
     return false;

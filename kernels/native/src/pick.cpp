@@ -6,13 +6,12 @@
 
 #include "api.h"
 #include "elementwise.h"
+#include "mask.h"
 #include "team.h"
 #include "vec.h"
 
 namespace rootlace {
 namespace {
-
-constexpr int WORD = 32;  // tokens per word of a mask
 
 // The largest number seen in each lane, the first of equals, and in which word it was.
 struct Most {
@@ -31,12 +30,12 @@ struct Most {
 // As `argmax`, of the numbers whose bits are set; the others may be anything.
 int32_t argmax_among(const float* x, int size, const int32_t* mask) {
   Most halves[2];
-  int whole = size / WORD;
+  int whole = size / MASK_WORD;
   for (int w = 0; w < whole; w++) {
     uint32_t bits = static_cast<uint32_t>(mask[w]);
     if (!bits) continue;
-    halves[0].see(Isa::only(load(x + w * WORD), bits & 0xffff), w);
-    halves[1].see(Isa::only(load(x + w * WORD + LANES), bits >> 16), w);
+    halves[0].see(Isa::only(load(x + w * MASK_WORD), bits & 0xffff), w);
+    halves[1].see(Isa::only(load(x + w * MASK_WORD + LANES), bits >> 16), w);
   }
   float most = -INFINITY;
   int at = -1;
@@ -45,15 +44,15 @@ int32_t argmax_among(const float* x, int size, const int32_t* mask) {
     for (int j = 0; j < LANES; j++) {
       nan |= halves[half].unordered[j] != 0;
       float value = halves[half].value[j];
-      int i = halves[half].word[j] * WORD + half * LANES + j;
+      int i = halves[half].word[j] * MASK_WORD + half * LANES + j;
       if (value > most || (value == most && i < at)) {
         most = value;
         at = i;
       }
     }
   }
-  for (int i = whole * WORD; i < size; i++) {
-    if (!(static_cast<uint32_t>(mask[i / WORD]) >> i % WORD & 1)) continue;
+  for (int i = whole * MASK_WORD; i < size; i++) {
+    if (!(bits_from(mask, i) & 1)) continue;
     nan |= x[i] != x[i];
     if (x[i] > most) {
       most = x[i];
@@ -67,8 +66,7 @@ int32_t argmax_among(const float* x, int size, const int32_t* mask) {
 
 int32_t best(const float* logits, int vocab, int64_t mask) {
   if (!mask) return argmax(logits, vocab);
-  const auto* words = reinterpret_cast<const int32_t*>(static_cast<intptr_t>(mask));
-  return argmax_among(logits, vocab, words);
+  return argmax_among(logits, vocab, mask_at(mask));
 }
 
 void best(Crew& crew, const float* logits, int rows, int vocab, const int64_t* masks,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api.h"
+#include "division.h"
 #include "guard.h"
 #include "team.h"
 #include "vec.h"
@@ -162,7 +163,7 @@ extern "C" int32_t rl_scores(void* team, const float* logits, int32_t rows, int3
   using namespace rootlace;
   return guarded([&] {
     if (!rows) return;
-    std::vector<Piece> pieces(static_cast<size_t>(rows) * ((vocab + PIECE - 1) / PIECE));
+    std::vector<Piece> pieces(static_cast<size_t>(rows) * ceil_div(vocab, PIECE));
     Scores scores{logits, rows, vocab, tokens, top, logprobs, top_ids, top_logprobs};
     static_cast<Team*>(team)->run([&](Crew& crew) { scores.compute(crew, pieces); });
   });

@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "api.h"
+#include "division.h"
 #include "tile.h"
 
 namespace rootlace {
-
-inline int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 // `count` rows, `stride` elements apart. `row`: the first one's number among the rows of a product;
 // negative where they were put together from others.
