@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import functools
 import platform
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from rootlace.kernels.native import library
 from rootlace.kernels.native.build import NativeUnavailable, library_file
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.pick_tokens import native_kernels
+from rootlace.kernels.native.processor import read_processor
 from tests.conftest import ROOT
 
 
@@ -64,7 +64,7 @@ def skip_without(kernels: str) -> None:
 def library_for(target: str) -> ctypes.CDLL:
     """The library for a target (flags, as those in `TARGETS`), from the cache if it is there;
     skips the test if it cannot be made, or does not run on this processor."""
-    _skip_where_it_cannot_run(target)
+    skip_where_it_cannot_run(target)
     (ROOT / "build").mkdir(exist_ok=True)
     # Of several workers that need it, one compiles.
     with (ROOT / "build" / "native.lock").open("w") as lock:
@@ -89,9 +89,9 @@ def with_tile_unit() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     return unit, library_for(TWIN)
 
 
-def _skip_where_it_cannot_run(target: str) -> None:
+def skip_where_it_cannot_run(target: str) -> None:
     if "x86" in target and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("for another architecture")
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if target == "-march=x86-64-v3" and not {"avx2", "bmi2", "fma"} <= set(flags.split()):
-        pytest.skip("this processor has no AVX2, or does not say so")
+    lacks = {" ".join(one.target): one.name for one in read_processor().lacks}
+    if target in lacks:
+        pytest.skip(f"this processor has no {lacks[target]}, or does not say so")

@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rootlace.kernels.native.processor import first_processor
+
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
@@ -257,12 +259,9 @@ def _common_digest(sources: Path, target: Sequence[str] | None) -> str:
 
 def _processor() -> str:
     """What kind of processor this is and what it can do."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
-    except OSError:
-        return platform.processor()
+    told = first_processor()
     wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(line for line in text.splitlines() if line.startswith(wanted))
+    return "\n".join(told[name] for name in wanted if name in told) or platform.processor()
 
 
 def _digest(parts: Iterable[str]) -> str:

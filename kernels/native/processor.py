@@ -55,7 +55,7 @@ class Processor:
 
 def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
     """What /proc/cpuinfo below `root` says. `architecture`: "" is this machine's."""
-    told = _first_processor(root)
+    told = first_processor(root)
     # ARM calls them features.
     flags = set((told.get("flags") or told.get("Features") or "").split())
     architecture = architecture or platform.machine()
@@ -69,7 +69,8 @@ def read_processor(root: Path = ROOT, architecture: str = "") -> Processor:
     )
 
 
-def _first_processor(root: Path) -> dict[str, str]:
+def first_processor(root: Path = ROOT) -> dict[str, str]:
+    """What /proc/cpuinfo below `root` says of the first processor; {} where there is none."""
     try:
         text = (root / "proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
