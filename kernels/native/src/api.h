@@ -13,11 +13,11 @@
 
 extern "C" {
 
-// What a call ended with: an exception's words are `rl_error`'s. A function that creates something
+// How a call ended; `rl_error` has an exception's message. A function that creates something
 // returns null instead. Where a call failed, contents of what it was to write are undefined.
 enum RlStatus : int32_t { RL_DONE = 0, RL_NO_MEMORY = 1, RL_FAILED = 2 };
 
-// Of this thread's last failed call; good until its next one.
+// The message of this thread's last failed call; valid until its next failed one.
 RL_API const char* rl_error();
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
@@ -143,8 +143,8 @@ struct RlPicks {
 RL_API int32_t rl_pick(void* team, const float* logits, int32_t rows, int32_t vocab,
                        const RlPicks* picks, int32_t* tokens);
 
-// Of each of `rows` rows of `vocab`: the log-probability of its token, NaN for a token that there is
-// not, and ids and log-probabilities of its `top` (at most `vocab`) best, [rows, top].
+// Of each of `rows` rows of `vocab`: the log-probability of its token, NaN where there is
+// no such token; and ids and log-probabilities of its `top` (at most `vocab`) best, [rows, top].
 RL_API int32_t rl_scores(void* team, const float* logits, int32_t rows, int32_t vocab,
                          const int32_t* tokens, int32_t top, float* logprobs, int32_t* top_ids,
                          float* top_logprobs);

@@ -11,10 +11,11 @@
 namespace rootlace {
 namespace {
 
-// What is fetched while a key block is computed: that so many key heads, block by block, later.
+// While a key head of a block is computed, the one so many heads later is fetched; behind a block's
+// last head come those of the next block.
 constexpr int AHEAD = 2;
 
-// Online softmax of some queries: what a record holds of one.
+// The online softmax of some queries; a record holds that of one.
 struct State {
   float* base;    // [queries]
   float* sums;    // [queries, LANES]
@@ -125,8 +126,8 @@ class Work {
     return (int64_t)table[position / size] * size + position % size;
   }
 
-  // Where the panels of a key block lie in the cache, of head 0. Behind the last one that is read
-  // stands that one again.
+  // Where the panels of a key block lie in the cache, of head 0. The last one that is read stands
+  // for those behind it, too.
   void find_panels(int block, int64_t* at) const {
     for (int i = 0; i < PANELS; i++) {
       const int key = block * KEY_BLOCK + i * LANES;
@@ -258,11 +259,11 @@ class Work {
     return true;
   }
 
-  // A segment of query i into its total. Compiled once: another copy might round in another way.
+  // Adds a segment of query i to its total. Compiled once: another copy might round in another way.
   [[gnu::noinline]] void merge(int i, float base, const float* sums, const float* values) {
     if (base == NOTHING) {
       if (sum(load(sums)) == 0) return;
-      base = 0;  // no key could be compared: they are not numbers, and neither shall the total be
+      base = 0;  // scores are NaN, and the total becomes NaN, too
     }
     const float before = total_.base[i];
     const float top = base > before ? base : before;

@@ -6,8 +6,8 @@
 
 namespace rootlace {
 
-// Keys of plain rows at base + offsets[], `count` of them (a multiple of LANES), into panels: see
-// KvLayout; panels are as large as keys of `padded` numbers make them.
+// Packs `count` keys (a multiple of LANES), plain rows at base + offsets[], into panels as KvLayout
+// has them; a panel has space for keys of `padded` numbers.
 template <class T>
 inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim, int padded,
                       T* out) {
@@ -22,7 +22,7 @@ inline void pack_keys(const T* base, const int64_t* offsets, int count, int dim,
   }
 }
 
-// `count` (even) values: float32 [count][columns]; bfloat16, in pairs of keys:
+// Packs `count` (even) values: float32 [count][columns]; bfloat16, in pairs of keys:
 // [count / 2][columns][2]. `columns`: dim rounded up to whole vectors; those behind dim are zero.
 inline void pack_values(const float* base, const int64_t* offsets, int count, int dim, int columns,
                         float* out) {

@@ -7,15 +7,15 @@
 namespace rootlace {
 namespace {
 
-// What a key block costs beside its queries (its layout is changed first), in queries.
+// The cost of a key block besides that of its queries, in queries: its layout is changed first.
 constexpr float BLOCK_COST = 3;
-// What a token's state costs that is written by one task and read by another.
+// The cost of a query's state that one task writes and another reads, in queries.
 constexpr float STATE_COST = 0.3f;
-// Key blocks that a run must save its rows: else another task costs more.
+// A run that saves its rows fewer key blocks is not shared: its task would cost more than that.
 constexpr int LEAST_SAVED = 8;
-// Rows with more queries per key head use a key block well without others.
+// Rows with more queries per key head take no part in runs: alone they use a key block well.
 constexpr int MOST_SHARING = 32;
-// Fewer queries are not worth a task of their own while its keys can be cut instead.
+// Tasks are not cut into ones with fewer queries as long as their keys can be cut instead.
 constexpr int FEW_QUERIES = 48;
 
 int cut(int begin, int end, int part, int parts) {
@@ -41,7 +41,7 @@ void AttentionPlan::make(const AttentionShape& new_shape, const RlRows& new_rows
   place_states();
 }
 
-// Leading key blocks of a run's rows that the runs around it do not compute.
+// Makes a job of the leading key blocks of a run's rows, without those of the runs around it.
 void AttentionPlan::share(const int32_t* run) {
   const int end = run[1];
   int first_row = -1, count = 0;
@@ -72,7 +72,7 @@ void AttentionPlan::share(const int32_t* run) {
     if (takes_part(row) && covered_[row] == high) phase_[row] = phase + 1;
 }
 
-// What is left of a row's keys.
+// Makes jobs of a row's keys that no run computes.
 void AttentionPlan::finish(int row) {
   if (new_tokens(row) <= 0) return;
   int first = (int)tokens.size();
@@ -101,8 +101,8 @@ float AttentionPlan::cost(const AttentionTask& task) const {
          ((task.high - task.low) * (BLOCK_COST + queries) + states + 1);
 }
 
-// Jobs into tasks: small enough for all threads to have work to the end, and for their states to
-// stay in the cache.
+// Cuts jobs into tasks that are small enough for all threads to have work to the end, and for the
+// tasks' states to stay in the cache.
 void AttentionPlan::divide() {
   float total = 0;
   for (const Job& job : jobs_) total += cost(job.task);

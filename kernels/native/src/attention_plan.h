@@ -27,7 +27,7 @@ struct AttentionTask {
   float cost;
 };
 
-// Reusable: a plan made again allocates nothing that fits into what it had.
+// Reusable: making a plan again allocates only what does not fit into the memory it has.
 class AttentionPlan {
  public:
   // For `threads` threads. `rows` is copied, its arrays must outlive the plan's use.

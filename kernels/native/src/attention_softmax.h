@@ -1,8 +1,8 @@
 // Online softmax of one query's scores, a key block at a time.
 //
 // Exponents are to base 2. Weights are 2^(score - base), where `base` follows the largest score so
-// far only when that has outgrown it by SLACK: sums and weighted values are then scaled down, and
-// seldom need to be.
+// far only when that has outgrown it by SLACK. Sums and weighted values are scaled down then, which
+// happens seldom.
 #pragma once
 
 #include "attention_plan.h"
@@ -11,7 +11,7 @@
 namespace rootlace {
 
 constexpr float SLACK = 8;
-constexpr float NOTHING = -INFINITY;  // a base: no key has been seen
+constexpr float NOTHING = -INFINITY;  // the base before any key has been seen
 
 inline float exp2_of(float x) { return exp2<true>(Isa::splat(x))[0]; }
 

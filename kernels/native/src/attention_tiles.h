@@ -19,7 +19,7 @@ class TileProducts {
  public:
   static constexpr int MOST_ROWS = 32;
 
-  // As those of VectorProducts, what is not explained here.
+  // What is not explained here is as in VectorProducts.
   explicit TileProducts(int dim)
       : dim_(dim), padded_(ceil_div(dim, DEPTH) * DEPTH), columns_(ceil_div(dim, LANES) * LANES) {}
   ~TileProducts() {
@@ -109,7 +109,7 @@ class TileProducts {
     size_t stride;
   };
 
-  // Of the keys of the panels vec and vec + 1.
+  // Scores of the keys of the panels vec and vec + 1.
   template <int HEIGHT>
   void score(const bf16* queries, int vec, const Sums& sums, const KeyPanels<bf16>* next) {
     const size_t stride = padded_ * sizeof(bf16);
@@ -178,7 +178,7 @@ class TileProducts {
     for (int i = 0; i < columns_; i += LANES) store(values + i, load(values + i) * keep);
   }
 
-  // A share of all panels: as much as `count` dimensions, or columns, take from `from` on.
+  // Fetches of each panel what `count` dimensions, or columns, from `from` on take.
   static void fetch(const bf16* const* panels, int from, int count) {
     for (int i = 0; i < PANELS; i++)
       for (int d = 0; d < count; d += 2)

@@ -63,8 +63,8 @@ void score(const T* queries, int dim, const T* const* panels, float* scores, siz
 }
 
 // values[ROWS, VECS * 16] = values * keep[row] + weights [ROWS, KEY_BLOCK] of `count` keys x as
-// many columns of theirs, from `column` of `columns` on. `tail`: the last word of these, if there
-// is half a word.
+// many columns of theirs, from `column` of `columns` on. `tail`: the last word of these, if
+// only half of it counts.
 template <int ROWS, int VECS, class T>
 void weigh(const T* weights, int count, const T* const* panels, int column, int columns,
            const T* tail, float* values, const float* keep, const T* const* next) {
@@ -170,7 +170,7 @@ class VectorProducts {
     return panels;
   }
 
-  // The key block of which products are wanted next; what is behind `count` keys is nobody's.
+  // The key block of which products are wanted next; behind `count` keys anything may stand.
   void take(const KeyPanels<T>& panels, int) { panels_ = panels; }
 
   // scores[rows, KEY_BLOCK] of queries [rows, query_stride] and the block's first `vecs` panels.
@@ -189,7 +189,7 @@ class VectorProducts {
              const KeyPanels<T>* next) {
     const T* tail = nullptr;
     if (count % STEP<T>) {
-      // What stands behind the last key is nobody's, and may not be a number.
+      // Anything may stand behind the last key, also NaN.
       const T* word = panels_.values[count / LANES] + count % LANES / STEP<T> * STEP<T> * columns_;
       for (int i = 0; i < columns_; i++) tail_[i * STEP<T>] = word[i * STEP<T>];
       tail = tail_;

@@ -271,7 +271,7 @@ class Row {
       int bucket = 0;
       while (bucket < end && before + space_.masses[bucket] < limit)
         before += space_.masses[bucket++];
-      if (bucket == end) {  // what top-k left has rounded to less than the limit, or more is to come
+      if (bucket == end) {  // sums are rounded below the limit, or `reach` is too short
         if (end == BUCKETS && missing && reach != REACHES[2]) continue;
         return cut;
       }

@@ -66,8 +66,8 @@ inline void norm_and_rotate(const T* x, const T* norm, float eps, const float* c
   }
 }
 
-// The place of the largest number, the first of equals; -1 where it, or any number, is not finite:
-// infinity, NaN, or all of them -infinity.
+// The place of the largest number, the first of equals; -1 where that number is infinite, of either
+// sign, or any number is NaN.
 inline int32_t argmax(const float* x, int size) {
   float most = -INFINITY;
   bool nan = false;
@@ -88,7 +88,7 @@ inline int32_t argmax(const float* x, int size) {
     most = x[i] > most ? x[i] : most;
   }
   if (nan || std::isinf(most)) return -1;
-  // Most of the time is in reading: the second pass ends where it finds it.
+  // Reading takes most of the time: the second pass ends at the place it looks for.
   for (i = 0; i + LANES <= size; i += LANES)
     if (uint32_t bits = bits_of(load(x + i) == most)) return i + __builtin_ctz(bits);
   for (; i < size; i++)

@@ -58,7 +58,7 @@ size_t spread(int elements) {
   return ((elements + LINE - 1) / LINE | 1) * LINE;
 }
 
-// Where the time of a step goes, seen by one thread.
+// Measures how long a thread spends in each part of a step.
 class Clock {
  public:
   explicit Clock(int64_t* nanos) : nanos_(nanos), last_(nanos ? now() : 0) {}
@@ -297,7 +297,7 @@ class Forward {
     attention(crew, plan, call);
   }
 
-  // What attention finds for the wanted tokens, in order; their residuals beside it.
+  // Returns attention's result for the wanted tokens, in order; copies their residuals, too.
   const T* attend_to_wanted(Crew& crew, const RlLayer& layer, int index, Clock& clock) const {
     bool few = few_wanted();
     if (!few) {

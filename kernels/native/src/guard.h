@@ -1,4 +1,4 @@
-// No C++ exception leaves the library: Python is told by a result, and asks `rl_error` for the words.
+// No C++ exception leaves the library: a result tells Python, which asks `rl_error` why.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace rootlace {
 
-// Of the error that this thread's last failed call ended with.
+// The message of the error that this thread's last failed call ended with.
 inline thread_local char error_words[256];
 
 inline int32_t failure(RlStatus status, const char* words) noexcept {

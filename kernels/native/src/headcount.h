@@ -25,7 +25,7 @@ class Headcount {
 
   explicit Headcount(int threads) : all_(threads), now_(threads) {}
 
-  // There are fewer than was thought. Before the first region.
+  // There are fewer threads than was thought. Called before the first region.
   void have_at_most(int threads) { now_ = all_ = threads; }
 
   // Threads of the next region. Any thread may ask.

@@ -11,8 +11,8 @@ namespace rootlace {
 
 constexpr int PANELS = KEY_BLOCK / LANES;  // of a key block
 
-// Where the panels of a key block are, of one key head. Behind the last panel with keys stands that
-// one again.
+// Where the panels of a key block are, of one key head. The last panel with keys stands for those
+// behind it, too.
 template <class T>
 struct KeyPanels {
   const T* keys[PANELS];

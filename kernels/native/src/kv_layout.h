@@ -48,7 +48,7 @@ struct KvLayout {
     for (int d = 0; d < head_dim; d++) to[d * STEP<T> + half] = value[d];
   }
 
-  // The first `slots` slots of a block, and of the words that they share with others their half.
+  // Copies the first `slots` slots of a block; of words that they share with others, their half.
   void copy(const T* from, T* to, int slots, bool keys) const {
     if (!panels()) {
       std::memcpy(to, from, sizeof(T) * slots * kv_heads * head_dim);

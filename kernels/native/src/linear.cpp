@@ -12,8 +12,9 @@
 namespace rootlace {
 namespace {
 
-// Rows of x that are taken through all weights before the next: they stay in the second level; in
-// the third if weights are too large for it and would be read from memory each time.
+// Rows of x go through all weights in groups that stay in the second level of cache. Weights of
+// more bytes than this would be read from memory for each group: groups are larger then, and stay
+// in the third level.
 constexpr int64_t LARGE_WEIGHTS = 16 << 20;
 
 // The work of one `linear`: units of some rows x some columns, numbered so that those with weights
@@ -108,7 +109,7 @@ struct Plan {
   }
 };
 
-// Rows of x that have a use for some columns, side by side.
+// Copies, side by side, of those rows of x whose masks allow some of the columns at hand.
 template <class T>
 struct Gathered {
   static constexpr int MOST_ROWS = Panels<T>::MOST_ROWS;

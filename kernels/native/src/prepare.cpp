@@ -1,4 +1,4 @@
-// What the process asks for and may ask before it computes.
+// What a process calls before it computes, and what tells it why a call failed.
 #include "api.h"
 #include "guard.h"
 #include "isa/isa.h"

@@ -7,7 +7,7 @@
 
 namespace rootlace {
 
-// Runs as `RlRows` wants them. Used again, it allocates nothing that fits into what it has.
+// Runs as `RlRows` wants them. Using it again allocates only what does not fit into its memory.
 class SharedRuns {
  public:
   // Finds every run that saves reading at least `least` slots. Only whole blocks count, and a row

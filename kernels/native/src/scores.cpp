@@ -76,7 +76,7 @@ double sum_of_weights(const float* x, int size, float most) {
 void find_best(const float* x, int size, int first, int count, std::vector<Ranked>& best) {
   best.clear();
   best.reserve(count);
-  float least = -INFINITY;  // of a full heap: its worst, which an equal one with a larger id is not
+  float least = -INFINITY;  // of a full heap, its worst: what comes later must be larger
   for (int i = 0; i < size; i += LANES) {
     int end = std::min(i + LANES, size);
     bool full = static_cast<int>(best.size()) == count;

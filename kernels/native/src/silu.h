@@ -6,7 +6,7 @@
 
 namespace rootlace {
 
-// x / (1 + e^-x), as exactly as T shows.
+// x / (1 + e^-x), as precisely as T can show.
 template <class T>
 inline Vec silu(Vec x) {
   if constexpr (sizeof(T) == 4) return x / (1.0f + exp(-x));

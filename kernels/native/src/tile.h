@@ -27,7 +27,7 @@ struct Sums {
   Native at[ROWS][COLUMNS];
 };
 
-// Where the registers of a panel's row lie that are right behind one another.
+// Where the registers of a panel's row lie: right behind one another.
 template <class T>
 struct Row {
   const T* at;
@@ -55,7 +55,7 @@ template <int ROWS, int COLUMNS, class T>
   step_at(a, lda, Row<T>{b}, sums);
 }
 
-// The last input of an odd number of them: what follows it in memory is not A's.
+// The last one of an odd number of inputs: what follows it in memory does not belong to A.
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
                                         Sums<ROWS, COLUMNS>& sums) {

@@ -52,7 +52,7 @@ class TilePanels {
       }
   }
 
-  // Products of one thread; for as long as it has nothing else to do.
+  // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
     // As those of VectorPanels::Multiplier. Rows of x are read where they are: quickly if they lie an

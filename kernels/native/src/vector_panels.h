@@ -12,7 +12,7 @@
 namespace rootlace {
 
 // `count` rows, `stride` elements apart. `row`: the first one's number among the rows of a product;
-// negative where they were put together from others.
+// negative where the rows were gathered.
 template <class T>
 struct Rows {
   const T* at;
@@ -63,10 +63,10 @@ class VectorPanels {
     }
   }
 
-  // Products of one thread; for as long as it has nothing else to do.
+  // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
-    // Memory of a thread's own that `multiply` wants, where tasks share groups of so many rows.
+    // How much memory of its own a thread needs where tasks share groups of so many rows.
     static size_t bytes(const VectorPanels&, int) { return 0; }
 
     Multiplier(const VectorPanels& panels, int, void*) : panels_(panels) {}
@@ -130,7 +130,7 @@ class VectorPanels {
 
  private:
   // A panel is gone through in stretches of its depth that stay in the second level of cache. Where
-  // only a few tiles of rows need them, in the first: these would wait for the second.
+  // only a few tiles of rows need them, in the first: so few would wait for the second.
   static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
   // How far ahead of a lone tile its weights are fetched.
   static constexpr int LONE_AHEAD = 4096;

@@ -1,7 +1,7 @@
 // Intel's tile unit (AMX): products of bfloat16 tiles, summed in float32.
 //
 // Registers: sums 0 to 3, then two tiles of the left factor (4, 5) and two of the right (6, 7).
-// The compilers' own intrinsics are not used: GCC 12 does not tell itself that they read memory.
+// The compilers' intrinsics are not used: those of GCC 12 do not say that they read memory.
 #pragma once
 
 #include <cerrno>
@@ -50,7 +50,7 @@ class AmxTiles {
   }
 
   static void configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
-  // Registers are given back: what is in use is saved and restored whenever threads take turns.
+  // Gives the registers back: those in use are saved and restored at every switch of threads.
   static void release() { asm volatile("tilerelease"); }
 
   template <int C>
@@ -62,7 +62,7 @@ class AmxTiles {
   static void load(const void* from, size_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");
   }
-  // The same of what is used once while the other factor stays in the first level of cache.
+  // The same for a factor that is used once; the other one stays in the first level of cache.
   template <int R>
   static void load_once(const void* from, size_t stride) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(R) : "memory");

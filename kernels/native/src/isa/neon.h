@@ -31,7 +31,7 @@ struct Neon : Plain<4> {
   [[gnu::always_inline]] static void add_pairs(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                Word&& word) {
     add_halves<true>(sums, at, word);
-    asm volatile("" ::: "memory");  // else the panel would be kept
+    asm volatile("" ::: "memory");  // else the panel would be kept in registers
     add_halves<false>(sums, at, word);
   }
 

@@ -181,7 +181,7 @@ struct Plain {
     }
   }
 
-  // The same of x as it is rounded to `rounded`.
+  // The same of x rounded to bfloat16, which is stored in `rounded`.
   template <int COUNT>
   static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
     using NativeWords = typename Registers<WIDTH>::NativeWords;
