@@ -53,7 +53,6 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 demo: $(READY)
 	@$(BIN)/python examples/quickstart.py
 
-# The GPU's tests run on the CPU, so that they themselves are tested; gpu-test runs them on a GPU.
 # Native kernels are compiled before, so that no test with a time limit pays for it; without a
 # compiler the tests of them are skipped.
 check: $(READY)
@@ -61,6 +60,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(PYTEST) -m "not slow"
 
+# The GPU's tests run on the CPU, so that they themselves are tested; gpu-test runs them on a GPU.
 test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
 	$(PYTEST) --on-cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import platform
@@ -88,6 +89,10 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
     path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
 
 
+FILES = ("json", "plot", "models")
+"""Options that name files."""
+
+
 class Report:
     """What a benchmark found, beside where and when: begun when it begins to measure."""
 
@@ -99,6 +104,11 @@ class Report:
     def add(self, name: str, value: Any) -> None:
         """Dataclasses, alone or in lists, become objects."""
         self.found[name] = msgspec.to_builtins(value)
+
+    def add_options(self, arguments: argparse.Namespace) -> None:
+        """What the benchmark was called with, but for where files are."""
+        given = {name: value for name, value in vars(arguments).items() if name not in FILES}
+        self.found["options"] = {name: str(value) for name, value in given.items()}
 
     def foreign_line(self) -> str:
         """How many cores other programs kept busy until now, which is recorded, too."""

@@ -7,7 +7,8 @@ larger than the processor's.
 
 The floor of a product or a step is the larger of its bytes by the bandwidth and its operations by
 the rate of a large product, both measured in the same run. `of floor` is the share of it that is
-reached, 1 at best. Times are the best of many, taken in turns.
+reached: above 1 where a product is faster than the one that the rate is measured by. Times are the
+best of many, taken in turns.
 """
 
 from __future__ import annotations
@@ -292,6 +293,7 @@ def main() -> None:
         f"{report.foreign_line()}"
     )
     report.found |= {"threads": args.threads, "dtype": args.dtype, "heads": asdict(heads)}
+    report.add_options(args)
     report.found |= {"rate": rate, "read_bandwidth": bandwidth}
     report.write(args.json)
 

@@ -1,7 +1,7 @@
 """Where the time of a step on a CPU goes: `python -m benchmarks.cpu_steps [--json FILE]`.
 
 Decode steps of one row and of many, and prefills of one prompt, greedy, on the native kernels; the
-same of plain transformers (its own attention over a contiguous cache) beside them. The parts are
+same of plain transformers beside them, with the cache that its `generate` uses. The parts are
 those of the fastest step of each case: noise only slows.
 """
 
@@ -69,7 +69,7 @@ class Subject:
         executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
         model = on_cpu(config, dtype, rotary, cache, executor, load_weights, None)
         assert isinstance(model.forward, NativeDecoder)
-        model.pool.zero_()
+        model.pool.normal_()  # products of zeros take less time
         self.vocab_size = config.spec.vocab_size
         self._forward = model.forward
         self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
@@ -185,6 +185,7 @@ def main() -> None:
         results += measure(size, folder, cases, args.threads, args.seconds, not args.alone)
     show(results, console)
     report.add("results", results)
+    report.add_options(args)
     console.print(report.foreign_line())
     report.write(args.json)
 

@@ -182,8 +182,7 @@ def main() -> None:
             "compare on with off, do not take the absolute figures.[/]"
         )
     # Where files lie says nothing about the measurement.
-    options = {k: str(v) for k, v in vars(arguments).items() if k not in ("json", "plot", "models")}
-    report.add("options", options)
+    report.add_options(arguments)
     report.add("loads", {load: WORKLOADS[LOADS[load]].describe for load in arguments.loads})
     report.add("results", summaries)
     report.write(arguments.json)

@@ -44,21 +44,23 @@ NEEDED = {
     "msgspec": "msgspec",
     "zmq": "pyzmq",
     "llguidance": "llguidance",
+    "interegular": "interegular",
+    "outlines_core": "outlines-core",
+    "jsonschema": "jsonschema",
+    "aiohttp": "aiohttp",
+    "jinja2": "Jinja2",
     "rich": "rich",
     "typer": "typer",
     "pytest": "pytest",
     "pytest_timeout": "pytest-timeout",
 }
 """Import name -> distribution: without these nothing can be checked."""
-USEFUL = {
-    "jsonschema": "jsonschema",
-    "aiohttp": "aiohttp",
-    "jinja2": "Jinja2",
-    "xdist": "pytest-xdist",
-}
-"""Without these some tests are skipped."""
+USEFUL = {"xdist": "pytest-xdist"}
+"""Without these the tests take longer."""
 BROUGHT = (
-    *("msgspec", "pyzmq", "llguidance", "psutil"),
+    *("msgspec", "pyzmq", "llguidance", "psutil", "interegular", "outlines-core"),
+    *("aiohttp", "aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache", "yarl"),
+    *("Jinja2", "MarkupSafe", "idna", "typing-extensions"),
     *("rich", "markdown-it-py", "mdurl", "Pygments"),
     *("typer", "click", "shellingham", "annotated-doc"),
     *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging"),
@@ -194,7 +196,7 @@ def look_at_machine() -> None:
         )
     absent = missing(USEFUL)
     if absent:
-        say(f"not there, so some tests are skipped and some comparisons left out: {absent}")
+        say(f"not there, so the tests run one after the other: {absent}")
     probe = (
         "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available(), "
         "torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"

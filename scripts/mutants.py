@@ -298,7 +298,11 @@ def judge(place: Place, target: Path, options: argparse.Namespace, sound: set[st
         path.write_text(source)
     if found.startswith(("FAILED ", "ERROR ")):
         file = found.split()[1].split("::")[0]
-        if file not in sound and (again := run_tests(target, [*options.pytest, file])):
+        try:
+            again = "" if file in sound else run_tests(target, [*options.pytest, file])
+        except OutOfTime:
+            again = f"{file} takes more than {CPU_SECONDS} s"
+        if again:
             raise RuntimeError(f"fails without any fault: {again}")
         sound.add(file)
     return Outcome(place, said, found)

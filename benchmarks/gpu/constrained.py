@@ -22,7 +22,7 @@ def measure(setting: Setting, report: Report) -> None:
     # Nothing is banned or penalised: lists of tokens are beyond what a captured graph does.
     kinds: dict[str, dict[str, Any]] = {
         "constrained": {"regex": PAIRS, "jump_forward": "off"},
-        "unconstrained": {"ignore_eos": True},
+        "unconstrained": {},
     }
     prompts = [[2 + (7 * row + i) % 250 for i in range(16)] for row in range(rows)]
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}

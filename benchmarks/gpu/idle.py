@@ -30,7 +30,7 @@ def measure(setting: Setting, report: Report) -> None:
     for overlap in (None,) if setting.quick or setting.smoke else (None, False):
         with report.attempt(overlap=overlap is None, rows=rows) as case:
             with started(name, setting.device, rows, overlap=overlap) as engine:
-                params = {"temperature": 0.0, "ignore_eos": True}
+                params = {"temperature": 0.0}
                 decode_rate(engine, prompts, new, params)  # graphs are captured
                 rate = decode_rate(engine, prompts, new, params)
             case |= {"decode_tokens_per_second": rate, "step_us": rows / rate * 1e6}

@@ -20,7 +20,7 @@ def measure(threads: int, dtype: str, seconds: float) -> dict[str, Any]:
     except NativeUnavailable:  # there is no compiler
         library = None
     rates = product_rates(getattr(torch, dtype), threads, seconds, library)
-    bandwidth = read_bandwidth(threads, seconds, READ_BYTES, None)
+    bandwidth = read_bandwidth(threads, seconds, READ_BYTES, library)
     rate = max(rates.values())
     return {"gemm_rate": rate, "gemm_rates": rates, "read_bandwidth": bandwidth}
 

@@ -32,8 +32,10 @@ struct Plan {
   Plan(const Packing& packing, int rows, int threads)
       : packing(packing), rows(rows), threads(threads) {
     int vecs = ceil_div(packing.columns, LANES);
-    // A few panels are cut where whole ones would leave some threads with much more than others.
-    bool uneven = 10 * ceil_div(packing.panels, threads) * Packing::VECS > 11 * ceil_div(vecs, threads);
+    // A few panels are cut where, with whole ones, the largest share would be larger by more than a
+    // tenth.
+    int whole = ceil_div(packing.panels, threads) * Packing::VECS;
+    bool uneven = 10 * whole > 11 * ceil_div(vecs, threads);
     bool scarce = packing.panels < 6 * threads && rows <= 2 * Packing::ROWS && uneven;
     unit_vecs = scarce ? 1 : Packing::VECS;
     column_units = unit_vecs == 1 ? vecs : packing.panels;

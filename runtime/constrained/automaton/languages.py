@@ -80,6 +80,7 @@ class Language:
         behind = np.unpackbits(
             np.frombuffer(following.to_bytes(32, "little"), np.uint8), bitorder="little"
         )
+        # A class of bytes is 2 * the automaton's own + whether its bytes are among `following`.
         read = (rows >= 0).any(axis=0) | (behind == 1)
         class_of = np.where(read, 2 * self._dfa.byte_classes.astype(int) + behind, _UNREAD)
         keys, one_of_each = np.unique(class_of, return_index=True)
@@ -89,6 +90,7 @@ class Language:
             for state, row in enumerate(rows[:, one_of_each].tolist(), 1)
         }
         if following:
+            # Odd classes are those of `following`.
             found = {key: _FOUND for key in keys.tolist() if key & 1 and key != _UNREAD}
             for state, row in steps.items():
                 if self._dfa.accepting(state - 1):
@@ -97,6 +99,7 @@ class Language:
             alphabet=_ByteClasses(class_of.tolist()),
             states=(),
             initial=self._dfa.start + 1,
+            # None of the automaton's states is dead: all that leads to one begins some text.
             finals={_FOUND} if following else set(steps),
             map=steps,
             __no_validation__=True,

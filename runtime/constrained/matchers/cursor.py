@@ -64,7 +64,7 @@ class Cursor(Matcher):
         return row
 
     def prepare_mask(self) -> None:
-        if self.ready is not None:
+        if self.ready is not None and self._grammar.trusted:
             return
         row = self.mask_row()
         if row is not None and not row.table.filled(row.row):

@@ -24,6 +24,7 @@ from rootlace.runtime.constrained.schema.dialect import (
     keywords,
     pointer_part,
     subschemas,
+    without_own,
 )
 from rootlace.runtime.constrained.schema.search import searcher
 from rootlace.wire.errors import InvalidConstraint
@@ -100,10 +101,13 @@ class CheckedSchema:
         """The schemas of a key's value, of those right below `located`."""
         found, schema = [], located.keywords
         if key in schema.get("properties", {}):
-            found.append(self.child(located, f"/properties/{key}", schema["properties"][key]))
+            found.append(
+                self.child(located, f"/properties/{pointer_part(key)}", schema["properties"][key])
+            )
         for pattern, below in schema.get("patternProperties", {}).items():
             if searcher(pattern)(key):
-                found.append(self.child(located, f"/patternProperties/{pattern}", below))
+                path = f"/patternProperties/{pointer_part(pattern)}"
+                found.append(self.child(located, path, below))
         if not found and "additionalProperties" in schema:
             below = schema["additionalProperties"]
             found.append(self.child(located, "/additionalProperties", below))
@@ -124,7 +128,8 @@ class CheckedSchema:
         if not isinstance(resolved.contents, dict | bool):
             raise invalid(place, f"{ref!r} leads to something that is no schema")
         inside = ref.startswith("#/") and source.pointer.startswith("#")
-        pointer = self._pointer(resolved.contents, ref if inside else f"{place}({ref})")
+        pointer = without_own(ref) if inside else f"{place}({without_own(ref)})"
+        pointer = self._pointer(resolved.contents, pointer)
         dialect = dialect_of(resolved.contents, source.dialect)
         found = Located(resolved.contents, resolved.resolver, dialect, pointer)
         self._targets[key] = found
@@ -155,8 +160,9 @@ class CheckedSchema:
         if "$ref" in located.schema and located.dialect.number <= 7:
             return
         for path, schema in subschemas(located.schema):
-            if unused or not path.startswith(("/$defs", "/definitions", "/contentSchema")):
-                yield path.split("/")[1], self.child(located, path, schema)
+            keyword = path.split("/")[1]
+            if unused or keyword in located.dialect.keywords:
+                yield keyword, self.child(located, path, schema)
 
     # ------------------------------------------------------------ checks
 

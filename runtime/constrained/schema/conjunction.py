@@ -14,8 +14,8 @@ from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.contradiction import contradiction
-from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, UNMET
-from rootlace.runtime.constrained.schema.residual import OWN, Residual
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, OWN, UNMET, pointer_part
+from rootlace.runtime.constrained.schema.residual import Residual
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 ALL_TYPES = frozenset(TYPES)
@@ -276,7 +276,7 @@ class Cases:
             return [[_Option(tuple(met)), _Option(tuple(unmet))]]
         found = []
         for name, needed in value.items():
-            base = f"/{key}/{name}"
+            base = f"/{key}/{pointer_part(name)}"
             absent = self._made(located, f"{base}{OWN}absent", {"properties": {name: False}})
             others = needed if key == "dependentRequired" else ()
             names = [name, *(other for other in others if other != name)]
@@ -400,13 +400,13 @@ class Cases:
             for name, needed in value.items():
                 for other in needed:
                     shape = {"type": "object", "required": [name], "properties": {other: False}}
-                    yield made(shape, part=f"{name}/{other}")
+                    yield made(shape, part=f"{pointer_part(name)}/{pointer_part(other)}")
         elif key == "dependentSchemas":
             for name, other in value.items():
-                atom = self._made(
-                    located, f"/{key}{OWN}{name}", {"type": "object", "required": [name]}
-                )
-                yield _Option((atom, below(f"/{key}/{name}", other)))
+                part = pointer_part(name)
+                there = {"type": "object", "required": [name]}
+                atom = self._made(located, f"/{key}{OWN}{part}", there)
+                yield _Option((atom, below(f"/{key}/{part}", other)))
 
     def _made(self, parent: Located, path: str, schema: dict[str, Any]) -> Atom:
         """A schema of our own, as if it stood below another."""

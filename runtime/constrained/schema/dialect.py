@@ -38,6 +38,8 @@ IN_PLACE = frozenset(
 """Keywords whose subschemas apply to the very value that the schema applies to."""
 EXCLUDED = "!excluded"
 """Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
+OWN = "\0"
+"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
 UNMET = "!unmet"
 """Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
 _READ_WITH_OTHERS = {
@@ -131,5 +133,10 @@ def subschemas(schema: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def pointer_part(name: str) -> str:
-    """A name as a part of a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
+    """A name as a part of a JSON pointer, in which `OWN` is nobody's but ours."""
+    return without_own(name.replace("~", "~0").replace("/", "~1"))
+
+
+def without_own(pointer: str) -> str:
+    """A pointer that a user wrote."""
+    return pointer.replace(OWN, "~2")

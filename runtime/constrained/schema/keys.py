@@ -9,10 +9,11 @@ from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.trees import NOTHING, with_length
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
 from rootlace.runtime.constrained.schema.conjunction import Atom, Conjunction
+from rootlace.runtime.constrained.schema.dialect import OWN, pointer_part
 from rootlace.runtime.constrained.schema.evaluated import evaluated_keys
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.pattern import NotTranslated, regex_of_pattern
-from rootlace.runtime.constrained.schema.residual import OWN, Residual
+from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.runtime.constrained.schema.search import searcher
 
 
@@ -50,7 +51,8 @@ class Keys:
         value = self._leaf[keyword]
         for part in path:
             value = value[part]
-        return Atom(self._checked.child(self._located, "/".join(("", keyword, *path)), value))
+        pointer = "/".join(("", keyword, *map(pointer_part, path)))
+        return Atom(self._checked.child(self._located, pointer, value))
 
     def of_name(self, name: str) -> list[Atom]:
         atoms = list(map(Atom, self._checked.members(self._located, name)))

@@ -63,7 +63,7 @@ _PIECE = re.compile(
 _REFUSED = {
     "empty": "a class that is empty in ECMA-262",
     "unbounded": "a repetition without a lower bound",
-    "group": "a group of its own kind",
+    "group": "a group that is not a plain one",
 }
 
 
@@ -77,7 +77,8 @@ def _refuse_dialect(pattern: str) -> None:
         elif in_class:
             in_class = piece[0] != "]"
         elif piece.lastgroup:
-            raise NotTranslated(f"pattern {pattern!r}: {_REFUSED[piece.lastgroup]}")
+            here = pattern[piece.start() : piece.start() + 8]
+            raise NotTranslated(f"pattern {pattern!r}: {_REFUSED[piece.lastgroup]}, {here!r}")
         else:
             in_class = piece[0] == "["
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import Located
-
-OWN = "\0"
-"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
+from rootlace.runtime.constrained.schema.dialect import OWN
 
 
 @dataclass(frozen=True, slots=True)

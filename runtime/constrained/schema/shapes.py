@@ -18,7 +18,7 @@ from rootlace.runtime.constrained.schema.conjunction import (
     Case,
     Conjunction,
 )
-from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS
+from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, OWN
 from rootlace.runtime.constrained.schema.evaluated import evaluated_items
 from rootlace.runtime.constrained.schema.formats import FORMATS, pattern_of_format
 from rootlace.runtime.constrained.schema.guidance import (
@@ -32,7 +32,7 @@ from rootlace.runtime.constrained.schema.number_shapes import (
     is_number,
     numbers,
 )
-from rootlace.runtime.constrained.schema.residual import OWN, Residual, notes_of
+from rootlace.runtime.constrained.schema.residual import Residual, notes_of
 from rootlace.runtime.constrained.schema.shape import Shape
 
 LLGUIDANCE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uuid", "uri"])

@@ -61,6 +61,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in OUT_OF_TIME:
         signal.signal(number, signal.SIG_DFL)  # ends the process, whatever it is doing
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OUT_OF_TIME)  # the parent may have blocked them
     parent: Connection[Any, Any] = Connection(0)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_all, args=(parent, messages), daemon=True).start()

@@ -46,8 +46,8 @@ class TrialProcess:
         """Raises InvalidConstraint with the reason, or the bound, if it does not compile."""
         child = self._child if self._child is not None else self._start()
         try:
-            # The child ends itself before that, unless somebody has suspended it.
-            verdict = _ask(child, constraint, START_SECONDS + 4 * self._config.compile_seconds)
+            # The child ends itself long before that, unless somebody has suspended it.
+            verdict = _ask(child, constraint, 10 + 4 * self._config.compile_seconds)
         except (EOFError, OSError) as error:
             status = self._kill()
             if isinstance(error, TimeoutError) or -status in OUT_OF_TIME:

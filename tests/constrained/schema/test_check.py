@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema
 from rootlace.runtime.constrained.schema.prepare import PreparedSchema
 from rootlace.runtime.constrained.sources.source import parsed_schema
 from rootlace.wire.errors import InvalidConstraint
+from tests.constrained.schema.test_regular import compact, matches
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,42 @@ def test_malformed_schemas_are_refused_with_the_place(schema: Any, start: str) -
     with pytest.raises(InvalidConstraint) as caught:
         PreparedSchema(schema)
     assert str(caught.value).startswith(f"json_schema: {start}")
+
+
+@pytest.mark.parametrize("separator", ["\0", "!", "/", "~2"])
+def test_keys_of_users_are_not_taken_for_schemas_of_ours(separator: str) -> None:
+    """Which a mask is made of, and which stand below the user's."""
+    key = f"a{separator}there"
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, key: {"const": 2}},
+        "additionalProperties": False,
+        "dependentSchemas": {"a": {"properties": {"a": {"const": 1}}}, key: False},
+    }
+    for value in ({"a": 1}, {}, {"a": 1, key: 2}, {key: 2}):
+        valid = Draft202012Validator(schema).is_valid(value)
+        assert matches(schema, compact(value)) == valid == (key not in value)
+
+
+def test_a_refused_keyword_is_named_where_it_stands() -> None:
+    prepared = PreparedSchema({"properties": {"x\0y": {"type": "array", "uniqueItems": True}}})
+    with pytest.raises(InvalidConstraint) as caught:
+        prepared.refuse_residuals("here")
+    assert "#/properties/x~2y/uniqueItems: no mask can hold 'uniqueItems' here" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("draft", "unused"),
+    [
+        ("draft-07/schema#", {"prefixItems": [{"$ref": "#/nowhere"}]}),
+        ("draft-04/schema#", {"if": {"$ref": "#"}}),
+        ("draft-04/schema#", {"then": {"$ref": "#/nowhere"}}),
+        ("draft-04/schema#", {"propertyNames": {"patternProperties": {"(": {}}}}),
+    ],
+)
+def test_what_a_draft_does_not_know_is_not_looked_into(draft: str, unused: Any) -> None:
+    schema = {"$schema": f"http://json-schema.org/{draft}", "type": "null", **unused}
+    assert PreparedSchema(schema).regex()
 
 
 def test_what_is_not_json_is_refused() -> None:
