@@ -28,6 +28,7 @@ from torch import Tensor
 
 from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES
+from benchmarks.step_plans import random_tables
 from rootlace.kernels import AttentionBatch
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.cores import usable_cores
@@ -217,9 +218,8 @@ def block_tables(case: Case) -> np.ndarray:
     """Blocks in random order, those of what is shared in common."""
     if case.shared % BLOCK_SIZE:
         raise ValueError(f"{case.shared} shared tokens in blocks of {BLOCK_SIZE}")
-    needed, common = -(-case.context // BLOCK_SIZE), case.shared // BLOCK_SIZE
-    free = np.random.default_rng(0).permutation(case.rows * needed)
-    tables = free.reshape(case.rows, needed).astype(np.int32)
+    common = case.shared // BLOCK_SIZE
+    tables = random_tables(case.rows, case.context, BLOCK_SIZE)
     for first in range(0, case.rows, case.below):
         tables[first : first + case.below, :common] = tables[first, :common]
     return tables

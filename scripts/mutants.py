@@ -208,16 +208,10 @@ def run_tests(target: Path, arguments: list[str], seconds: int = CPU_SECONDS) ->
     Raises `OutOfTime` if pytest's process takes more than `seconds` of processor time.
     """
     environment = {**os.environ, "PYTHONPATH": str(target / "build" / "tree")}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=target,
-        env=environment,
-        text=True,
-        capture_output=True,
-        # Processes that it starts inherit the limit; each counts its own time.
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 10)),
-    )
+    # Processes that it starts inherit the limit; each counts its own time.
+    command = ["sh", "-c", f'ulimit -S -t {seconds}; exec "$@"', "sh"]
+    command += [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=target, env=environment, text=True, capture_output=True)
     if done.returncode == -signal.SIGXCPU:
         raise OutOfTime
     if done.returncode in (0, 5):  # 5: no tests

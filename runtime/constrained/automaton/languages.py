@@ -21,6 +21,10 @@ MAX_STATES = 512
 """The states that one language may have."""
 MAX_STEPS = 2048
 """States of a product that one question may visit."""
+_FOUND = -1
+"""The state behind a whole text and one more byte."""
+_UNREAD = -1
+"""The class of the bytes that no state reads."""
 
 
 class Language:
@@ -104,12 +108,6 @@ class Language:
             map=steps,
             __no_validation__=True,
         )
-
-
-_FOUND = -1
-"""The state behind a whole text and one more byte."""
-_UNREAD = -1
-"""The class of the bytes that no state reads."""
 
 
 def _bits(of_bytes: np.ndarray) -> int:

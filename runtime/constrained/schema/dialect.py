@@ -38,10 +38,10 @@ IN_PLACE = frozenset(
 """Keywords whose subschemas apply to the very value that the schema applies to."""
 EXCLUDED = "!excluded"
 """Our own keyword for a negated `const` or `enum`: the values that are not allowed."""
-OWN = "\0"
-"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
 UNMET = "!unmet"
 """Our own keyword for a negated keyword that no mask holds: the keyword and its value."""
+OWN = "\0"
+"""Stands in pointers to schemas of our own, behind the pointer to what they are made of."""
 _READ_WITH_OTHERS = {
     "exclusiveMinimum": 4, "exclusiveMaximum": 4, "then": 7, "else": 7,
     "minContains": 2019, "maxContains": 2019,
