@@ -3,6 +3,11 @@
 Decode steps of one row and of many, and prefills of one prompt, greedy, on the native kernels; the
 same of plain transformers beside them, with the cache that its `generate` uses. The parts are
 those of the fastest step of each case: noise only slows.
+
+Behind the time of a part stands how much of what the machine can do it reaches: the least time that
+the part could take, over the time that it takes. The least time is that of reading its bytes at the
+measured bandwidth, or of its operations at the rate of a large product, whichever is longer. Caches
+hold the weights of the smallest model: it may reach more than all.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_table
 from benchmarks.random_models import SHAPES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
@@ -25,11 +31,13 @@ from rootlace.kernels.native.cores import usable_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.doctor.ceilings import best_seconds
+from rootlace.runtime.doctor.work import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 
@@ -39,12 +47,14 @@ SHOWN = ("linear", "attention", "elementwise", "plan", "host", "logits", "sampli
 
 @dataclass(frozen=True)
 class Case:
-    """`rows` sequences of `context` tokens, the last `new` of which are computed."""
+    """`rows` sequences of `context` tokens, the last `new` of which are computed and the first
+    `shared` of which all have in common (whole blocks)."""
 
     name: str
     rows: int
     new: int
     context: int
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,14 +64,37 @@ class Result:
     milliseconds: float
     parts: dict[str, float]
     """Milliseconds by `SHOWN`; "host" is what Python does in the forward pass."""
+    least: dict[str, float]
+    """Milliseconds that a part takes at least; see `least_seconds`."""
     transformers: float | None = None
     """Milliseconds of transformers' step."""
+
+
+Limits = tuple[float, float]
+"""Flop/s of a large product, bytes/s of reading."""
+
+
+def least_seconds(spec: ModelSpec, case: Case, size: Elements, limits: Limits) -> dict[str, float]:
+    """What the products of the layers, attention and the output head take at least. Products read
+    their weights, attention reads each key and value once, however many rows share it."""
+    rate, bandwidth = limits
+    whole = step_work(spec, [Row(case.new, case.context)] * case.rows, size)
+    weights = step_work(spec, [], size).read
+    token = step_work(spec, [Row(1, 1)], size).read - weights
+    head = spec.vocab_size * spec.hidden_size
+    keys = case.rows * (case.context - case.shared) + case.shared
+    work = {
+        "linear": (whole.products - 2 * head * case.rows, weights - head * size.weight),
+        "attention": (whole.attention, token * keys),
+        "logits": (2 * head * case.rows, head * size.weight),
+    }
+    return {part: max(flops / rate, read / bandwidth) for part, (flops, read) in work.items()}
 
 
 class Subject:
     """A model on the native kernels, taken apart."""
 
-    def __init__(self, folder: Path, blocks: int, threads: int | None) -> None:
+    def __init__(self, folder: Path, blocks: int, threads: int) -> None:
         config = ModelConfig.read(folder)
         dtype = checkpoint_dtype(config)
         rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
@@ -70,10 +103,11 @@ class Subject:
         model = on_cpu(config, dtype, rotary, cache, executor, load_weights, None)
         assert isinstance(model.forward, NativeDecoder)
         model.pool.normal_()  # products of zeros take less time
-        self.vocab_size = config.spec.vocab_size
+        self.spec, self.size = config.spec, Elements(dtype.itemsize, dtype.itemsize)
         self._forward = model.forward
         self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
-        self._sampler = Sampler(self.vocab_size, model.kernels, HostMasks(self.vocab_size))
+        vocab = self.spec.vocab_size
+        self._sampler = Sampler(vocab, model.kernels, HostMasks(vocab))
 
     def run(self, plan: StepPlan) -> tuple[float, dict[str, float]]:
         """Seconds of a step, and of its parts."""
@@ -93,8 +127,8 @@ class Subject:
 class Transformers:
     """The same model as transformers runs it."""
 
-    def __init__(self, folder: Path, threads: int | None) -> None:
-        torch.set_num_threads(threads or usable_cores())
+    def __init__(self, folder: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def step(self, case: Case, known: np.ndarray) -> Callable[[], object]:
@@ -119,19 +153,20 @@ def measure(
     name: str,
     folder: Path,
     cases: list[Case],
-    threads: int | None,
+    threads: int,
     seconds: float,
+    limits: Limits,
     beside: bool = False,
 ) -> list[Result]:
     """The fastest step of each case, `seconds` being spent on it; `beside`: transformers', too."""
-    most, longest = max(case.rows for case in cases), max(case.context for case in cases)
-    tables = random_tables(most, longest, BLOCK_SIZE)
-    subject = Subject(folder, tables.size, threads)
+    tables = [random_tables(case.rows, case.context, BLOCK_SIZE) for case in cases]
+    subject = Subject(folder, max(table.size for table in tables), threads)
     peer = Transformers(folder, threads) if beside else None
     results = []
-    for case in cases:
-        known = random_tokens(case.context, subject.vocab_size)
-        plan = step_plan(tables[: case.rows], BLOCK_SIZE, known, case.new)
+    for case, table in zip(cases, tables, strict=True):
+        known = random_tokens(case.context, subject.spec.vocab_size)
+        table[:, : case.shared // BLOCK_SIZE] = table[0, : case.shared // BLOCK_SIZE]
+        plan = step_plan(table, BLOCK_SIZE, known, case.new)
         end = time.perf_counter() + seconds
         subject.run(plan)
         found = [subject.run(plan)]
@@ -139,9 +174,10 @@ def measure(
             found.append(subject.run(plan))
         best, parts = min(found, key=lambda one: one[0])
         shown = {part: 1e3 * parts[part] for part in SHOWN}
-        if peer:
-            theirs = 1e3 * best_seconds(peer.step(case, known), seconds)
-        results.append(Result(name, case.name, 1e3 * best, shown, theirs if peer else None))
+        least = least_seconds(subject.spec, case, subject.size, limits)
+        least = {part: 1e3 * spent for part, spent in least.items()}
+        theirs = 1e3 * best_seconds(peer.step(case, known), seconds) if peer else None
+        results.append(Result(name, case.name, 1e3 * best, shown, least, theirs))
     return results
 
 
@@ -149,8 +185,10 @@ def show(results: list[Result], console: Console) -> None:
     columns = ("model", "case", "step", *SHOWN, "transformers", "x")
     table = new_table("Milliseconds of a step", *columns)
     for result in results:
-        numbers = [result.milliseconds, *(result.parts[part] for part in SHOWN)]
-        cells = [f"{number:,.2f}" for number in numbers]
+        cells = [f"{result.milliseconds:,.2f}"]
+        for part, spent in result.parts.items():
+            share = f" {result.least[part] / spent:4.0%}" if part in result.least else ""
+            cells.append(f"{spent:,.2f}{share}")
         if result.transformers:
             ratio = result.transformers / result.milliseconds
             cells += [f"{result.transformers:,.2f}", f"{ratio:.2f}"]
@@ -170,22 +208,36 @@ def main() -> None:
     parser.add_argument(
         "--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts"
     )
+    parser.add_argument(
+        "--shared", type=int, default=0, help="of these, how many all rows have in common"
+    )
+    parser.add_argument("--behind", type=int, default=0, help="tokens before each prompt")
     parser.add_argument("--alone", action="store_true", help="without transformers beside")
     parser.add_argument("--threads", type=int, help="threads that compute")
     parser.add_argument("--seconds", type=float, default=3.0, help="per case, best of many")
     args = parser.parse_args()
+    shared = args.shared // BLOCK_SIZE * BLOCK_SIZE
+    own = f"({shared} + {args.context - shared})" if shared else args.context
+    behind = f" over {args.behind}" if args.behind else ""
     cases = [
-        *(Case(f"decode {rows} x {args.context}", rows, 1, args.context) for rows in args.rows),
-        *(Case(f"prefill {tokens}", 1, tokens, tokens) for tokens in args.prefill),
+        *(Case(f"decode {n} x {own}", n, 1, args.context, shared) for n in args.rows),
+        *(Case(f"prefill {n}{behind}", 1, n, args.behind + n) for n in args.prefill),
     ]
     console, report = console_of(140), Report("cpu_steps")
+    threads = args.threads or usable_cores()
+    ceilings = measure_apart(threads, "bfloat16", args.seconds)
+    rate, bandwidth = ceilings["gemm_rate"], ceilings["read_bandwidth"]
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
-        results += measure(size, folder, cases, args.threads, args.seconds, not args.alone)
+        results += measure(
+            size, folder, cases, threads, args.seconds, (rate, bandwidth), not args.alone
+        )
     show(results, console)
+    report.add("ceilings", ceilings)
     report.add("results", results)
     report.add_options(args)
+    console.print(f"large product {rate / 1e9:,.0f} GFLOP/s, reading {bandwidth / 1e9:.1f} GB/s")
     console.print(report.foreign_line())
     report.write(args.json)
 

@@ -26,8 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, progress_bar, usable_cores
-from benchmarks.peers.ceilings import measure_apart
 from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results

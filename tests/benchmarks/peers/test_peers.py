@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import ceilings
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import ceilings, known_peers, report, turns
+from benchmarks.peers import known_peers, report, turns
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import PROGRAMS, RAW, Results
 
