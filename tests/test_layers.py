@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.assets",
         "rootlace.runtime.gateway.app",
         "rootlace.runtime.doctor",
+        "rootlace.runtime.model.checkpoint.folder",
         "rootlace.runtime.simulation",
     },
     "rootlace.runtime": set(),
@@ -77,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.runtime.engine.client",
         "rootlace.runtime.constrained",
+        "rootlace.runtime.model.checkpoint.folder",
     },
     "rootlace.runtime.engine": {
         "rootlace.wire",
@@ -125,6 +127,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.kernels",
     },
+    # What a user named as the model is judged before anything heavy is imported.
+    "rootlace.runtime.model.checkpoint.folder": {"rootlace.wire"},
     "rootlace.kernels": set(),
 }
 
@@ -152,6 +156,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
     "rootlace.runtime.model": {"aiohttp", "zmq"},
+    "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.doctor": {"aiohttp", "zmq"},
     "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
 }

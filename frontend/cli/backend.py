@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rootlace.cli.failure import check_runtime, fail
-from rootlace.cli.model import model_folder
+from rootlace.cli.model import served_model
 from rootlace.wire.errors import RootlaceError
 
 
@@ -31,7 +31,7 @@ def connected(model: str | None, url: str | None, api_key: str) -> Iterator[Any]
         finally:
             backend.close()
         return
-    folder = model_folder(model)
+    folder = served_model(model)
     check_runtime()
     try:
         runtime: Any = rl.Runtime(model_path=folder)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from rootlace.cli.failure import check_runtime, fail
-from rootlace.cli.model import model_folder
+from rootlace.cli.model import described_model
 from rootlace.cli.options import chosen, with_options
 from rootlace.runtime.config import ExecutorConfig
 from rootlace.wire.errors import RootlaceError
@@ -48,7 +48,7 @@ def doctor(
         settings = msgspec.convert(chosen(ExecutorConfig, options), ExecutorConfig)
     except msgspec.ValidationError as error:
         fail(str(error))
-    folder = "" if model is None else model_folder(model)
+    folder = "" if model is None else described_model(model)
     try:
         report = _examine(replace(settings, model=folder))
     except RootlaceError as error:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rootlace.cli.failure import fail
+from rootlace.runtime.model.checkpoint.folder import model_folder, servable_folder
+from rootlace.wire.errors import UnsupportedModel
 
 
-def model_folder(given: str | None) -> str:
-    """The folder `given`, or the embedded demo model's; ends the command if there is none."""
+def described_model(given: str) -> str:
+    """The folder `given`, which has a model's configuration; ends the command if it is none."""
+    try:
+        return str(model_folder(given).resolve())
+    except UnsupportedModel as error:
+        fail(str(error))
+
+
+def served_model(given: str | None) -> str:
+    """The folder `given`, or the embedded demo model's; ends the command if it cannot be served."""
     if given is None:
         from rootlace.runtime.assets import demo_model
 
@@ -16,9 +24,7 @@ def model_folder(given: str | None) -> str:
             return str(demo_model())
         except FileNotFoundError as error:
             fail(str(error))
-    folder = Path(given).expanduser()
-    if not folder.is_dir():
-        fail(f"{given} is not a folder (models are read from local folders, never downloaded)")
-    if not (folder / "config.json").is_file():
-        fail(f"{given} is not a model folder: it has no config.json")
-    return str(folder.resolve())
+    try:
+        return str(servable_folder(given).resolve())
+    except UnsupportedModel as error:
+        fail(str(error))

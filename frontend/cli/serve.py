@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from rootlace.cli.failure import check_runtime, fail
-from rootlace.cli.model import model_folder
+from rootlace.cli.model import served_model
 from rootlace.cli.options import chosen, with_options
 from rootlace.runtime.config import EngineConfig, GatewayConfig, RuntimeConfig
 from rootlace.wire.errors import RootlaceError
@@ -70,7 +70,7 @@ def serve(
         settings["api_key"] = _read_key(api_key_file)
     host, port = settings["host"], settings["http_port"]
     program_address = settings.pop("program_address", None) or _next_to(host, port)
-    folder = model_folder(model or model_option)
+    folder = served_model(model or model_option)
     check_runtime()
     try:
         config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)

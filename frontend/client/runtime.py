@@ -92,7 +92,7 @@ class Runtime:
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = runtime_config(str(folder), address, options)
+            config = runtime_config(str(Path(folder).expanduser()), address, options)
             ready = self._launch(config, launch_timeout)
             self.pid: int = ready["pid"]
             self.program_address: str = ready["program_address"]

@@ -17,7 +17,7 @@ import msgspec
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.gateway.app import Listening, serve
+from rootlace.runtime.model.checkpoint.folder import servable_folder
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
 # A gateway whose loop hangs while it stops must not outlive its parent.
@@ -30,6 +30,7 @@ def main() -> int:
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
+        servable_folder(config.gateway.model)
         asyncio.run(_run(config))
     except RootlaceError as error:
         return _refuse(error)
@@ -39,6 +40,9 @@ def main() -> int:
 
 
 async def _run(config: RuntimeConfig) -> None:
+    # Only here: a model that is refused should not wait for a web server to be imported.
+    from rootlace.runtime.gateway.app import Listening, serve
+
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 

@@ -83,7 +83,7 @@ def test_what_there_is_no_memory_to_measure(
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (None, "is not a folder"),
+        (None, "no such folder"),
         ("", "it has no config.json"),
         ("{", "config.json"),
         ('{"architectures": ["GPT2LMHeadModel"]}', "is not supported"),

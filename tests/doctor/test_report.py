@@ -77,7 +77,7 @@ def test_kernels_that_cannot_run_the_model(model: Path) -> None:
 
 
 def test_what_serving_would_refuse(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="no such model folder"):
+    with pytest.raises(UnsupportedModel, match="no such folder"):
         examine(settings(tmp_path / "nothing"), lambda *_: None)
     with pytest.raises(InvalidRequest, match="npu"):
         examine(replace(settings(), device="npu"), lambda *_: None)

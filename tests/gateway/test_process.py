@@ -46,5 +46,5 @@ def test_no_model(tmp_path: Path) -> None:
         "engine": {"executor": {"model": str(tmp_path)}},
     }
     code, said = run(json.dumps(config).encode())
-    assert code == 1 and said["error"] == "invalid_request"
-    assert "tokenizer.json" in said["message"]
+    assert code == 1 and said["error"] == "unsupported_model"
+    assert "no config.json" in said["message"]

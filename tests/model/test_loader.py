@@ -119,7 +119,7 @@ def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object
 NORM = "model.layers.2.input_layernorm.weight"
 
 FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), ["config.json", "missing"]),
+    "no config": (lambda f: (f / "config.json").unlink(), ["no config.json"]),
     "broken config": (lambda f: (f / "config.json").write_text("{"), ["config.json"]),
     "not an object": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
     "architecture": (

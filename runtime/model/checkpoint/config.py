@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, GenerationConfig
 
+from rootlace.runtime.model.checkpoint.folder import model_folder
 from rootlace.runtime.model.families.reading import Family, Given
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
@@ -34,7 +35,7 @@ class ModelConfig:
         Raises `UnsupportedModel`, naming the file and field, for whatever cannot be run exactly as
         the checkpoint means it.
         """
-        path = Path(folder)
+        path = model_folder(folder)
         file = path / "config.json"
         raw = _read_json(path, "config.json")
         family = _family(file, raw)
@@ -69,13 +70,9 @@ GENERATION_KEYS = frozenset(GenerationConfig().to_dict())
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    if not path.is_dir():
-        raise UnsupportedModel(f"{path}: no such model folder")
     file = path / name
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnsupportedModel(f"{file}: the file is missing") from None
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{file}: {error}") from error
     if not isinstance(raw, dict):

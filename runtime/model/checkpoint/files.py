@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
 from rootlace.wire.errors import UnsupportedModel
 
 Shape = tuple[int, ...]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F32", "F16", "BF16", "F64"}
 
 

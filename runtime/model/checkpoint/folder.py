@@ -1,0 +1,114 @@
+"""What a user named as the model: a folder that can be served, or what it is instead.
+
+Says so before anything heavy is imported: whoever mistyped a name should not wait for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from rootlace.wire.errors import UnsupportedModel
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The weights of a folder: one file, or what says which of several each tensor is in."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_GGUF = "GGUF files are not supported yet; download the model's safetensors files instead"
+_RESAVE = (
+    "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
+    ".save_pretrained('{target}')\""
+)
+
+
+def model_folder(given: str | Path) -> Path:
+    """The folder that `given` names, which holds a model's `config.json`.
+
+    Raises `UnsupportedModel`, saying what is there instead and what to do about it.
+    """
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise _not_a_folder(given, folder)
+    if (folder / "adapter_config.json").is_file() and not _has_weights(folder):
+        base = _base_of_adapter(folder)
+        raise _refusal(
+            given,
+            f"a LoRA adapter (adapter_config.json), not a model; merge it into its base model "
+            f"({base}) with merge_and_unload() of peft, and name the folder of the result",
+        )
+    if (folder / "config.json").is_file():
+        return folder
+    if any(folder.glob("*.gguf")):
+        raise _refusal(given, f"it has no config.json; {_GGUF}")
+    snapshots = sorted(path.parent for path in folder.glob("snapshots/*/config.json"))
+    if snapshots:
+        raise _refusal(
+            given, f"a folder of the Hugging Face cache; the model in it is {snapshots[-1]}"
+        )
+    raise _refusal(given, "it has no config.json, so it is not a model folder")
+
+
+def servable_folder(given: str | Path) -> Path:
+    """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
+    folder = model_folder(given)
+    if not _has_weights(folder):
+        raise _no_weights(given, folder)
+    if not (folder / "tokenizer.json").is_file():
+        resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
+        raise _refusal(
+            given, f"it has no tokenizer.json; slow tokenizers are converted with: {resave}"
+        )
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
+    name = str(given)
+    if path.suffix.lower() == ".gguf":
+        return _refusal(given, _GGUF if path.is_file() else f"there is no such file, and {_GGUF}")
+    if path.is_file():
+        return _refusal(given, f"a file; name the folder it is in, {path.parent}")
+    # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
+    if _HUB_NAME.fullmatch(name) and not path.parent.is_dir():
+        local = path.name
+        return _refusal(
+            given,
+            "there is no such folder; it looks like a name on the Hugging Face hub, and models "
+            "are read from local folders, never downloaded. Get it with "
+            f"`hf download {name} --local-dir {local}` and name the folder {local}",
+        )
+    return _refusal(
+        given, "there is no such folder (models are read from local folders, never downloaded)"
+    )
+
+
+def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
+    pickled = sorted({*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")})
+    if pickled:
+        target = f"{folder.resolve().name}-safetensors"
+        model = _RESAVE.format(cls="AutoModelForCausalLM", source=folder, target=target)
+        return _refusal(
+            given,
+            f"its weights are in {pickled[0].name}: such files can run code when they are read, "
+            f"so only safetensors are. Convert them with: {model} && cp -n {folder}/*token* "
+            f"{target}/",
+        )
+    if any(folder.glob("*.gguf")):
+        return _refusal(given, _GGUF)
+    return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there")
+
+
+def _base_of_adapter(folder: Path) -> str:
+    try:
+        found = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        return str(found["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "adapter_config.json names it"
+
+
+def _refusal(given: str | Path, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{given}: {why}")

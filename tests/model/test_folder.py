@@ -1,0 +1,92 @@
+"""What is said of things that are no model folder: what they are, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rootlace as rl
+from rootlace.runtime.model.checkpoint.folder import model_folder, servable_folder
+from rootlace.wire.errors import UnsupportedModel
+
+
+def touch(*names: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+
+    return make
+
+
+def adapter(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    text = json.dumps({"base_model_name_or_path": "someone/base", "peft_type": "LORA"})
+    (folder / "adapter_config.json").write_text(text)
+
+
+CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
+    "nothing": (touch(), "nothing", ["nothing: there is no such folder", "never downloaded"]),
+    "empty": (touch(), ".", ["no config.json"]),
+    "hub name": (touch(), "Qwen/Qwen3-0.6B", ["hf download Qwen/Qwen3-0.6B --local-dir Qwen3"]),
+    "path like a hub name": (touch("models/a.txt"), "models/b", ["there is no such folder (mod"]),
+    "gguf": (touch("model.gguf"), "model.gguf", ["GGUF", "not supported yet", "safetensors"]),
+    "no gguf": (touch(), "no/model.gguf", ["no such file", "GGUF"]),
+    "folder of gguf": (touch("model.gguf"), ".", ["no config.json", "GGUF"]),
+    "gguf with config": (touch("a.gguf", "config.json"), ".", ["GGUF"]),
+    "a file": (touch("model.safetensors"), "model.safetensors", ["a file; name the folder"]),
+    "adapter": (adapter, ".", ["LoRA adapter", "adapter_config.json", "someone/base", "merge"]),
+    "broken adapter": (touch("adapter_config.json"), ".", ["LoRA adapter", "names it"]),
+    "cache": (touch("snapshots/4f2/config.json"), ".", ["Hugging Face cache", "snapshots/4f2"]),
+    "no weights": (
+        touch("config.json", "tokenizer.json"),
+        ".",
+        ["no weights", "model.safetensors.index.json"],
+    ),
+    "bin": (
+        touch("config.json", "tokenizer.json", "pytorch_model-00001-of-00002.bin"),
+        ".",
+        ["pytorch_model-00001-of-00002.bin", "can run code", "save_pretrained", "safetensors"],
+    ),
+    "slow tokenizer": (
+        touch("config.json", "tokenizer.model", "model.safetensors"),
+        ".",
+        ["no tokenizer.json", "AutoTokenizer.from_pretrained"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_no_model_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, given, words = CASES[name]
+    make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedModel) as caught:
+        servable_folder(given)
+    assert str(caught.value).startswith(f"{given}: ")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch("config.json", "tokenizer.json", "model.safetensors.index.json")(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert servable_folder(tmp_path) == tmp_path
+    assert servable_folder(f"~/{tmp_path.name}") == tmp_path
+    # A merged adapter's folder may still have the adapter's configuration.
+    adapter(tmp_path)
+    assert servable_folder(str(tmp_path)) == tmp_path
+    # Shapes are described without weights.
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "adapter_config.json").unlink()
+    assert model_folder(tmp_path) == tmp_path
+
+
+def test_a_runtime_says_so() -> None:
+    with pytest.raises(UnsupportedModel, match=r"hf download Qwen/Qwen3-0\.6B"):
+        rl.Runtime("Qwen/Qwen3-0.6B")
