@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.assets",
         "rootlace.runtime.gateway.app",
         "rootlace.runtime.doctor",
+        "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.folder",
         "rootlace.runtime.simulation",
     },
@@ -78,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.runtime.engine.client",
         "rootlace.runtime.constrained",
+        "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.folder",
     },
     "rootlace.runtime.engine": {
@@ -127,7 +129,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.contracts",
         "rootlace.kernels",
     },
-    # What a user named as the model is judged before anything heavy is imported.
+    # A model is judged before anything heavy is imported.
+    "rootlace.runtime.model.families": {"rootlace.wire"},
+    "rootlace.runtime.model.checkpoint.config": {
+        "rootlace.wire",
+        "rootlace.runtime.model.families",
+        "rootlace.runtime.model.checkpoint.folder",
+    },
     "rootlace.runtime.model.checkpoint.folder": {"rootlace.wire"},
     "rootlace.kernels": set(),
 }
@@ -155,7 +163,9 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.cache": HEAVY | SERVING | {"zmq", "msgspec"},
     "rootlace.runtime.simulation": HEAVY | SERVING | {"zmq"},
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
-    "rootlace.runtime.model": {"aiohttp", "zmq"},
+    "rootlace.runtime.model": {"aiohttp", "transformers", "zmq"},
+    "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.doctor": {"aiohttp", "zmq"},
     "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
@@ -310,6 +320,8 @@ def loaded_by(module: str) -> set[str]:
         ("rootlace.runtime.simulation.study", {"torch", "transformers", "matplotlib"}),
         ("rootlace.runtime.gateway.app", {"torch", "transformers"}),
         ("rootlace.runtime.engine.client", {"torch", "transformers"}),
+        ("rootlace.runtime.model.checkpoint.config", {"torch", "numpy", "transformers"}),
+        ("rootlace.runtime.model.executor.runner", {"transformers"}),
     ],
 )
 def test_what_an_import_loads(module: str, forbidden: set[str]) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from rootlace.cli.failure import fail
-from rootlace.runtime.model.checkpoint.folder import model_folder, servable_folder
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.folder import servable_folder
 from rootlace.wire.errors import UnsupportedModel
 
 
 def described_model(given: str) -> str:
     """The folder `given`, which has a model's configuration; ends the command if it is none."""
     try:
-        return str(model_folder(given).resolve())
+        return str(ModelConfig.read(given).path.resolve())
     except UnsupportedModel as error:
         fail(str(error))
 
@@ -25,6 +26,6 @@ def served_model(given: str | None) -> str:
         except FileNotFoundError as error:
             fail(str(error))
     try:
-        return str(servable_folder(given).resolve())
+        return str(ModelConfig.read(servable_folder(given)).path.resolve())
     except UnsupportedModel as error:
         fail(str(error))

@@ -27,6 +27,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
@@ -61,11 +62,12 @@ def main() -> int:
 
 def serve(config: EngineProcessConfig) -> None:
     """Load the model, connect, say `Ready`, run the loop."""
-    # Only here: importing torch takes seconds, and a bad configuration should fail before.
+    engine = config.engine
+    ModelConfig.read(engine.executor.model)
+    # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine = config.engine
     runner = ModelRunner.load(
         engine.executor,
         engine.cache,

@@ -1,4 +1,7 @@
-"""A model folder's `config.json`: which model it is, and what else it says."""
+"""A model folder's `config.json`: which model it is, and what else it says.
+
+Imports no torch, so that a model that is refused is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, GenerationConfig
-
 from rootlace.runtime.model.checkpoint.folder import model_folder
-from rootlace.runtime.model.families.reading import Family, Given
+from rootlace.runtime.model.families.given import COUNT, TEXT, Given, Kind
+from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
 from rootlace.wire.errors import UnsupportedModel
@@ -19,12 +20,12 @@ from rootlace.wire.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model folder. `spec` is what its decoder computes; `checkpoint_dtype` is None where the
-    configuration does not say."""
+    """A model folder. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
+    the type that the weights are stored in, None where the configuration does not say."""
 
     path: Path
     spec: ModelSpec
-    checkpoint_dtype: torch.dtype | None
+    checkpoint_dtype: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
@@ -43,30 +44,24 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"{file}: quantization_config: quantized weights are not supported"
             )
-        try:
-            hf = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        except Exception as error:
-            raise UnsupportedModel(f"{file}: {error}") from error
-        if hf.model_type not in family.model_types:
-            raise UnsupportedModel(
-                f"{file}: model_type {hf.model_type!r} is not that of the architectures "
-                f"{raw['architectures']}"
-            )
-        # Where transformers has a value of its own (a default, a new form of old keys), it counts.
-        given = Given(file, raw | hf.to_dict())
+        given = Given(file, raw)
         spec = family.read(given)
-        given.finish(GENERATION_KEYS)
+        given.finish()
         return cls(
             path=path,
             spec=spec,
-            checkpoint_dtype=_dtype(hf.dtype),
-            bos_token_id=hf.bos_token_id,
-            eos_token_ids=_eos(path, hf.eos_token_id),
+            checkpoint_dtype=given("dtype", TEXT.or_none(), None)
+            or given("torch_dtype", TEXT.or_none(), None),
+            bos_token_id=given("bos_token_id", TOKEN.or_none(), family.bos_token_id),
+            eos_token_ids=_eos(path, given, family),
         )
 
 
-GENERATION_KEYS = frozenset(GenerationConfig().to_dict())
-"""Keys that say how to sample: old checkpoints have them in `config.json`."""
+TOKEN = Kind("a token id", COUNT.fits)
+TOKENS = Kind(
+    "a token id or a list of them",
+    lambda ids: COUNT.fits(ids) or (type(ids) is list and all(map(COUNT.fits, ids))),
+)
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -83,9 +78,16 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 def _family(file: Path, raw: dict[str, Any]) -> Family:
     known = families()
     names = raw.get("architectures") or []
-    for name in names:
-        if name in known:
-            return known[name]
+    for name in names if isinstance(names, list) else []:
+        if name not in known:
+            continue
+        family = known[name]
+        if raw.get("model_type") not in family.model_types:
+            raise UnsupportedModel(
+                f"{file}: model_type {raw.get('model_type')!r} is not that of {name} "
+                f"({' or '.join(family.model_types)})"
+            )
+        return family
     raise UnsupportedModel(
         f"{file}: architectures {names} is not supported (supported: {', '.join(sorted(known))})"
     )
@@ -100,19 +102,14 @@ def _quantized_weights(raw: dict[str, Any]) -> bool:
     return bool(found) and not (only_cache and found.get("quant_method") == "compressed-tensors")
 
 
-def _dtype(value: Any) -> torch.dtype | None:
-    if isinstance(value, str):
-        value = getattr(torch, value, None)
-    return value if isinstance(value, torch.dtype) else None
-
-
-def _eos(path: Path, configured: int | list[int] | None) -> tuple[int, ...]:
+def _eos(path: Path, given: Given, family: Family) -> tuple[int, ...]:
     """Ids that end a text: `generation_config.json` decides where it says anything."""
-    eos = None
-    if (path / "generation_config.json").exists():
-        eos = _read_json(path, "generation_config.json").get("eos_token_id")
-    if eos is None:
-        eos = configured
+    eos = given("eos_token_id", TOKENS.or_none(), family.eos_token_id)
+    file = path / "generation_config.json"
+    if file.exists():
+        generation = Given(file, _read_json(path, file.name))
+        found = generation("eos_token_id", TOKENS.or_none(), None)
+        eos = eos if found is None else found
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)

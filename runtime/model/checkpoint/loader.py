@@ -64,8 +64,9 @@ def load_weights(
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     """The type the checkpoint's weights are stored in (that of the embedding)."""
-    if config.checkpoint_dtype is not None:
-        return config.checkpoint_dtype
+    named = getattr(torch, (config.checkpoint_dtype or "").removeprefix("torch."), None)
+    if isinstance(named, torch.dtype):
+        return named
     with Checkpoint(config.path) as checkpoint:
         return checkpoint.tensor(_ends(config.spec, checkpoint)[0]).dtype
 

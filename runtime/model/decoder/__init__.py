@@ -2,5 +2,5 @@
 
 `step_input` and `forward` prepare a step; `torch_decoder` computes it with the kernel set's
 operations, `native_decoder` in one call of the C++ library (weights: `native_weights`); `rope` has
-the rotary frequencies.
+the rotations of positions, made of `frequencies`.
 """

@@ -1,13 +1,11 @@
-"""Rotary position embedding: frequencies by transformers' own functions, for one context length."""
+"""Rotary position embedding: cos and sin of positions, for one context length."""
 
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.decoder.frequencies import frequencies
 from rootlace.wire.errors import UnsupportedModel
 
 TABLE_BYTES = 256 << 20
@@ -33,39 +31,20 @@ class RotaryEmbedding:
     def __init__(
         self, config: ModelConfig, requested: int | None, device: torch.device, dtype: torch.dtype
     ) -> None:
-        where = f"{config.path / 'config.json'}: rope_parameters"
         spec = config.spec
-        kind, parameters = spec.rope.kind, spec.rope.parameters
-        dim, most = spec.attention.head_dim, spec.max_context
+        rope, most = spec.rope, spec.max_context
         self.context_length = min(requested or most, most)
-        seq_len = None
-        if kind == "longrope":
-            original = int(parameters["original_max_position_embeddings"])
-            if requested is None:
-                self.context_length = min(most, original)
-            seq_len = self.context_length
-
-        if kind == "default":
-            # Not among ROPE_INIT_FUNCTIONS: every model class of transformers has it as a method.
-            theta = float(parameters["rope_theta"])
-            frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
-            scaling = 1.0
-        elif kind in ROPE_INIT_FUNCTIONS:
-            try:
-                frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
-                    _as_transformers_reads(spec), torch.device("cpu"), seq_len=seq_len
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise UnsupportedModel(f"{where}: {kind}: {error!r}") from error
-        else:
-            known = ", ".join(sorted(["default", *ROPE_INIT_FUNCTIONS]))
-            raise UnsupportedModel(f"{where}: rope_type {kind!r} is not supported ({known})")
-        if 2 * len(frequencies) != dim:
+        if rope.kind == "longrope" and requested is None:
+            original = int(rope.parameters["original_max_position_embeddings"])
+            self.context_length = min(most, original)
+        dim = spec.attention.head_dim
+        found, scaling = frequencies(rope, dim, self.context_length)
+        if 2 * len(found) != dim:
             raise UnsupportedModel(
-                f"{where}: rotates {2 * len(frequencies)} of {dim} dimensions; "
-                "partial rotation is not supported"
+                f"{config.path / 'config.json'}: rope_parameters: rotates {2 * len(found)} of "
+                f"{dim} dimensions"
             )
-        self._frequencies = frequencies.to(device, torch.float32)
+        self._frequencies = found.to(device, torch.float32)
         self._scaling = float(scaling)
         self._dtype = dtype
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -106,15 +85,3 @@ class RotaryEmbedding:
         if self._scaling != 1.0:
             cos, sin = cos * self._scaling, sin * self._scaling
         return cos, sin
-
-
-def _as_transformers_reads(spec: ModelSpec) -> LlamaConfig:
-    """What its functions take: they look at nothing but rope, heads and the context."""
-    heads, dim = spec.attention.num_heads, spec.attention.head_dim
-    return LlamaConfig(
-        hidden_size=heads * dim,
-        num_attention_heads=heads,
-        head_dim=dim,
-        max_position_embeddings=spec.max_context,
-        rope_parameters=dict(spec.rope.parameters),
-    )

@@ -1,9 +1,9 @@
 """Granite 3 (dense): Llama with multipliers for embedding, scores, branches and logits."""
 
 from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
-    Given,
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
@@ -12,19 +12,25 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given("attention_bias")
+    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
-        given, qkv_bias=biased, output_bias=biased, scale=given("attention_multiplier")
+        given, qkv_bias=biased, output_bias=biased, scale=given.number("attention_multiplier", 1.0)
     )
     return pre_norm_decoder(
         given,
         llama.NAMES,
         attention,
-        gated_mlp(given, bias=given("mlp_bias")),
-        embedding_multiplier=given("embedding_multiplier"),
-        residual_multiplier=given("residual_multiplier"),
-        logit_multiplier=1.0 / given("logits_scaling"),
+        gated_mlp(given, bias=given.flag("mlp_bias", False)),
+        embedding_multiplier=given.number("embedding_multiplier", 1.0),
+        residual_multiplier=given.number("residual_multiplier", 1.0),
+        logit_multiplier=1.0 / given.number("logits_scaling", 1.0),
     )
 
 
-FAMILY = Family(architectures=("GraniteForCausalLM",), model_types=("granite",), read=_read)
+FAMILY = Family(
+    architectures=("GraniteForCausalLM",),
+    model_types=("granite",),
+    read=_read,
+    bos_token_id=1,
+    eos_token_id=2,
+)

@@ -1,8 +1,8 @@
 """Llama 2, 3 and their like."""
 
+from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
-    Given,
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
@@ -26,9 +26,17 @@ NAMES = WeightNames(
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given("attention_bias")
+    biased = given.flag("attention_bias", False)
     attention = grouped_attention(given, qkv_bias=biased, output_bias=biased)
-    return pre_norm_decoder(given, NAMES, attention, gated_mlp(given, bias=given("mlp_bias")))
+    return pre_norm_decoder(
+        given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False))
+    )
 
 
-FAMILY = Family(architectures=("LlamaForCausalLM",), model_types=("llama",), read=_read)
+FAMILY = Family(
+    architectures=("LlamaForCausalLM",),
+    model_types=("llama",),
+    read=_read,
+    bos_token_id=1,
+    eos_token_id=2,
+)

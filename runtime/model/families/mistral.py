@@ -1,9 +1,10 @@
 """Mistral: Llama with sliding windows, of all layers or, in Ministral's form, of some."""
 
 from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import SIZE, Given
 from rootlace.runtime.model.families.reading import (
+    WINDOW,
     Family,
-    Given,
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
@@ -13,10 +14,8 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 
 def _read(given: Given) -> ModelSpec:
-    windows = (given("sliding_window"),) * given("num_hidden_layers")
-    if given("layer_types") is not None:
-        windows = windows_by_layer(given)
-    attention = grouped_attention(given, windows)
+    windows = windows_by_layer(given, given("sliding_window", SIZE.or_none(), WINDOW))
+    attention = grouped_attention(given, windows, kv_heads=8)
     return pre_norm_decoder(given, llama.NAMES, attention, gated_mlp(given))
 
 
@@ -25,4 +24,6 @@ FAMILY = Family(
     # transformers reads a Mistral configuration that has `layer_types` as Ministral's.
     model_types=("mistral", "ministral"),
     read=_read,
+    bos_token_id=1,
+    eos_token_id=2,
 )

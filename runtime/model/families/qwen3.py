@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
-    Given,
     gated_mlp,
     grouped_attention,
     pre_norm_decoder,
-    windows_by_layer,
+    upper_windows,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -20,9 +20,15 @@ NAMES = replace(
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given("attention_bias")
+    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
-        given, windows_by_layer(given), qkv_bias=biased, output_bias=biased, head_norm=True
+        given,
+        upper_windows(given),
+        kv_heads=32,
+        head_dim=128,
+        qkv_bias=biased,
+        output_bias=biased,
+        head_norm=True,
     )
     return pre_norm_decoder(given, NAMES, attention, gated_mlp(given))
 

@@ -1,27 +1,21 @@
-"""From a `config.json` to a spec: what the families' files have in common.
-
-No key is passed over in silence: each is read by its family, or is listed here as one that says
-nothing about what a decoder computes, or has the only value that is supported. Anything else is
-refused by name, also where transformers would not look at it: whoever wrote it meant something.
-"""
+"""From a `config.json` to a spec: what the families' files have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from rootlace.runtime.model.families.given import COUNT, SIZE, TEXT, TEXTS, Given
+from rootlace.runtime.model.families.positions import read_context, read_rope
 from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
     GatedMlp,
     ModelSpec,
     Norm,
-    Rope,
     WeightNames,
 )
-from rootlace.wire.errors import UnsupportedModel
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -29,132 +23,70 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-IGNORED = _names(
-    # Read elsewhere, or before: `checkpoint.config`. Old names that transformers has translated.
-    "architectures model_type dtype torch_dtype bos_token_id eos_token_id quantization_config "
-    "rope_theta rope_scaling partial_rotary_factor "
-    # Training, and how transformers runs a model.
-    "initializer_range attention_dropout gradient_checkpointing use_cache pretraining_tp "
-    "pad_token_id chunk_size_feed_forward output_attentions output_hidden_states return_dict "
-    "torchscript use_bfloat16 tf_legacy_loss attn_implementation "
-    "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled "
-    # Other tasks than continuing a text.
-    "id2label label2id num_labels problem_type finetuning_task task_specific_params "
-    # The tokenizer, and how long a text it was used for.
-    "tokenizer_class prefix unk_token_id sep_token_id cls_token_id model_max_length "
-    "max_sequence_length tokenizer_model_max_length "
-    # Where a folder comes from, and remarks of tools.
-    "_name_or_path name_or_path _commit_hash transformers_version auto_map "
-    "is_llama_config transformers.js_config unsloth_fixed unsloth_version"
-)
-"""Keys that say nothing about what a decoder computes."""
-
-ONLY: dict[str, Any] = {
-    "add_cross_attention": False,
-    "attention_bias": False,
-    "is_causal": True,
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "mlp_bias": False,
-    "pruned_heads": {},
-    "rope_interleaved": False,
-    "tie_encoder_decoder": False,
-    "use_mrope": False,
-    "use_sliding_window": False,
-}
-"""Keys of which one value is supported, where a family does not read them."""
-
-ROPE_PARAMETERS = _names(
-    "rope_type type rope_theta factor original_max_position_embeddings max_position_embeddings "
-    "attention_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor "
-    "low_freq_factor high_freq_factor partial_rotary_factor"
-)
-
-
-class Given:
-    """The keys of a `config.json`; remembers which were read. What is refused names the file."""
-
-    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
-        self._file = file
-        self._values = values
-        self._read: set[str] = set()
-
-    def __call__(self, key: str, default: Any = None) -> Any:
-        """The value of a key, `default` where there is none."""
-        self._read.add(key)
-        return self._values.get(key, default)
-
-    def only(self, key: str, value: object) -> None:
-        """Refuse any other value of the key."""
-        if self(key, value) not in (value, None):
-            self.refuse(key, f"only {value!r} is supported")
-
-    def refuse(self, key: str, why: str) -> NoReturn:
-        """Raises `UnsupportedModel`, naming the key and its value."""
-        raise UnsupportedModel(f"{self._file}: {key} {self._values.get(key)!r}: {why}")
-
-    def finish(self, ignored: frozenset[str]) -> None:
-        """Refuse the keys that nobody has read, unless they are `ignored` or have no value."""
-        for key in sorted(self._values.keys() - self._read - IGNORED - ignored):
-            if key in ONLY:
-                self.only(key, ONLY[key])
-            elif self._values[key] is not None:
-                self.refuse(key, "this key is not known; remove it if it changes nothing")
+WINDOW = 4096
+"""The sliding window of a file that does not say, in all families that have one."""
 
 
 @dataclass(frozen=True)
 class Family:
     """What a family's file defines, as `FAMILY`. `model_types`: the names that transformers has for
-    configurations of these `architectures`."""
+    configurations of these `architectures`; the tokens are those that begin and end a text where
+    the folder does not say."""
 
     architectures: tuple[str, ...]
     model_types: tuple[str, ...]
     read: Callable[[Given], ModelSpec]
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
 
 
 def pre_norm_decoder(
     given: Given, names: WeightNames, attention: Attention, mlp: GatedMlp, **features: Any
 ) -> ModelSpec:
     """A decoder with RMSNorm before each part; `features` are fields of `ModelSpec`."""
+    rope = read_rope(given)
     return ModelSpec(
-        vocab_size=given("vocab_size"),
-        hidden_size=given("hidden_size"),
-        num_layers=given("num_hidden_layers"),
-        max_context=given("max_position_embeddings"),
-        norm=Norm(eps=given("rms_norm_eps")),
+        vocab_size=given.size("vocab_size"),
+        hidden_size=given.size("hidden_size"),
+        num_layers=given.size("num_hidden_layers"),
+        max_context=read_context(given, rope),
+        norm=Norm(eps=given.number("rms_norm_eps", 1e-6)),
         attention=attention,
         mlp=mlp,
-        rope=_rope(given),
+        rope=rope,
         names=names,
-        tied_embeddings=bool(given("tie_word_embeddings")),
+        tied_embeddings=given.flag("tie_word_embeddings", False),
         **features,
     )
 
 
 def grouped_attention(
-    given: Given, windows: tuple[int | None, ...] | None = None, **features: Any
+    given: Given,
+    windows: tuple[int | None, ...] | None = None,
+    *,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    **features: Any,
 ) -> Attention:
-    """Attention of a `head_dim` of its own or of hidden_size / num_attention_heads; `features` are
-    fields of `Attention`. `windows` None: full attention in all layers."""
-    heads, kv_heads = given("num_attention_heads"), given("num_key_value_heads")
+    """`windows` None: full attention in all layers. `kv_heads` and `head_dim` are those of a file
+    without the keys; None: as many as heads, hidden_size / heads. `features` are fields of
+    `Attention`."""
+    heads = given.size("num_attention_heads")
+    kv_heads = given("num_key_value_heads", SIZE.or_none(), kv_heads) or heads
+    head_dim = given("head_dim", SIZE.or_none(), head_dim) or given.size("hidden_size") // heads
     if heads % kv_heads:
         given.refuse(
             "num_key_value_heads", f"num_attention_heads ({heads}) is not a multiple of it"
         )
-    head_dim = given("head_dim") or given("hidden_size") // heads
+    if head_dim % 2:
+        given.refuse("head_dim" if "head_dim" in given else "hidden_size", "heads are of odd size")
     return Attention(
         **{
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": head_dim,
             "scale": head_dim**-0.5,
-            "windows": windows or (None,) * given("num_hidden_layers"),
+            "windows": windows or (None,) * given.size("num_hidden_layers"),
         }
         | features
     )
@@ -162,41 +94,32 @@ def grouped_attention(
 
 def gated_mlp(given: Given, bias: bool = False) -> GatedMlp:
     """An MLP whose activation is `hidden_act`."""
-    activation = ACTIVATIONS.get(given("hidden_act"))
+    activation = ACTIVATIONS.get(given("hidden_act", TEXT, "silu"))
     if activation is None:
         given.refuse("hidden_act", f"only {', '.join(ACTIVATIONS)} are supported")
-    return GatedMlp(given("intermediate_size"), activation, bias)
+    return GatedMlp(given.size("intermediate_size"), activation, bias)
 
 
-def windows_by_layer(given: Given) -> tuple[int | None, ...]:
-    """The windows that `layer_types` gives; transformers makes it of older keys where it lacks."""
-    for older in ("use_sliding_window", "max_window_layers"):
-        given(older)
-    kinds, window = given("layer_types"), given("sliding_window")
-    if len(kinds) != given("num_hidden_layers"):
-        given.refuse("layer_types", f"there are {given('num_hidden_layers')} layers")
-    windows: list[int | None] = []
-    for layer_type in kinds:
-        if layer_type == "full_attention":
-            windows.append(None)
-        elif layer_type == "sliding_attention" and window:
-            windows.append(window)
-        else:
-            given.refuse(
-                "layer_types", f"{layer_type!r} with sliding_window {window} is not supported"
-            )
-    return tuple(windows)
+def windows_by_layer(given: Given, window: int | None, first: int = 0) -> tuple[int | None, ...]:
+    """The windows that `layer_types` gives, where `window` is that of the layers which have one.
+    Without `layer_types`, these are the layers from the `first` on."""
+    count = given.size("num_hidden_layers")
+    kinds = given("layer_types", TEXTS.or_none(), None)
+    if kinds is None:
+        return tuple(window if index >= first else None for index in range(count))
+    if len(kinds) != count:
+        given.refuse("layer_types", f"there are {count} layers")
+    for kind in kinds:
+        if kind != "full_attention" and (kind != "sliding_attention" or window is None):
+            given.refuse("layer_types", f"{kind!r} with a window of {window} is not supported")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(given: Given) -> Rope:
-    parameters = dict(given("rope_parameters") or {})
-    unknown = sorted(parameters.keys() - ROPE_PARAMETERS)
-    if unknown:
-        given.refuse("rope_parameters", f"{', '.join(unknown)} is not known")
-    if parameters.get("partial_rotary_factor", 1.0) not in (1.0, None):
-        given.refuse("rope_parameters", "partial rotation is not supported")
-    # Outside of `rope_parameters` it counts for more, as in transformers.
-    original = given("original_max_position_embeddings")
-    if original is not None:
-        parameters["original_max_position_embeddings"] = original
-    return Rope(parameters.get("rope_type", "default"), parameters)
+def upper_windows(given: Given) -> tuple[int | None, ...]:
+    """As `windows_by_layer`, of the layers from `max_window_layers` on; `sliding_window` counts
+    only where `use_sliding_window` says so."""
+    window = given("sliding_window", SIZE.or_none(), WINDOW)
+    first = given("max_window_layers", COUNT, 28)
+    if not given.flag("use_sliding_window", False):
+        window = None
+    return windows_by_layer(given, window, first)

@@ -1,0 +1,151 @@
+"""The keys of a `config.json`: each is read, known to change nothing, or refused by name.
+
+What nobody reads is refused also where transformers would not look at it: whoever wrote it meant
+something, and a model that is silently computed otherwise than it was meant is worse than one that
+is refused. Whoever knows better removes the key. Keys known to be harmless are listed here.
+
+Nothing here imports torch: a model that is refused is refused at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rootlace.wire.errors import UnsupportedModel
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+IGNORED = _names(
+    # Read before: `checkpoint.config`.
+    "architectures model_type dtype torch_dtype bos_token_id eos_token_id quantization_config "
+    # Training, and how transformers runs a model.
+    "initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout "
+    "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
+    "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
+    "use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation "
+    "_attn_implementation_autoset _flash_attn_2_enabled "
+    # Other tasks than continuing a text.
+    "id2label label2id num_labels problem_type finetuning_task task_specific_params "
+    # The tokenizer, and how long a text it was used for.
+    "tokenizer_class prefix unk_token_id sep_token_id cls_token_id model_max_length "
+    "max_sequence_length tokenizer_model_max_length "
+    # Where a folder comes from, and remarks of tools.
+    "_name_or_path name_or_path _commit_hash transformers_version auto_map "
+    "is_llama_config transformers.js_config unsloth_fixed unsloth_version "
+    # How to sample: old checkpoints say it here.
+    "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight "
+    "assistant_lookbehind bad_words_ids begin_suppress_tokens cache_config cache_implementation "
+    "compile_config constraints continuous_batching_config decoder_start_token_id disable_compile "
+    "diversity_penalty do_sample dola_layers early_stopping encoder_no_repeat_ngram_size "
+    "encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty "
+    "force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant "
+    "length_penalty low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens "
+    "max_time min_length min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens "
+    "num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences output_logits "
+    "output_scores penalty_alpha prefill_chunk_size prompt_lookup_num_tokens "
+    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
+    "sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature "
+    "token_healing top_h top_k top_p typical_p use_mtp watermarking_config _from_model_config"
+)
+"""Keys that say nothing about what a decoder computes."""
+
+ONLY: dict[str, Any] = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "is_causal": True,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "mlp_bias": False,
+    "pruned_heads": {},
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+    "use_mrope": False,
+    "use_sliding_window": False,
+}
+"""Keys of which one value is supported, where a family does not read them."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values a key may have."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+    def or_none(self) -> Kind:
+        """These values, or null."""
+        return Kind(f"{self.words} or null", lambda value: value is None or self.fits(value))
+
+
+SIZE = Kind("a positive integer", lambda value: type(value) is int and value > 0)
+COUNT = Kind("an integer of at least 0", lambda value: type(value) is int and value >= 0)
+NUMBER = Kind("a number", lambda v: type(v) in (int, float) and math.isfinite(v))
+FLAG = Kind("true or false", lambda value: type(value) is bool)
+TEXT = Kind("a text", lambda value: type(value) is str)
+TEXTS = Kind("a list of texts", lambda v: type(v) is list and all(type(one) is str for one in v))
+TABLE = Kind("an object", lambda value: type(value) is dict)
+
+REQUIRED: Any = object()
+
+
+class Given:
+    """The keys of a `config.json`; remembers which were read. What is refused names the file."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        self._file = file
+        self._values = values
+        self._read: set[str] = set()
+
+    def __call__(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
+        """The value of a key. Refuses one of another kind, and a missing one without `default`."""
+        self._read.add(key)
+        if key in self._values:
+            value = self._values[key]
+            if not kind.fits(value):
+                self.refuse(key, f"it is not {kind.words}")
+            return value
+        if default is REQUIRED:
+            raise UnsupportedModel(f"{self._file}: {key} is missing")
+        return default
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def size(self, key: str, default: Any = REQUIRED) -> int:
+        """A positive integer."""
+        found: int = self(key, SIZE, default)
+        return found
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """A finite number."""
+        return float(self(key, NUMBER, default))
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        """true or false."""
+        found: bool = self(key, FLAG, default)
+        return found
+
+    def only(self, key: str, value: object) -> None:
+        """Refuse any other value of the key."""
+        self._read.add(key)
+        if self._values.get(key, value) not in (value, None):
+            self.refuse(key, f"only {value!r} is supported")
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Raises `UnsupportedModel`, naming the key and its value."""
+        raise UnsupportedModel(f"{self._file}: {key} {self._values.get(key)!r}: {why}")
+
+    def finish(self) -> None:
+        """Refuse the keys that nobody has read, unless they change nothing or have no value."""
+        for key in sorted(self._values.keys() - self._read - IGNORED):
+            if key in ONLY:
+                self.only(key, ONLY[key])
+            elif self._values[key] is not None:
+                self.refuse(key, "this key is not known; remove it if it changes nothing")
