@@ -1,4 +1,4 @@
-"""What benchmarks share: where, when and with what they ran; tables and progress bars."""
+"""What benchmarks share: options; where, when and with what they ran; tables and progress bars."""
 
 from __future__ import annotations
 
@@ -82,42 +82,48 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """JSON has no NaN: what was not measured is null. numpy's numbers become plain ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = msgspec.json.encode(result, enc_hook=float)
-    path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
-
-
-FILES = ("json", "plot", "models")
-"""Options that name files."""
+def new_parser(benchmark: str, doc: str | None) -> argparse.ArgumentParser:
+    """The options that all benchmarks have; more are to be added. `doc`: its module's."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{benchmark}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
+    return parser
 
 
 class Report:
-    """What a benchmark found, beside where and when: begun when it begins to measure."""
+    """What a benchmark found, beside where, when, and with which options it ran: begun when it
+    begins to measure."""
 
-    def __init__(self, benchmark: str, *packages: str) -> None:
+    def __init__(self, benchmark: str, arguments: argparse.Namespace, *packages: str) -> None:
         """`packages`: whose versions matter, too."""
         self.found: dict[str, Any] = {"benchmark": benchmark, **environment(*packages)}
+        # Where files lie says nothing about the measurement.
+        self.found["options"] = {
+            name: given
+            for name, given in vars(arguments).items()
+            if given is not None and not isinstance(given, Path | dict)
+        }
+        self._path: Path | None = arguments.json
         self._foreign = ForeignLoad()
 
     def add(self, name: str, value: Any) -> None:
         """Dataclasses, alone or in lists, become objects."""
         self.found[name] = msgspec.to_builtins(value)
 
-    def add_options(self, arguments: argparse.Namespace) -> None:
-        """What the benchmark was called with, but for where files are."""
-        given = {name: value for name, value in vars(arguments).items() if name not in FILES}
-        self.found["options"] = {name: str(value) for name, value in given.items()}
-
     def foreign_line(self) -> str:
         """How many cores other programs kept busy until now, which is recorded, too."""
         self.found["foreign_cores"] = cores = self._foreign.cores()
         return f"other programs kept {cores:.2f} cores busy meanwhile"
 
-    def write(self, path: Path | None) -> None:
-        if path is not None:
-            write_json(path, self.found)
+    def write(self) -> None:
+        """JSON has no NaN: what was not measured is null. numpy's numbers become plain ones."""
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = msgspec.json.encode(self.found, enc_hook=float)
+            self._path.write_bytes(msgspec.json.format(text, indent=1) + b"\n")
 
 
 def aim(value: float | None, sign: str, bound: float, unit: str = "") -> dict[str, Any]:

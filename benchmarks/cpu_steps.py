@@ -12,7 +12,6 @@ hold the weights of the smallest model: it may reach more than all.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.ceilings import measure_apart
-from benchmarks.common import Report, console_of, new_table
-from benchmarks.random_models import SHAPES, make_model
+from benchmarks.common import Report, console_of, new_parser, new_table
+from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -197,24 +196,18 @@ def show(results: list[Result], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the results here as well")
-    parser.add_argument("--models", type=Path, default=Path("build/models"), help="their folder")
-    parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["a", "b"])
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=[1, 8, 32], help="rows of the decode steps"
-    )
-    parser.add_argument("--context", type=int, default=300, help="tokens of each of them")
-    parser.add_argument(
-        "--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts"
-    )
-    parser.add_argument(
-        "--shared", type=int, default=0, help="of these, how many all rows have in common"
-    )
-    parser.add_argument("--behind", type=int, default=0, help="tokens before each prompt")
-    parser.add_argument("--alone", action="store_true", help="without transformers beside")
-    parser.add_argument("--threads", type=int, help="threads that compute")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per case, best of many")
+    parser = new_parser("cpu_steps", __doc__)
+    option = parser.add_argument
+    option("--models", type=Path, metavar="DIR", default=MODELS, help="holds them, or gets them")
+    option("--sizes", nargs="+", choices=SIZES, default=["a", "b"])
+    option("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the decode steps")
+    option("--context", type=int, default=300, help="tokens of each of these rows")
+    option("--shared", type=int, default=0, help="how many of them all rows have in common")
+    option("--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts")
+    option("--behind", type=int, default=0, help="tokens before each prompt")
+    option("--alone", action="store_true", help="without transformers beside")
+    option("--threads", type=int, default=usable_cores(), help="threads that compute")
+    option("--seconds", type=float, default=3.0, help="per case, best of many")
     args = parser.parse_args()
     shared = args.shared // BLOCK_SIZE * BLOCK_SIZE
     own = f"({shared} + {args.context - shared})" if shared else args.context
@@ -223,23 +216,21 @@ def main() -> None:
         *(Case(f"decode {n} x {own}", n, 1, args.context, shared) for n in args.rows),
         *(Case(f"prefill {n}{behind}", 1, n, args.behind + n) for n in args.prefill),
     ]
-    console, report = console_of(140), Report("cpu_steps")
-    threads = args.threads or usable_cores()
-    ceilings = measure_apart(threads, "bfloat16", args.seconds)
+    console, report = console_of(140), Report("cpu_steps", args)
+    ceilings = measure_apart(args.threads, "bfloat16", args.seconds)
     rate, bandwidth = ceilings["gemm_rate"], ceilings["read_bandwidth"]
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
         results += measure(
-            size, folder, cases, threads, args.seconds, (rate, bandwidth), not args.alone
+            size, folder, cases, args.threads, args.seconds, (rate, bandwidth), not args.alone
         )
     show(results, console)
     report.add("ceilings", ceilings)
     report.add("results", results)
-    report.add_options(args)
     console.print(f"large product {rate / 1e9:,.0f} GFLOP/s, reading {bandwidth / 1e9:.1f} GB/s")
     console.print(report.foreign_line())
-    report.write(args.json)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -34,10 +34,6 @@ class IdealCache:
         """A request is over: all of it but its very last token has keys and values."""
         self._add([*prompt, *output[:-1]])
 
-    @property
-    def hit_rate(self) -> float:
-        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
     def _add(self, tokens: Sequence[int]) -> int:
         """Put a sequence in; how many of its first tokens were there before."""
         node, known = self._root, 0

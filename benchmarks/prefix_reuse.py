@@ -30,9 +30,9 @@ from benchmarks.ideal_cache import ideal_hits
 from benchmarks.peers.drive import drive
 from benchmarks.peers.measure import Row, tasks_of
 from benchmarks.peers.raw_requests import RawRequests
-from benchmarks.peers.turns import Engine, here, take_turns
+from benchmarks.peers.turns import Engine, here, parse, take_turns, turn_parser
 from benchmarks.peers.workloads import WORKLOADS, Workload
-from benchmarks.random_models import MODELS, make_model
+from benchmarks.random_models import make_model
 
 LOADS = {"few-shot": "W1", "chat": "W2", "tree-search": "W3", "long-docs": "W5", "no-sharing": "W4"}
 ON, OFF = "cache on", "cache off"
@@ -139,53 +139,25 @@ def reuse_table(size: str, summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.prefix_reuse",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    option = parser.add_argument
-    option("--json", type=Path, metavar="FILE", help="write everything here")
-    option("--plot", type=Path, metavar="FILE.svg", help="draw the speed-ups here")
-    option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
-    option("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
-    option("--quick", action="store_true", help="a few requests, once, size a only")
-    option("--repetitions", type=int, help="of each load (default 3, quick 1)")
-    option("--scale", type=float, help="factor on the number of requests")
-    option("--dtype", choices=["float32", "bfloat16"], default="float32")
-    option("--threads", type=int, help="of the engine (default: all cores)")
-    option("--models", type=Path, metavar="DIR", help="holds a and b, or they are made there")
-    arguments = parser.parse_args()
-    arguments.sizes = arguments.sizes or (["a"] if arguments.quick else ["a", "b"])
-    arguments.repetitions = arguments.repetitions or (1 if arguments.quick else 3)
-    return arguments
-
-
 def main() -> None:
-    arguments = parse_arguments()
-    console, report = Console(), Report("prefix_reuse")
+    parser = turn_parser("prefix_reuse", __doc__, "float32")
+    parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=list(LOADS))
+    arguments = parse(parser, None)
+    console, report = Console(), Report("prefix_reuse", arguments)
     summaries: list[Summary] = []
     with progress_bar(console) as bar:
         task = bar.add_task("", total=None)
         for size in arguments.sizes:
-            model = make_model(size, (arguments.models or MODELS) / size)
+            model = make_model(size, arguments.models / size)
             summaries += measure(
                 size, model, arguments, lambda what: bar.update(task, description=what, advance=1)
             )
     for size in arguments.sizes:
         console.print(reuse_table(size, [s for s in summaries if s.size == size]))
-    busiest = max(summary.foreign_cores for summary in summaries)
-    if busiest > 0.1:
-        console.print(
-            f"[yellow]Other programs kept up to {busiest:.1f} cores busy meanwhile: "
-            "compare on with off, do not take the absolute figures.[/]"
-        )
-    # Where files lie says nothing about the measurement.
-    report.add_options(arguments)
+    console.print(report.foreign_line())
     report.add("loads", {load: WORKLOADS[LOADS[load]].describe for load in arguments.loads})
     report.add("results", summaries)
-    report.write(arguments.json)
+    report.write()
     if arguments.plot:
         from benchmarks.plot import plot_speed_ups
 

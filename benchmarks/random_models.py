@@ -1,109 +1,77 @@
 """Random models to measure with: real shapes, no training. Seeded: the same weights every time.
 
 `make_model("a", folder)` makes a checkpoint of about 15M parameters, `"b"` about 150M (both of the
-Llama architecture), `"0.6B"` one of Qwen3 0.6B's shapes: bfloat16, with a byte-level BPE tokenizer
-of 32,000 tokens trained on the running Python's standard library and a ChatML template, in Hugging
-Face layout. Bigger models are made on
-the device that they are measured on (`benchmarks/gpu/models.py`).
+Llama architecture), `"0.6B"` one of Qwen3 0.6B's shapes, in Hugging Face layout: bfloat16, with a
+byte-level BPE tokenizer of made-up words and a ChatML template.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 MODELS = Path.home() / ".cache" / "rootlace-bench"
 """Where models are kept unless told otherwise."""
-VOCAB_SIZE = 32_000
-CORPUS_CHARACTERS = 40_000_000
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
-{{ message['content'] }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% endif -%}"""
 
-FILE = Path(__file__).with_name("data") / "models.json"
-CONFIGS: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
+DATA = Path(__file__).with_name("data")
+CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
 """Each model's `config.json`: `a`, `b`, Qwen3 0.6B, Llama 3.2 1B, Llama 3.1 8B, one to try things
 on."""
-SHAPES = {size: CONFIGS[size] for size in ("a", "b", "0.6B")}
-"""Those that are made as checkpoints."""
+SIZES = ("a", "b", "0.6B")
+"""Those that a CPU is measured with."""
 
 
-def make_model(size: str, out_dir: str | Path) -> Path:
-    """Write the model of this size to `out_dir`, unless it is there, and return the folder.
+def make_model(name: str, out_dir: str | Path, device: str = "cpu") -> Path:
+    """Write a model to `out_dir`, unless it is there, and return the folder. Its weights are made
+    on `device`: others on another one.
 
-    The folder appears only when it is complete. Raises `ValueError` for an unknown size.
+    The folder appears only when it is complete. Raises KeyError for an unknown name.
     """
-    if size not in SHAPES:
-        raise ValueError(f"unknown size {size!r}; sizes are {', '.join(SHAPES)}")
     folder = Path(out_dir)
     if (folder / "config.json").exists():
         return folder
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (partial / "config.json").write_text(json.dumps(SHAPES[size], indent=2))
+    (partial / "config.json").write_text(json.dumps(CONFIGS[name], indent=2))
+    (partial / "tokenizer.json").write_text(made_up_tokenizer(CONFIGS[name]["vocab_size"]))
+    shutil.copyfile(DATA / "tokenizer_config.json", partial / "tokenizer_config.json")
     # Not at the top: a client that is measured has no torch.
     from benchmarks.random_weights import save_weights
 
-    save_weights(partial)
-    _save_tokenizer(partial)
+    save_weights(partial, device)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     return folder
 
 
-def _save_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+def made_up_tokenizer(size: int) -> str:
+    """A byte-level BPE `tokenizer.json` of `size` tokens, most of them words of four small letters.
 
-    tokenizer = Tokenizer(models.BPE())
+    What constraints cost depends on how many tokens a state allows; that is like a real
+    vocabulary's, without a corpus and without training.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    # A space is a beginning.
+    merges = [(left, right) for left in [*letters, "Ġ"] for right in letters]
+    merges = merges[: size - len(words)]
+    pairs = ["".join(merge) for merge in merges]
+    tails = [pair for pair in pairs if pair[0] != "Ġ"]
+    for chosen in np.random.default_rng(0).permutation(len(pairs) * len(tails)).tolist():
+        if len(words) + len(merges) == size:
+            break
+        merges.append((pairs[chosen // len(tails)], tails[chosen % len(tails)]))
+    words += ["".join(merge) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(), trainer)
-    if tokenizer.get_vocab_size() != VOCAB_SIZE:
-        raise RuntimeError(
-            f"the standard library's text gave {tokenizer.get_vocab_size()} tokens, "
-            f"not {VOCAB_SIZE}: is its source installed?"
-        )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        model_max_length=8192,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
-
-
-def _corpus() -> Iterator[str]:
-    """The text of the standard library's modules, in order of their names."""
-    left = CORPUS_CHARACTERS
-    root = Path(sysconfig.get_path("stdlib"))
-    for file in sorted(root.rglob("*.py")):
-        if "site-packages" in file.parts:
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
-            return
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    return str(tokenizer.to_str())

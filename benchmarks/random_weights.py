@@ -16,13 +16,10 @@ from rootlace.runtime.model.families.spec import ModelSpec
 SEED = 20_240_607
 
 
-CPU = torch.device("cpu")
-
-
-def save_weights(folder: Path, device: torch.device = CPU) -> None:
+def save_weights(folder: Path, device: str) -> None:
     """bfloat16 weights for the `config.json` in `folder`, beside it; made on `device`."""
     spec = ModelConfig.read(folder).spec
-    weights = random_weights(spec, device, torch.bfloat16)
+    weights = random_weights(spec, torch.device(device), torch.bfloat16)
     save_file(named_weights(spec, weights), folder / "model.safetensors", {"format": "pt"})
 
 

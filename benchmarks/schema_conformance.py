@@ -14,7 +14,6 @@ properties come in the schema's order, and only one spelling of a value is gener
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
@@ -28,7 +27,7 @@ from jsonschema.validators import validator_for
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import Report, percentile
+from benchmarks.common import Report, new_parser, percentile
 from benchmarks.constrained.engines import load_tokenizer
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.constrained import GrammarCompiler
@@ -69,12 +68,12 @@ def keyword_of(message: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.schema_conformance")
+    parser = new_parser("schema_conformance", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokenizer", type=Path, default=demo_model())
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    report, tokenizer = Report("schema_conformance"), load_tokenizer(arguments.tokenizer)
+    report = Report("schema_conformance", arguments)
+    tokenizer = load_tokenizer(arguments.tokenizer)
     compiler = GrammarCompiler(tokenizer)
     count: Counter[str] = Counter()
     refused: Counter[str] = Counter()
@@ -126,7 +125,7 @@ def main() -> None:
         "compile_ms": {q: percentile(compiles, q / 100) for q in (50, 99, 100)},
         "cases": wrong,
     }
-    report.write(arguments.json)
+    report.write()
 
 
 if __name__ == "__main__":

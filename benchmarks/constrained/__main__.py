@@ -19,7 +19,6 @@ leave the schemas open, so that llguidance makes the masks.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import Report, new_table, progress_bar
+from benchmarks.common import Report, new_parser, new_table, progress_bar
 from benchmarks.constrained.engines import ENGINES
 from benchmarks.constrained.masks import KINDS, measure_apart
 from benchmarks.constrained.serving import LOADS, MODES, measure_serving, runs_of
@@ -86,40 +85,34 @@ def serving_table(found: Mapping[str, Any]) -> Table:
     return table_of(title, rows, SERVING)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.constrained", description=(__doc__ or "").splitlines()[0]
-    )
+def main() -> None:
+    parser = new_parser("constrained", __doc__)
     option = parser.add_argument
-    option("--json", type=Path, help="write everything measured to this file")
     option("--plot", type=Path, help="draw the results (SVG or PNG)")
-    option("--tokenizer", type=Path, help="folder of a tokenizer with a big vocabulary")
+    option("--tokenizer", type=Path, default=demo_model(), help="folder of a big vocabulary")
     option("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
     option("--seconds", type=float, default=200.0, help="per engine (default 200)")
     option("--requests", type=int, default=64, help="of the served load (default 64)")
     option("--repetitions", type=int, default=40, help="rounds of the three modes (default 40)")
     option("--loads", nargs="*", choices=LOADS, default=list(LOADS))
     option("--concurrency", type=int, nargs="*", default=[1, 8])
-    return parser.parse_args()
-
-
-def main() -> None:
-    arguments = parse_arguments()
-    model = str(demo_model())
-    tokenizer = arguments.tokenizer or Path(model)
-    console, report = Console(), Report("constrained", "llguidance", "xgrammar", "outlines-core")
+    arguments = parser.parse_args()
+    console = Console()
+    report = Report("constrained", arguments, "llguidance", "xgrammar", "outlines-core")
     engines: dict[str, Any] = {}
     serving: list[dict[str, Any]] = []
     with progress_bar(console) as progress:
         for name in progress.track(arguments.engines, description="masks"):
-            engines[name] = measure_apart(name, tokenizer, arguments.seconds)
+            engines[name] = measure_apart(name, arguments.tokenizer, arguments.seconds)
         loads = [(kind, count) for kind in arguments.loads for count in arguments.concurrency]
         requests, repetitions = arguments.requests, arguments.repetitions
         task = progress.add_task("", total=len(loads) * runs_of(repetitions))
         for kind, count in loads:
             progress.update(task, description=f"{kind}, {count} at a time")
             done = partial(progress.advance, task)
-            serving.append(measure_serving(model, requests, repetitions, count, kind, done))
+            serving.append(
+                measure_serving(str(demo_model()), requests, repetitions, count, kind, done)
+            )
     for table in engine_tables(engines):
         console.print(table)
     for name, found in engines.items():
@@ -128,8 +121,8 @@ def main() -> None:
             console.print(f"{name}: set-up {setup:.2f} s, all constraints {memory:.0f} MiB")
     for found in serving:
         console.print(serving_table(found))
-    report.found |= {"vocabulary": tokenizer.name, "engines": engines, "serving": serving}
-    report.write(arguments.json)
+    report.found |= {"vocabulary": arguments.tokenizer.name, "engines": engines, "serving": serving}
+    report.write()
     if arguments.plot and engines and serving:
         plot_constrained(engines, serving, arguments.plot)
 

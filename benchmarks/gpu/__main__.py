@@ -3,10 +3,10 @@
     python -m benchmarks.gpu --json FILE [--quick] [--only PART ...]
     python -m benchmarks.gpu --tune [KERNEL ...]
 
-Every part runs in a process of its own, with a time limit: one that fails or hangs is recorded with
-its error, and the others are measured. `--quick` takes a minute or two: less of everything, in one
-process. `--tune` times the launch settings of the kernels (all, or those named) and writes this
-architecture's table instead, as far as the budget reaches.
+Every part runs in a process of its own and has its share of the budget: one that fails or hangs is
+recorded with its error, and the others are measured. `--quick` takes a minute or two: less of
+everything, in one process. `--tune` times the launch settings of the kernels (all, or those named)
+and writes this architecture's table instead, as far as the budget reaches.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.common import environment, package_version, write_json
-from benchmarks.gpu.parts import PARTS, run_part, run_part_apart
+from benchmarks.common import Report, new_parser
+from benchmarks.gpu.parts import PARTS, limit_of, run_part, run_part_apart
 
 BUDGET = 540.0
 """Seconds for everything, unless told otherwise: a borrowed machine's patience."""
-
+LEAST_SECONDS = 5.0
+"""A part that would have less is not begun."""
 CEILINGS = ("copy_bandwidth", "matmul_rate")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = new_parser("gpu", __doc__)
     option = parser.add_argument
-    option("--json", type=Path, help="write the result to this file")
     option("--quick", action="store_true", help="fewer cases and repetitions")
     option("--only", nargs="+", choices=list(PARTS), metavar="PART", default=None)
     option("--budget", type=float, default=BUDGET, help="seconds for everything")
@@ -50,41 +47,35 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every part that was asked for (the ceilings always), until the budget is spent."""
+    """Every part that was asked for (the ceilings always), within the budget."""
     from benchmarks.gpu.targets import judge
 
     deadline = time.monotonic() + arguments.budget
     parts: dict[str, Any] = {}
-    result = {
-        "environment": environment() | {"gpu": gpu_environment(arguments.device)},
-        "options": {"quick": arguments.quick, "smoke": arguments.smoke, "only": arguments.only},
-        "targets": judge(parts),
-        "parts": parts,
-    }
-    for name, (_, limit) in PARTS.items():
-        if arguments.only and name not in ("ceilings", *arguments.only):
-            continue
-        left = deadline - time.monotonic()
+    report = Report("gpu", arguments, "triton")
+    report.found |= {"gpu": gpu_environment(arguments.device), "parts": parts}
+    wanted = [name for name in PARTS if name in ("ceilings", *(arguments.only or PARTS))]
+    for place, name in enumerate(wanted):
+        limit = limit_of(wanted[place:], deadline - time.monotonic())
         measured = parts.get("ceilings", {})
         ceilings = {key: measured[key] for key in CEILINGS if key in measured}
-        if left < 5:
+        if limit < LEAST_SECONDS:
             parts[name] = {"cases": [], "error": "no time was left for it"}
         elif arguments.smoke or arguments.quick:
             parts[name] = run_part(name, arguments, ceilings)
         else:
             print(f"gpu: {name}", file=sys.stderr, flush=True)
-            parts[name] = run_part_apart(name, arguments, ceilings, min(limit, left))
-        result["targets"] = judge(parts)
-        if arguments.json:
-            write_json(arguments.json, result)
-    return result
+            parts[name] = run_part_apart(name, arguments, ceilings, limit)
+        report.found["targets"] = judge(parts)
+        report.write()
+    return report.found
 
 
 def gpu_environment(device: str) -> dict[str, Any]:
     """The GPU, its driver and clocks, and the libraries' versions."""
     import torch
 
-    found: dict[str, Any] = {"triton": package_version("triton"), "cuda": torch.version.cuda}
+    found: dict[str, Any] = {"cuda": torch.version.cuda}
     if device != "cuda":
         return found | {"name": device}
     of = torch.cuda.get_device_properties(0)

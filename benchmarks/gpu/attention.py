@@ -10,13 +10,11 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.paged import FP8, HeadShape, Paged, attend, bound_plan, make_paged
+from benchmarks.gpu.paged import BF16, FP8, HeadShape, Paged, attend, bound_plan, make_paged
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.gpu.timing import OURS, Call, time_in_turns, time_rates
 from benchmarks.random_models import CONFIGS
 from rootlace.kernels import KernelSet
-
-BF16 = torch.bfloat16
 
 LONG = 4096
 """Contexts from here on count for the targets."""

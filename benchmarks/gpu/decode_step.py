@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.models import RandomModel, random_model
+from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.step_plans import decode_plans
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.executor.runner import ModelRunner
 
-BLOCK_SIZE = 16
 CONTEXT = 1024
 BATCHES = (1, 8, 64, 256)
 WARM_UP = 60

@@ -15,7 +15,7 @@ def measure(setting: Setting, report: Report) -> None:
     steps are): for as long as the engine's take longer, the device is idle."""
     name, rows, prompt, new = ("smoke", 3, 16, 10) if setting.smoke else ("1B", 64, 128, 256)
     warm_up = setting.choose(WARM_UP, WARM_UP, 2)
-    prompts = [[2 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
+    prompts = [[5 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
     with random_model(name, setting.device) as model:
         runner = model.runner_for(rows, prompt + new)
         fill(runner)

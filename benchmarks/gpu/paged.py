@@ -13,7 +13,7 @@ from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.kernels.interface import KVScales
 
 BLOCK_SIZE = 16
-FP8 = torch.float8_e4m3fn
+BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def make_paged(
     shape: HeadShape,
     device: torch.device,
     *,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype = BF16,
     prefix: int = 0,
     seed: int = 0,
 ) -> Paged:
@@ -73,7 +73,7 @@ def make_paged(
     size = (num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
     caches = [_random(size, kv_dtype, device, generator) for _ in range(2)]
     starts = np.cumsum([0, *(new for new, _ in rows)]).astype(np.int32)
-    q = _random((int(starts[-1]), shape.heads, shape.head_dim), torch.bfloat16, device, generator)
+    q = _random((int(starts[-1]), shape.heads, shape.head_dim), BF16, device, generator)
     scales = None
     if kv_dtype == FP8:
         scales = KVScales(*(torch.full((shape.kv_heads,), 0.02, device=device) for _ in range(2)))
@@ -85,7 +85,7 @@ def make_paged(
         num_heads=shape.heads,
         num_kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        dtype=torch.bfloat16,
+        dtype=BF16,
         device=device,
     )
     return Paged(batch, q, caches[0], caches[1], scales)

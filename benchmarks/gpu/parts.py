@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,23 @@ import torch
 from benchmarks.gpu.setting import Report, Setting, describe
 
 PARTS = {
-    # module:function under `benchmarks.gpu`, and the seconds it may take
-    "ceilings": ("ceilings:measure", 60),
-    "decode_attention": ("attention:measure_decode", 150),
-    "extend_attention": ("attention:measure_extend", 150),
-    "tree_attention": ("attention:measure_tree", 120),
-    "decode_step": ("decode_step:measure", 150),
-    "idle": ("idle:measure", 150),
-    "constrained": ("constrained:measure", 150),
-    "pointwise": ("pointwise:measure", 100),
+    # module:function under `benchmarks.gpu`, and its share of the time
+    "ceilings": ("ceilings:measure", 30),
+    "decode_attention": ("attention:measure_decode", 50),
+    "extend_attention": ("attention:measure_extend", 50),
+    "tree_attention": ("attention:measure_tree", 55),
+    "decode_step": ("decode_step:measure", 125),
+    "idle": ("idle:measure", 120),
+    "constrained": ("constrained:measure", 80),
+    "pointwise": ("pointwise:measure", 30),
 }
+
+
+def limit_of(coming: Sequence[str], left: float) -> float:
+    """Seconds that the first of the parts to come may take of those that are left: its share. So no
+    part takes time from another, and what one leaves is for those after it."""
+    shares = [PARTS[name][1] for name in coming]
+    return max(left, 0.0) * shares[0] / sum(shares)
 
 
 def run_part(

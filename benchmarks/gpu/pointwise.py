@@ -10,14 +10,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.paged import BF16, BLOCK_SIZE, FP8
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
-
-BLOCK_SIZE = 16
-FP8 = torch.float8_e4m3fn
-BF16 = torch.bfloat16
 
 
 @dataclass(frozen=True)

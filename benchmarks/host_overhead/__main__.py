@@ -11,22 +11,18 @@ cores, what the host takes is what compute loses.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from benchmarks.common import Report, console_of, rows_table
+from benchmarks.common import Report, console_of, new_parser, rows_table
 from benchmarks.host_overhead.stack import MODES, measure_stack, started
 from rootlace.runtime.assets import demo_model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the results here as well")
+    parser = new_parser("host_overhead", __doc__)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--rows", nargs="+", type=int, default=(1, 16, 64), help="at a time")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
     args = parser.parse_args()
-    console, report = console_of(140), Report("host_overhead")
+    console, report = console_of(140), Report("host_overhead", args)
     with started(demo_model()) as running:
         costs = [
             measure_stack(running, mode, rows, args.rounds)
@@ -36,7 +32,7 @@ def main() -> None:
     console.print(rows_table("CPU us per decode step, and per request", costs))
     report.add("stack", costs)
     console.print(report.foreign_line())
-    report.write(args.json)
+    report.write()
 
 
 if __name__ == "__main__":

@@ -27,20 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ceilings import measure_apart
-from benchmarks.common import Report, console_of, progress_bar, usable_cores
+from benchmarks.common import Report, console_of, progress_bar
 from benchmarks.peers.known_peers import KNOWN_PEERS
 from benchmarks.peers.measure import Row
 from benchmarks.peers.report import RAW, SPEED_TARGETS, Results
-from benchmarks.peers.turns import measure_model
+from benchmarks.peers.turns import measure_model, parse, turn_parser
 from benchmarks.peers.workloads import WORKLOADS, Workload
 from benchmarks.plot import plot_peers
-from benchmarks.random_models import MODELS, make_model
+from benchmarks.random_models import make_model
 
 QUICK_SCALE = 0.125
 TABLE_WIDTH = 110
 """Columns of text: all engines, ratios and floors."""
-RECORDED = ("sizes", "workloads", "seed", "repetitions", "scale", "dtype", "threads")
-"""Options that say what was measured."""
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -61,32 +59,17 @@ def _peer(text: str) -> tuple[str, Path]:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = turn_parser("peers", __doc__, "bfloat16")
     option = parser.add_argument
-    option("--json", type=Path, metavar="FILE", help="write everything here")
-    option("--plot", type=Path, metavar="FILE.svg", help="draw the ratios here")
     known = f"the interpreter of a peer, of: {', '.join(KNOWN_PEERS)}"
     repeated: dict[str, Any] = {"action": "append", "default": []}
     option("--peer-python", type=_peer, metavar="PEER=PATH", help=known, **repeated)
     option("--llama-server", type=Path, metavar="PATH", help="for llamacpp")
     option("--url", type=_named, metavar="NAME=URL", help="a server that runs", **repeated)
-    option("--models", type=Path, metavar="DIR", help="holds a and b, or they are made there")
-    option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
     option("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     option("--seed", type=int, default=0, help="of the first repetition")
-    option("--repetitions", type=int, help="each with the next seed (default 3, quick 1)")
-    option("--scale", type=float, help="factor on the number of units, for everyone")
-    option("--quick", action="store_true", help="an eighth of everything, once, size a")
-    option("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    option("--threads", type=int, default=usable_cores(), help="of each engine")
-    found = parser.parse_args(arguments)
+    found = parse(parser, arguments)
     found.peer_python, found.url = dict(found.peer_python), dict(found.url)
-    found.sizes = found.sizes or (["a"] if found.quick else ["a", "b"])
-    found.repetitions = found.repetitions or (1 if found.quick else 3)
     found.scale = found.scale or (QUICK_SCALE if found.quick else 1.0)
     return found
 
@@ -116,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A narrow terminal breaks the lines; a table without its last columns would be worse.
     console = console_of(TABLE_WIDTH)
     console.width = max(console.width, TABLE_WIDTH)
-    report = Report("peers")
+    report = Report("peers", arguments)
     rows: list[Row] = []
     models: dict[str, Path] = {}
     about: dict[str, Any] = {}
@@ -135,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = 0.5 if arguments.quick else 5.0
         ceilings = measure_apart(arguments.threads, arguments.dtype, seconds)
         for size in arguments.sizes:
-            models[size] = make_model(size, (arguments.models or MODELS) / size)
+            models[size] = make_model(size, arguments.models / size)
             progress(f"{size}: loading")
             found, about[size] = measure_model(size, models[size], arguments, Path(work), progress)
             rows += found
@@ -154,7 +137,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     console.print(*results.summary(), *failed, sep="\n", markup=False, highlight=False)
     report.found |= {
-        "options": {name: getattr(arguments, name) for name in RECORDED},
         "workloads": {name: kind.describe for name, kind in WORKLOADS.items()},
         "peers": about,
         "ceilings": ceilings,
@@ -169,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "remarks": list(results.remarks()),
         "rows": [row.as_json() for row in rows],
     }
-    report.write(arguments.json)
+    report.write()
     if arguments.plot:
         plot_peers(report.found, SPEED_TARGETS, arguments.plot)
     return 0

@@ -34,24 +34,19 @@ from rootlace.runtime.model.families.spec import ModelSpec
 class Work:
     """What a workload is made of when nothing is done twice.
 
-    `prompts`: what is computed of each prompt. `steps`: the rows of each decode step.
+    `prompts`: each prompt, and what is computed of it. `steps`: the rows of each decode step.
     `step_tokens`: per decode step, distinct tokens that its rows stand on.
     """
 
-    prompt_tokens: int
     prompts: list[Row]
     steps: list[list[Row]]
     step_tokens: list[int]
-
-    @property
-    def computed_tokens(self) -> int:
-        return sum(row.new for row in self.prompts)
 
 
 def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
     """Take a workload apart, its requests having been answered with `replies`."""
     ideal = IdealCache()
-    work = Work(0, [], [], [])
+    work = Work([], [], [])
     for wave in workload.waves(replies):
         # Requests that are there together decode in lockstep: their first tokens come from the
         # prompts, each later one from a step.
@@ -65,7 +60,7 @@ def work_of(workload: Workload, replies: Mapping[str, Tokens]) -> Work:
             work.prompts.append(Row(length - ideal.submit(request.prompt), length))
         for request in wave:
             ideal.finish(request.prompt, replies[request.name])
-    return Work(ideal.prompt_tokens, work.prompts, work.steps, work.step_tokens)
+    return work
 
 
 def _distinct(prompts: Sequence[Sequence[int]]) -> int:

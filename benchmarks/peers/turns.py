@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rootlace as rl
-from benchmarks.common import ForeignLoad
+from benchmarks.common import ForeignLoad, new_parser, usable_cores
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import Driven, PeerError, drive
@@ -20,6 +20,7 @@ from benchmarks.peers.programs import drive_programs
 from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
 from benchmarks.peers.workloads import Workload
+from benchmarks.random_models import MODELS
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
@@ -28,6 +29,29 @@ LIMIT = 300.0
 """Seconds that a peer may take to load, and for a workload."""
 PATIENCE = 60.0
 """What took more seconds is not repeated."""
+
+
+def turn_parser(benchmark: str, doc: str | None, dtype: str) -> argparse.ArgumentParser:
+    """The options of benchmarks in which engines take turns at workloads."""
+    parser = new_parser(benchmark, doc)
+    option = parser.add_argument
+    option("--plot", type=Path, metavar="FILE.svg", help="draw the ratios here")
+    option("--models", type=Path, metavar="DIR", default=MODELS, help="holds a and b, or gets them")
+    option("--sizes", nargs="+", choices=["a", "b"], help="~15M, ~150M parameters")
+    option("--repetitions", type=int, help="each with the next seed (default 3, quick 1)")
+    option("--scale", type=float, help="factor on the number of units, for every engine")
+    option("--quick", action="store_true", help="few units, once, size a")
+    option("--dtype", choices=["bfloat16", "float32"], default=dtype)
+    option("--threads", type=int, default=usable_cores(), help="of each engine")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was given, and what `--quick` means where it was not."""
+    found = parser.parse_args(arguments)
+    found.sizes = found.sizes or (["a"] if found.quick else ["a", "b"])
+    found.repetitions = found.repetitions or (1 if found.quick else 3)
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRota
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import attention, decode_step, targets, tune
-from benchmarks.gpu.engine import decode_rate, started, synthetic_tokenizer
+from benchmarks.gpu.engine import decode_rate, started
 from benchmarks.gpu.models import RandomModel, random_model
 from benchmarks.gpu.setting import Report, Setting
 from benchmarks.random_models import CONFIGS
@@ -49,6 +49,7 @@ def test_every_part_runs(smoke: dict[str, Any]) -> None:
     for name, part in smoke["parts"].items():
         assert part["cases"], name
     assert not errors(smoke["parts"])
+    assert smoke["options"]["smoke"] and smoke["gpu"]["name"] == "cpu"
 
 
 def test_a_smoke_run_meets_no_target(smoke: dict[str, Any]) -> None:
@@ -160,6 +161,16 @@ def test_a_part_that_hangs_or_dies_is_recorded(monkeypatch: pytest.MonkeyPatch) 
     assert "status 1" in gpu.run_part_apart("ceilings", arguments, {}, 60)["error"]
 
 
+def test_every_part_has_its_share_of_the_time() -> None:
+    names, left = list(gpu.PARTS), 540.0
+    for place in range(len(names)):
+        left -= gpu.limit_of(names[place:], left)
+    assert left == pytest.approx(0)
+    # What a part leaves, the others share.
+    assert gpu.limit_of(names[1:], 540.0) > gpu.limit_of(names[1:], 540.0 - 30)
+    assert gpu.limit_of(["idle"], 99.0) == 99.0
+
+
 def test_time_that_is_spent_is_said() -> None:
     arguments = ["--smoke", "--device", "cpu", "--only", "pointwise", "--budget", "0"]
     result = gpu.measure_all(gpu.parse_arguments(arguments))
@@ -256,8 +267,6 @@ def test_the_floor_is_bytes_at_copy_speed() -> None:
 
 
 def test_the_engine_on_random_weights() -> None:
-    size = CONFIGS["smoke"]["vocab_size"]
-    assert len(json.loads(synthetic_tokenizer(size))["model"]["vocab"]) == size
     params = {"regex": "([a-z]{2,9} )*", "max_new_tokens": 20, "min_new_tokens": 20}
     with started("smoke", CPU, 4) as engine:
         reply = engine.generate(input_ids=[5, 6], sampling_params=params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,17 @@ from benchmarks.host_overhead import __main__ as host_overhead
 from benchmarks.host_overhead import stack
 
 
+@pytest.fixture(scope="module")
+def running(demo_model: Path) -> Iterator[stack.Stack]:
+    with stack.started(demo_model) as found:
+        yield found
+
+
 @pytest.mark.parametrize("mode", ["programs, 8,000 ids", "http, streamed"])
-def test_the_whole_stack(demo_model: Path, mode: str) -> None:
-    with stack.started(demo_model) as running:
-        before = running.cpu()
-        cost = stack.measure_stack(running, mode, 2, 1)
-        after = running.cpu()
+def test_the_whole_stack(running: stack.Stack, mode: str) -> None:
+    before = running.cpu()
+    cost = stack.measure_stack(running, mode, 2, 1)
+    after = running.cpu()
     assert cost.mode == mode and cost.rows == 2
     parts = ("engine", "plan", "commit", "gateway", "client")
     assert all(after[part] > before[part] for part in parts)

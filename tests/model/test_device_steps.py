@@ -308,6 +308,7 @@ def test_automata_are_stepped_by_tokens_that_only_the_device_knows(llama: Path) 
     for step, result in enumerate(results):
         assert (result.token_ids[[0, 2]] % 2 == step % 2).all()
     assert it.steps.graphs.count.replayed == 6 - USES_BEFORE_CAPTURE
+    assert it.steps.stats()["automaton_rows"] == 2 * 7
 
 
 def test_graphs_are_prepared_for_what_is_asked_for(llama: Path) -> None:

@@ -105,6 +105,7 @@ class DeviceSteps:
         self._sampler = sampler
         self.graphs = graphs
         self.eager_steps = 0
+        self.automaton_rows = 0
         where = device.device
         with torch.inference_mode(), device.work():
             self._tokens = torch.full((max_rows,), -1, dtype=torch.int32, device=where)
@@ -184,6 +185,7 @@ class DeviceSteps:
             "graph_capture_seconds": count.seconds,
             "graph_replays": count.replayed,
             "eager_steps": self.eager_steps,
+            "automaton_rows": self.automaton_rows,
         }
 
     def prepare(self) -> bool:
@@ -305,6 +307,9 @@ class DeviceSteps:
         if samples and not step.sampled:
             self._sample(step, samples)
             step.sampled = True
+        self.automaton_rows += sum(
+            row.mask is None and row.automaton is not None for row in samples
+        )
         parts = self._scored(step)
         if samples:
             parts["tokens"] = self._tokens[: len(samples)]
