@@ -5,15 +5,17 @@
 // happens seldom.
 #pragma once
 
+#include <cfloat>
+
 #include "attention_plan.h"
 #include "exp2.h"
 
 namespace rootlace {
 
 constexpr float SLACK = 8;
-constexpr float NOTHING = -INFINITY;  // the base before any key has been seen
+constexpr float NOTHING = -FLT_MAX;  // the base before any key has been seen
 
-inline float exp2_of(float x) { return exp2<true>(Isa::splat(x))[0]; }
+inline float exp2_of(float x) { return exp2<5>(Isa::splat(x))[0]; }
 
 inline Native larger(Native a, Native b) { return a > b ? a : b; }
 
@@ -36,47 +38,59 @@ constexpr int PARTS = LANES / NATIVE;      // registers of 16 lanes
 constexpr int SCORES = KEY_BLOCK / NATIVE;  // registers of a query's scores
 
 // Weights of one key block, rounded as they are stored, and added up as rounded.
-inline void store_weights(Native (&x)[SCORES], float keep, float* sums, float* weights) {
+inline void store_weights(Native (&x)[SCORES], float* sums, float* weights) {
   std::memcpy(weights, x, sizeof x);
-  Isa::add_weights(x, keep, sums);
+  Isa::add_weights(x, sums);
 }
-inline void store_weights(Native (&x)[SCORES], float keep, float* sums, bf16* weights) {
-  Isa::add_weights(x, keep, sums, weights);
+inline void store_weights(Native (&x)[SCORES], float* sums, bf16* weights) {
+  Isa::add_weights(x, sums, weights);
+}
+
+inline Native largest(const Native (&x)[SCORES]) {
+  Native top = x[0];
+#pragma GCC unroll 16
+  for (int j = 1; j < SCORES; j++) top = larger(top, x[j]);
+  return top;
 }
 
 // scores [KEY_BLOCK], still to be multiplied by `scale` > 0, of which keys low : high count, all in
 // the first `vecs` vectors -> weights [KEY_BLOCK]. `sums` [LANES]: of the weights as rounded, to be
 // added up. Returns what the weighted values so far are to be multiplied by.
 template <class T>
-inline float soften(const float* scores, int vecs, int low, int high, float scale, float& base,
-                    float* sums, T* weights) {
-  constexpr bool FINE = sizeof(T) == 4;
-  const Native nothing = Isa::splat(NOTHING);
-  Native x[SCORES];
+[[gnu::always_inline]] inline float soften(const float* scores, int vecs, int low, int high,
+                                           float scale, float& base, float* sums,
+                                           T* weights) {
+  constexpr int DEGREE = sizeof(T) == 4 ? 5 : 3;
+  const Native nothing = Isa::splat(-INFINITY), factor = Isa::splat(scale);
+  Native scored[SCORES], x[SCORES];
 #pragma GCC unroll 16
   for (int j = 0; j < SCORES; j++)
-    x[j] = j < vecs * PARTS ? load_as<Native>(scores + j * NATIVE) : nothing;
+    scored[j] = j < vecs * PARTS ? load_as<Native>(scores + j * NATIVE) : nothing;
   if (low > 0 || high < vecs * LANES) {
     const NativeInts numbers = load_as<NativeInts>(NUMBERS.at);
     for (int j = 0; j < SCORES; j++) {
       NativeInts key = numbers + j * NATIVE;
-      x[j] = key < low ? nothing : x[j];
-      x[j] = key < high ? x[j] : nothing;
+      scored[j] = key < low ? nothing : scored[j];
+      scored[j] = key < high ? scored[j] : nothing;
     }
   }
-  Native top = x[0];
+  auto subtract_base = [&] {
+    const Native shift = Isa::splat(-base);
 #pragma GCC unroll 16
-  for (int j = 1; j < SCORES; j++) top = larger(top, x[j]);
+    for (int j = 0; j < SCORES; j++) x[j] = Isa::multiply_add(scored[j], factor, shift);
+  };
+  subtract_base();
   float keep = 1;
-  if (Isa::any_above(top * scale, base + SLACK)) {
-    float most = largest(top) * scale;
+  if (Isa::any_above(largest(x), SLACK)) {
+    const float most = largest(largest(scored)) * scale;
     keep = exp2_of(base - most);
     base = most;
+    subtract_base();
+    store(sums, load(sums) * keep);
   }
-  const Native factor = Isa::splat(scale), shift = Isa::splat(base == NOTHING ? 0.0f : -base);
 #pragma GCC unroll 16
-  for (int j = 0; j < SCORES; j++) x[j] = exp2<FINE>(Isa::multiply_add(x[j], factor, shift));
-  store_weights(x, keep, sums, weights);
+  for (int j = 0; j < SCORES; j++) x[j] = exp2<DEGREE>(x[j]);
+  store_weights(x, sums, weights);
   return keep;
 }
 

@@ -16,7 +16,7 @@ inline Vec silu(Vec x) {
     std::memcpy(&part, reinterpret_cast<const float*>(&x) + i, sizeof part);
     Native power = part * -1.44269504f;
     power = power < 126.0f ? power : Isa::splat(126.0f);  // its reciprocal is a normal number
-    part = part * Isa::reciprocal(1.0f + exp2<false>(power));
+    part = part * Isa::reciprocal(1.0f + exp2<4>(power));
     std::memcpy(reinterpret_cast<float*>(&y) + i, &part, sizeof part);
   }
   return y;

@@ -10,6 +10,9 @@ namespace rootlace {
 struct Avx2 : Plain<8> {
   static constexpr const char* NAME = "avx2";
 
+  static Native multiply_add(Native a, Native b, Native c) {
+    return (Native)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  }
   static bool any_above(Native v, float limit) {
     return _mm256_movemask_ps((__m256)(v > limit)) != 0;
   }

@@ -123,9 +123,9 @@ struct Avx512Bf16 : Avx512 {
 
   using Avx512::add_weights;
   template <int COUNT>
-  static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
+  static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-    __m512 sum = (__m512)(load(sums) * keep);
+    __m512 sum = (__m512)load(sums);
     for (int j = 0; j < COUNT; j += 2) {
       __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
       std::memcpy(static_cast<void*>(rounded + j * LANES), &pairs, sizeof pairs);

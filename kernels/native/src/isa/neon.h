@@ -12,6 +12,10 @@ namespace rootlace {
 struct Neon : Plain<4> {
   static constexpr const char* NAME = "neon";
 
+  static Native multiply_add(Native a, Native b, Native c) {
+    return (Native)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+  }
+
   template <int ROWS, int COLUMNS, class Panel, class Number>
   [[gnu::always_inline]] static void add_numbers(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                  Number&& number) {

@@ -169,13 +169,13 @@ struct Plain {
     return (Native)(ODD ? pairs & static_cast<int32_t>(0xffff0000u) : pairs << 16);
   }
 
-  // sums[LANES] = sums * keep + x, lane by lane.
+  // sums[LANES] += x, lane by lane.
   template <int COUNT>
-  static void add_weights(const Native (&x)[COUNT], float keep, float* sums) {
+  static void add_weights(const Native (&x)[COUNT], float* sums) {
     constexpr int PARTS = LANES / WIDTH;
     static_assert(COUNT == 4 * PARTS);
     for (int i = 0; i < PARTS; i++) {
-      Native sum = load_as<Native>(sums + i * WIDTH) * keep;
+      Native sum = load_as<Native>(sums + i * WIDTH);
       sum += (x[i] + x[PARTS + i]) + (x[2 * PARTS + i] + x[3 * PARTS + i]);
       std::memcpy(sums + i * WIDTH, &sum, sizeof sum);
     }
@@ -183,7 +183,7 @@ struct Plain {
 
   // The same of x rounded to bfloat16, which is stored in `rounded`.
   template <int COUNT>
-  static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
+  static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
     using NativeWords = typename Registers<WIDTH>::NativeWords;
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
     for (int j = 0; j < COUNT; j++) {
@@ -194,7 +194,7 @@ struct Plain {
       NativeHalves halves = __builtin_convertvector(upper, NativeHalves);
       std::memcpy(static_cast<void*>(rounded + j * WIDTH), &halves, sizeof halves);
     }
-    add_weights(x, keep, sums);
+    add_weights(x, sums);
   }
 
  private:

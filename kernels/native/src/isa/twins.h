@@ -143,8 +143,8 @@ struct Avx512Bf16Twin : PairsTwin<Avx512Twin, vdpbf16ps> {
 
   using Avx512Twin::add_weights;
   template <int COUNT>
-  static void add_weights(Native (&x)[COUNT], float keep, float* sums, bf16* rounded) {
-    Vec sum = load(sums) * keep;
+  static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
+    Vec sum = load(sums);
     for (int j = 0; j < COUNT; j++) {
       Halves h = narrow(x[j]);
       std::memcpy(static_cast<void*>(rounded + j * LANES), &h, sizeof h);
