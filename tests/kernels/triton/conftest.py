@@ -6,6 +6,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    from tests.interpreter import replace_once_a_kernel
+
+    replace_once_a_kernel()
+
 
 @pytest.fixture(autouse=True)
 def _interpreter(request: pytest.FixtureRequest) -> None:
