@@ -16,7 +16,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.positions import NEEDED
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -38,7 +38,6 @@ SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 40, "mscale": 0.7, "mscale_all_dim": 1.0, ORIGINAL: 100},
     {"rope_type": "yarn", "factor": 1.5, "truncate": False, "beta_fast": 16, "beta_slow": 2},
     {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.25},
-    {"rope_type": "yarn", "factor": None, ORIGINAL: 256},
     {
         "rope_type": "longrope",
         ORIGINAL: 128,
@@ -106,6 +105,27 @@ def test_length_of_the_context(tmp_path: Path) -> None:
     for fields, length in LENGTHS:
         saved(tmp_path, **fields)
         assert ModelConfig.read(tmp_path).spec.max_context == length, fields
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [
+        ({"rope_type": "linear"}, "needs factor"),
+        ({"rope_type": "yarn", "factor": None}, "needs factor"),
+        ({"rope_type": "yarn", "factor": 0}, "factor is not a positive number"),
+        ({"rope_type": "llama3", "factor": 8.0}, "needs low_freq_factor"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": None}, "rope_theta is not"),
+        ({"rope_type": "linear", "factor": 2.0, "mystery": 1}, "mystery is not known"),
+        ({"rope_type": "proportional"}, "'proportional' is not supported"),
+        ({"rope_type": ["yarn"]}, "rope_type is not a text"),
+    ],
+)
+def test_a_scaling_that_is_refused(scaling: Any, words: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_scaling": scaling}))
+    with pytest.raises(UnsupportedModel, match=f"rope_scaling .*{words}"):
+        ModelConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])

@@ -11,14 +11,15 @@ from typing import Any
 from rootlace.runtime.model.families.given import NUMBER, SIZE, TABLE, TEXT, Given, Kind
 from rootlace.runtime.model.families.spec import Rope
 
+_POSITIVE = Kind("a positive number", lambda value: NUMBER.fits(value) and value > 0)
 _FACTORS = Kind("a list of numbers", lambda v: type(v) is list and all(map(NUMBER.fits, v)))
 _TRUE_OR_FALSE = Kind("true, false or null", lambda value: value in (True, False, None))
 
 PARAMETERS: dict[str, Kind] = {
     "rope_type": TEXT,
     "type": TEXT,
-    "rope_theta": NUMBER,
-    "factor": NUMBER.or_none(),
+    "rope_theta": _POSITIVE,
+    "factor": _POSITIVE.or_none(),
     "original_max_position_embeddings": SIZE.or_none(),
     "max_position_embeddings": SIZE.or_none(),
     "attention_factor": NUMBER.or_none(),
@@ -49,25 +50,23 @@ NEEDED: dict[str, tuple[str, ...]] = {
 def read_rope(given: Given, theta: float = 10000.0) -> Rope:
     """The rotation of all layers; `theta` is the family's where the file has none."""
     where = "rope_scaling" if given("rope_scaling", TABLE.or_none(), None) else "rope_parameters"
-    parameters = dict(given("rope_parameters", TABLE.or_none(), None) or {})
+    parameters: dict[str, Any] = dict(given("rope_parameters", TABLE.or_none(), None) or {})
     if where == "rope_scaling":
         parameters = dict(given("rope_scaling", TABLE))
     parameters.setdefault("rope_theta", given("rope_theta", NUMBER, theta))
     partial = given("partial_rotary_factor", NUMBER.or_none(), None)
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", partial)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    kind: str = parameters.get("rope_type", parameters.get("type", "default"))
     _check(given, where, kind, parameters)
     context = given.size("max_position_embeddings")
+    original = given("original_max_position_embeddings", SIZE.or_none(), None)
     if kind in ("yarn", "longrope", "llama3"):
         # Outside of `rope_parameters` it counts for more.
-        original = given("original_max_position_embeddings", SIZE.or_none(), None)
         original = original or parameters.get("original_max_position_embeddings") or context
         parameters["original_max_position_embeddings"] = original
-        if parameters.get("factor") is None:
-            parameters["factor"] = context / original
-    else:
-        given("original_max_position_embeddings", SIZE.or_none(), None)
+    if kind == "longrope" and parameters.get("factor") is None:
+        parameters["factor"] = context / parameters["original_max_position_embeddings"]
     return Rope(kind, parameters)
 
 
@@ -82,16 +81,15 @@ def read_context(given: Given, rope: Rope) -> int:
     depend on the length of the text beyond it, which cached keys cannot follow.
     """
     stated = given.size("max_position_embeddings")
-    factor = rope.parameters.get("factor")
     if rope.kind == "linear":
-        return max(stated, int(factor * stated))
+        return max(stated, int(rope.parameters["factor"] * stated))
     if rope.kind == "yarn":
         original = rope.parameters["original_max_position_embeddings"]
-        return max(stated, int(factor * original))
+        return max(stated, int(rope.parameters["factor"] * original))
     return stated
 
 
-def _check(given: Given, where: str, kind: Any, parameters: dict[str, Any]) -> None:
+def _check(given: Given, where: str, kind: str, parameters: dict[str, Any]) -> None:
     """Refuse what is not known of a rotation, or is not complete."""
     unknown = sorted(parameters.keys() - PARAMETERS.keys())
     if unknown:
@@ -102,9 +100,7 @@ def _check(given: Given, where: str, kind: Any, parameters: dict[str, Any]) -> N
     if kind not in NEEDED:
         given.refuse(where, f"rope_type {kind!r} is not supported ({', '.join(NEEDED)})")
     for name in NEEDED[kind]:
-        if name not in parameters:
+        if parameters.get(name) is None:
             given.refuse(where, f"rope_type {kind!r} needs {name}")
     if parameters.get("partial_rotary_factor") not in (1.0, None):
         given.refuse(where, "partial rotation is not supported")
-    if parameters["rope_theta"] <= 0:
-        given.refuse(where, "rope_theta is not positive")
