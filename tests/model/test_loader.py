@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from rootlace.kernels import Dense
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -17,7 +19,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
-from tests.model.checkpoints import configs, reference, save
+from tests.model.checkpoints import SHAPE, configs, reference, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 CPU = torch.device("cpu")
@@ -65,8 +67,65 @@ def test_fused_weights_and_progress(tmp_path: Path) -> None:
         assert torch.equal(fused, torch.cat(parts))
     parts = [stored[f"{layer}mlp.{p}_proj.weight"] for p in ("gate", "up")]
     assert torch.equal(gate_up.matrix, torch.cat(parts))
-    assert [done for _, done in seen] == [0.0, 1 / 3, 2 / 3, 1.0]
+    assert len(weights.layers) == len(weights.layers[:9]) == 3
+    seen.clear()
+    assert len(weights.resident().layers) == 3
+    assert [done for _, done in seen] == [1 / 3, 2 / 3, 1.0]
     assert weights.num_bytes() == sum(tensor.nbytes for tensor in stored.values())
+
+
+def copied(file: Path) -> dict[str, torch.Tensor]:
+    """A file's tensors, which the library maps, in memory of their own."""
+    return {name: tensor.clone() for name, tensor in load_file(file).items()}
+
+
+def resident(file: Path) -> int:
+    """Bytes of a mapped file that this process has in memory."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:  # the first line of a mapping
+            counts = line.endswith(str(file))
+        elif counts and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is mapped")
+def test_weights_are_not_in_memory_twice(tmp_path: Path) -> None:
+    """What was copied from the file goes, and the embedding is the file itself."""
+    shape = {**SHAPE, "vocab_size": 4096}
+    save(LlamaConfig(**shape, tie_word_embeddings=True), tmp_path, dtype=torch.bfloat16)
+    file = tmp_path / "model.safetensors"
+    stored = copied(file)
+    weights = load_weights(ModelConfig.read(tmp_path), torch.bfloat16, CPU)
+    layers = weights.resident().layers
+    assert resident(file) < 64 * mmap.PAGESIZE
+    embedding = weights.embedding
+    assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+    assert resident(file) >= embedding.nbytes - 2 * mmap.PAGESIZE
+    weights.release()
+    assert resident(file) < 64 * mmap.PAGESIZE
+    # What was released is read again, and nobody else notices.
+    assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+    assert torch.equal(layers[0].input_norm, stored["model.layers.0.input_layernorm.weight"])
+    file.unlink()
+    del weights
+    assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+
+
+def test_unaligned_weights(tmp_path: Path) -> None:
+    """A writer that pads nothing may put numbers at odd places."""
+    save(configs()["llama"], tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = copied(file)
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    data = file.read_bytes()[8:]
+    file.write_bytes((size + 1).to_bytes(8, "little") + data[:size] + b" " + data[size:])
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert torch.equal(weights.embedding, stored["model.embed_tokens.weight"])
+    assert torch.equal(
+        weights.layers[2].post_norm, stored["model.layers.2.post_attention_layernorm.weight"]
+    )
 
 
 def _stored_ends(folder: Path, stored: tuple[str, ...], differ: bool = False) -> None:

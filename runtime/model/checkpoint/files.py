@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import mmap
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,48 +17,56 @@ from rootlace.wire.errors import UnsupportedModel
 
 Shape = tuple[int, ...]
 
-_DTYPES = {"F32", "F16", "BF16", "F64"}
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in a file."""
+
+    file: str
+    dtype: str
+    shape: Shape
+    begin: int
 
 
 class Checkpoint:
-    """The safetensors files of a model folder, opened (memory-mapped) while in the `with` block."""
+    """The safetensors files of a model folder, memory-mapped.
+
+    A file stays mapped as long as this object or a tensor of it lives. It may be replaced or
+    deleted meanwhile, but not be written to: tensors would change, or end the process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._stack = ExitStack()
-        self._files: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
-
-    def __enter__(self) -> Checkpoint:
-        try:
-            for name in self._file_names():
-                self._open(name)
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._files: dict[str, mmap.mmap] = {}
+        self._places: dict[str, _Place] = {}
+        for name in self._file_names():
+            self._open(name)
 
     def expect(self, shapes: dict[str, Shape], ignored: Callable[[str], bool]) -> None:
         """Check names, shapes and types against the architecture's."""
-        missing = sorted(shapes.keys() - self._file_of.keys())
+        missing = sorted(shapes.keys() - self._places.keys())
         if missing:
             raise UnsupportedModel(f"{self._folder}: weights are missing: {_some(missing)}")
-        extra = sorted(name for name in self._file_of.keys() - shapes.keys() if not ignored(name))
+        extra = sorted(name for name in self._places.keys() - shapes.keys() if not ignored(name))
         if extra:
             raise UnsupportedModel(
                 f"{self._folder}: weights that the architecture does not have: {_some(extra)}"
             )
         for name, shape in shapes.items():
-            view = self._files[self._file_of[name]].get_slice(name)
-            found = tuple(view.get_shape())
-            where = f"{self._folder / self._file_of[name]}: {name}"
-            if found != shape:
-                raise UnsupportedModel(f"{where} has shape {list(found)}, expected {list(shape)}")
-            if view.get_dtype() not in _DTYPES:
-                raise UnsupportedModel(f"{where} has type {view.get_dtype()}, not a float type")
+            place = self._places[name]
+            if place.shape != shape:
+                raise UnsupportedModel(
+                    f"{self._folder / place.file}: {name} has shape {list(place.shape)}, "
+                    f"expected {list(shape)}"
+                )
+            self._dtype(name)
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -66,13 +75,37 @@ class Checkpoint:
 
     def names(self) -> Collection[str]:
         """Every stored tensor."""
-        return self._file_of.keys()
+        return self._places.keys()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The stored tensor, backed by the mapped file (valid inside the `with` block)."""
-        if name not in self._file_of:
+        """The stored tensor, backed by the mapped file; what is written to it stays in memory."""
+        if name not in self._places:
             raise UnsupportedModel(f"{self._folder}: weights are missing: {name}")
-        return self._files[self._file_of[name]].get_tensor(name)
+        place, dtype = self._places[name], self._dtype(name)
+        memory, count = self._files[place.file], math.prod(place.shape)
+        if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
+            end = place.begin + count * dtype.itemsize
+            found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
+        else:
+            found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
+        return found.view(place.shape)
+
+    def release(self, name: str) -> None:
+        """Let go of the memory that a tensor's pages take; they are read again when needed."""
+        place = self._places[name]
+        end = place.begin + math.prod(place.shape) * self._dtype(name).itemsize
+        begin = -(-place.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._files[place.file].madvise(mmap.MADV_DONTNEED, begin, length)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        place = self._places[name]
+        if place.dtype not in _DTYPES:
+            raise UnsupportedModel(
+                f"{self._folder / place.file}: {name} has type {place.dtype}, not a float type"
+            )
+        return _DTYPES[place.dtype]
 
     def _file_names(self) -> list[str]:
         if (self._folder / SINGLE).exists():
@@ -93,14 +126,21 @@ class Checkpoint:
     def _open(self, name: str) -> None:
         file = self._folder / name
         try:
-            handle = self._stack.enter_context(safe_open(file, framework="pt"))
+            # The library checks that the header is sound and fits the file.
+            with safe_open(file, framework="numpy"):
+                pass
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(size))
+                self._files[name] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
         except FileNotFoundError:
             raise UnsupportedModel(f"{file}: the file is missing") from None
         except (OSError, SafetensorError) as error:
             raise UnsupportedModel(f"{file}: {error}") from error
-        self._files[name] = handle
-        for weight in handle.keys():  # noqa: SIM118  (a handle is not iterable)
-            self._file_of[weight] = name
+        header.pop("__metadata__", None)
+        for weight, entry in header.items():
+            begin = 8 + size + entry["data_offsets"][0]
+            self._places[weight] = _Place(name, entry["dtype"], tuple(entry["shape"]), begin)
 
 
 def _some(names: list[str], most: int = 5) -> str:

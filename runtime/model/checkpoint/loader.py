@@ -1,14 +1,19 @@
-"""Weights from a checkpoint, joined and converted as they are read."""
+"""Weights from a checkpoint, joined and converted as they are read.
+
+Layers are read one by one, so that weights which are packed are never in memory twice.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 import torch
 
 from rootlace.kernels import Dense
+from rootlace.kernels.native.memory import mapped
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint, Shape
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
@@ -26,6 +31,8 @@ KV_SCALES = {
 KV_SCALE = "self_attn.kv_scale"
 """The name in old ones: one scale for keys and values."""
 
+OWN_MAPPING = 4 << 20
+
 log = logging.getLogger(__name__)
 
 
@@ -35,31 +42,29 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
 ) -> ModelWeights:
-    """Read every weight once, memory-mapped, straight into its (joined) place in `dtype`.
+    """The weights in `dtype`; layers are read whenever they are asked for (see `resident`).
 
-    Strict: raises `UnsupportedModel` naming the file and the weights that are missing, are not
-    part of the architecture, or have another shape or type. `progress(what, fraction)` is called
-    per layer.
+    What is one tensor in the checkpoint too, of this type, and needed in main memory, is the mapped
+    file itself. Strict: raises `UnsupportedModel` naming the file and the weights that are missing,
+    are not part of the architecture, or have another shape or type. `progress(what, fraction)` is
+    called per layer.
     """
     spec = config.spec
-    with Checkpoint(config.path) as checkpoint:
-        embedding_name, head_name = _ends(spec, checkpoint)
-        checkpoint.expect(_expected_shapes(spec, embedding_name, head_name), _ignored(spec))
-        report = progress or _silent
-        reader = _Reader(checkpoint, dtype, device)
-        report("embedding", 0.0)
-        embedding = reader.read([embedding_name])
-        layers = []
-        for index in range(spec.num_layers):
-            layers.append(reader.layer(spec, index))
-            report(f"layer {index + 1} of {spec.num_layers}", (index + 1) / spec.num_layers)
-        tied = head_name == embedding_name
-        return ModelWeights(
-            embedding=embedding,
-            layers=tuple(layers),
-            final_norm=reader.read([f"{spec.names.final_norm}.weight"]),
-            head=Dense(embedding if tied else reader.read([head_name])),
-        )
+    checkpoint = Checkpoint(config.path)
+    embedding_name, head_name = _ends(spec, checkpoint)
+    checkpoint.expect(_expected_shapes(spec, embedding_name, head_name), _ignored(spec))
+    report = progress or _silent
+    reader = _Reader(checkpoint, dtype, device)
+    report("embedding", 0.0)
+    embedding = reader.mapped(embedding_name)
+    tied = head_name == embedding_name
+    return ModelWeights(
+        embedding=embedding,
+        layers=_StoredLayers(spec, reader, report),
+        final_norm=reader.read([f"{spec.names.final_norm}.weight"]),
+        head=Dense(embedding if tied else reader.mapped(head_name)),
+        release=lambda: checkpoint.release(head_name),
+    )
 
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
@@ -67,8 +72,8 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     named = getattr(torch, (config.checkpoint_dtype or "").removeprefix("torch."), None)
     if isinstance(named, torch.dtype):
         return named
-    with Checkpoint(config.path) as checkpoint:
-        return checkpoint.tensor(_ends(config.spec, checkpoint)[0]).dtype
+    checkpoint = Checkpoint(config.path)
+    return checkpoint.tensor(_ends(config.spec, checkpoint)[0]).dtype
 
 
 def is_kv_scale(name: str) -> bool:
@@ -109,6 +114,32 @@ def _expected_shapes(spec: ModelSpec, embedding: str, head: str) -> dict[str, Sh
     return shapes
 
 
+class _StoredLayers(Sequence[LayerWeights]):
+    """The layers of a checkpoint, read whenever they are asked for."""
+
+    def __init__(self, spec: ModelSpec, reader: _Reader, report: Progress) -> None:
+        self._spec = spec
+        self._reader = reader
+        self._report = report
+
+    def __len__(self) -> int:
+        return self._spec.num_layers
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(index)
+        layer = self._reader.layer(self._spec, index % count)
+        self._report(f"layer {index + 1} of {count}", (index + 1) / count)
+        return layer
+
+
 class _Reader:
     """Places weights: converts type and device, joins what is fused."""
 
@@ -117,15 +148,24 @@ class _Reader:
         self._dtype = dtype
         self._device = device
 
+    def mapped(self, name: str) -> torch.Tensor:
+        """The named weight, as the file has it if that will do."""
+        found = self._checkpoint.tensor(name)
+        if found.dtype == self._dtype and found.device == self._device:
+            return found
+        return self.read([name])
+
     def read(self, names: Iterable[str]) -> torch.Tensor:
         """The named weights, stacked along their rows, in memory of their own."""
-        parts = [self._checkpoint.tensor(name) for name in names]
-        rows = sum(len(part) for part in parts)
-        whole = torch.empty((rows, *parts[0].shape[1:]), dtype=self._dtype, device=self._device)
+        parts = {name: self._checkpoint.tensor(name) for name in names}
+        rows = sum(len(part) for part in parts.values())
+        shape = (rows, *next(iter(parts.values())).shape[1:])
+        whole = _empty(shape, self._dtype, self._device)
         start = 0
-        for part in parts:
+        for name, part in parts.items():
             whole[start : start + len(part)].copy_(part)
             start += len(part)
+            self._checkpoint.release(name)
         return whole
 
     def layer(self, spec: ModelSpec, index: int) -> LayerWeights:
@@ -147,6 +187,15 @@ def _ignored(spec: ModelSpec) -> Callable[[str], bool]:
         return name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name)
 
     return ignored
+
+
+def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for a weight. A large one is a mapping of its own, which goes back to the system at
+    once when the weight is dropped: the allocator would keep much of it."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < OWN_MAPPING:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return mapped(size).view(dtype).view(shape)
 
 
 def _silent(what: str, fraction: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -30,14 +30,24 @@ class LayerWeights:
         yield from (self.qkv, self.output, self.gate_up, self.down)
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class ModelWeights:
     """A whole decoder. Shapes: V tokens of the vocabulary, H hidden."""
 
     embedding: torch.Tensor  # [V, H]
-    layers: tuple[LayerWeights, ...]
+    layers: Sequence[LayerWeights]
     final_norm: torch.Tensor  # [H]
     head: Weight  # [V, H]; of the embedding itself where they are tied
+    release: Callable[[], None] = _nothing
+    """Lets go of memory that a mapped head takes: for those who have a copy of it."""
+
+    def resident(self) -> ModelWeights:
+        """With layers that are in memory, and not read whenever they are asked for."""
+        return replace(self, layers=tuple(self.layers))
 
     def products(self) -> Iterator[Weight]:
         """What the decoder multiplies by."""

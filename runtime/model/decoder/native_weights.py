@@ -1,4 +1,4 @@
-"""A model as the native kernels read it, packed (and freed) layer by layer."""
+"""A model as the native kernels read it, packed layer by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, PackedLinear
-from rootlace.runtime.model.checkpoint.loader import Progress
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.wire.errors import UnsupportedModel
@@ -19,8 +18,8 @@ from rootlace.wire.errors import UnsupportedModel
 class NativeWeights:
     """The `RlModel` of a checkpoint, and the memory that it points to.
 
-    Products read packed weights; the embedding is read by row and stays as it is (tied to the head,
-    it is there twice).
+    Products read packed weights. The embedding is read by row and stays as it is: the checkpoint's
+    mapped file where that has the type, of which the rows that are used take memory.
     """
 
     def __init__(
@@ -28,28 +27,24 @@ class NativeWeights:
         library: ctypes.CDLL,
         team: Team,
         spec: ModelSpec,
-        weights: list[ModelWeights],
-        progress: Progress | None = None,
+        weights: ModelWeights,
     ) -> None:
-        """`weights` holds one model's and is emptied, so that each layer is freed once it is
-        packed if nobody else has it. `progress(what, fraction)` is called per layer.
+        """Each layer is asked for once, in order, so that one which is read from a file then need
+        not be in memory beside the packed ones.
 
         Raises `UnsupportedModel` for weights that are not dense."""
         self._library = library
         self._team = team
         self._arena = Arena()
         self._held: list[object] = []
-        model = weights.pop()
-        self._type = native.BFLOAT16 if model.embedding.dtype == torch.bfloat16 else native.FLOAT32
-        embedding, final_norm, head = model.embedding, model.final_norm, model.head
-        waiting = list(reversed(model.layers))
-        del model
+        bfloat16 = weights.embedding.dtype == torch.bfloat16
+        self._type = native.BFLOAT16 if bfloat16 else native.FLOAT32
+        head = self._linear(weights.head)
+        weights.release()
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
-        for index, window in enumerate(attention.windows):
-            self._fill(layers[index], waiting.pop(), window)
-            if progress is not None:
-                progress(f"packing layer {index + 1} of {count}", (index + 1) / count)
+        for to, layer, window in zip(layers, weights.layers, attention.windows, strict=True):
+            self._fill(to, layer, window)
         self._held.append(layers)
         self.model = native.Model(
             dtype=self._type,
@@ -62,10 +57,10 @@ class NativeWeights:
             vocab=spec.vocab_size,
             eps=spec.norm.eps,
             scale=attention.scale,
-            embedding=self._address(embedding),
-            final_norm=self._address(final_norm),
+            embedding=self._address(weights.embedding),
+            final_norm=self._address(weights.final_norm),
             layers=layers,
-            head=self._linear(head),
+            head=head,
         )
         """Cache and rotations are still to be set."""
 

@@ -79,15 +79,16 @@ def on_cpu(
         threads = executor.threads or usable_cores()
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
-        loaded = [weights_of(config, dtype, CPU, progress)]
-        weights = NativeWeights(library, team, config.spec, loaded, progress)
+        loaded = weights_of(config, dtype, CPU, progress)
+        weights = NativeWeights(library, team, config.spec, loaded)
+        del loaded  # where everything is in memory, it need not be there twice
         memory = pool()
         forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
         return CpuModel(forward, memory, native_kernels(library, team))
 
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
-    tensors = weights_of(config, dtype, CPU, progress)
+    tensors = weights_of(config, dtype, CPU, progress).resident()
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, tensors, rotary, dtype, CPU)

@@ -72,7 +72,7 @@ def load(
     torch.backends.cudnn.allow_tf32 = False
     kernels = REFERENCE if executor.kernels == "reference" else kernels_for(device)
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    weights = weights_of(config, dtype, device, progress)
+    weights = weights_of(config, dtype, device, progress).resident()
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, weights, rotary, dtype, device)

@@ -54,16 +54,16 @@ def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, 
     """What the checkpoint says; None where it says nothing (or the folder has no checkpoint)."""
     if not Checkpoint.exists(config.path):
         return None
-    with Checkpoint(config.path) as checkpoint:
-        if not any(is_kv_scale(name) for name in checkpoint.names()):
-            return None
-        return tuple(
-            KVScales(
-                _stored(config, checkpoint, index, "k", device),
-                _stored(config, checkpoint, index, "v", device),
-            )
-            for index in range(config.spec.num_layers)
+    checkpoint = Checkpoint(config.path)
+    if not any(is_kv_scale(name) for name in checkpoint.names()):
+        return None
+    return tuple(
+        KVScales(
+            _stored(config, checkpoint, index, "k", device),
+            _stored(config, checkpoint, index, "v", device),
         )
+        for index in range(config.spec.num_layers)
+    )
 
 
 def _stored(
