@@ -7,8 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -144,21 +143,14 @@ def console_of(width: int) -> Console:
     return console
 
 
-def rows_table(title: str, rows: Sequence[Any]) -> Table:
-    """Dataclasses, a row each, under the names of their fields."""
-    names = [field.name for field in fields(rows[0])]
-    table = new_table(title, *(name.replace("_", " ") for name in names))
-    for row in rows:
-        table.add_row(*(_cell(getattr(row, name)) for name in names))
+def table_of(title: str, rows: Mapping[str, Any], columns: Mapping[str, str]) -> Table:
+    """A row per name, and what stands in each column, of a row's figures; one that failed has its
+    error instead."""
+    table = new_table(title, "", *columns)
+    for name, row in rows.items():
+        cells = [row["error"]] if "error" in row else [c.format(**row) for c in columns.values()]
+        table.add_row(name, *cells)
     return table
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def new_table(title: str, *columns: str) -> Table:

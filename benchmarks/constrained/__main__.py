@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import Report, new_parser, new_table, progress_bar
+from benchmarks.common import Report, new_parser, progress_bar, table_of
 from benchmarks.constrained.engines import ENGINES
 from benchmarks.constrained.masks import KINDS, measure_apart
 from benchmarks.constrained.serving import LOADS, MODES, measure_serving, runs_of
@@ -41,7 +41,7 @@ COMPILING = {
     "p99": "{compile_p99_ms:.1f}",
     "cached": "{cached_p50_ms:.3f}",
 }
-"""Of tables: what stands in each column, of a row's figures."""
+"""Of tables; see `table_of`."""
 MASKS = {
     "p50": "{mask_p50_us:.1f}",
     "p99": "{mask_p99_us:.1f}",
@@ -58,15 +58,6 @@ SERVING = {
     "forced": "{forced_share:.0%}",
     "ratio": "{ratio:.2f}x",
 }
-
-
-def table_of(title: str, rows: Mapping[str, Any], columns: Mapping[str, str]) -> Table:
-    """A row per name; one that failed has its error instead."""
-    table = new_table(title, "", *columns)
-    for name, row in rows.items():
-        cells = [row["error"]] if "error" in row else [c.format(**row) for c in columns.values()]
-        table.add_row(name, *cells)
-    return table
 
 
 def engine_tables(engines: Mapping[str, Any]) -> Iterator[Table]:

@@ -41,8 +41,7 @@ def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool)
     warm_up, steps = setting.choose((WARM_UP, 100), (WARM_UP, 50), (2, 3))
     context = 20 if setting.smoke else CONTEXT
     total = 1 + warm_up + RUNS * steps  # warm-ups come in pairs
-    blocks = max(batches) * -(-(context + total + 1) // BLOCK_SIZE)
-    runner = model.runner(blocks, graphs=graphs, max_running=max(batches))
+    runner = model.runner(max(batches), context + total + 1, graphs=graphs)
     fill(runner)
     replayed_all = graphs and setting.on_gpu
     for rows in batches:

@@ -17,7 +17,7 @@ def measure(setting: Setting, report: Report) -> None:
     warm_up = setting.choose(WARM_UP, WARM_UP, 2)
     prompts = [[5 + (row + i) % 250 for i in range(prompt)] for row in range(rows)]
     with random_model(name, setting.device) as model:
-        runner = model.runner_for(rows, prompt + new)
+        runner = model.runner(rows, prompt + new)
         fill(runner)
         before = prompt - warm_up
         plans = decode_plans(rows, before, warm_up + new, runner.block_size, runner.vocab_size)

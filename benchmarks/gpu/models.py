@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu.paged import BLOCK_SIZE
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import random_weights
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -33,15 +34,9 @@ class RandomModel:
     def dtype(self) -> torch.dtype:
         return self.weights.embedding.dtype
 
-    def runner(
-        self,
-        num_blocks: int,
-        *,
-        graphs: bool = True,
-        max_running: int = 256,
-        block_size: int = 16,
-    ) -> ModelRunner:
-        """A runner on these weights. `num_blocks` of KV memory."""
+    def runner(self, rows: int, tokens: int, *, graphs: bool = True) -> ModelRunner:
+        """A runner on these weights, with room for `rows` requests of `tokens` each."""
+        blocks = (rows + 2) * (-(-tokens // BLOCK_SIZE) + 1)
         return ModelRunner.load(
             ExecutorConfig(
                 model=str(self.config.path),
@@ -49,16 +44,11 @@ class RandomModel:
                 device=str(self.device),
                 cuda_graphs=graphs,
             ),
-            CacheConfig(block_size=block_size, num_blocks=num_blocks),
+            CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks),
             max_step_tokens=8192,
-            max_running=max_running,
+            max_running=rows,
             weights_of=lambda *_: self.weights,
         )
-
-    def runner_for(self, rows: int, tokens: int, block_size: int = 16) -> ModelRunner:
-        """A runner with room for `rows` requests of `tokens` each, and a little more."""
-        blocks = (rows + 2) * (-(-tokens // block_size) + 1)
-        return self.runner(blocks, max_running=rows, block_size=block_size)
 
     def step_bytes(self, rows: int, context: int) -> int:
         """The fewest bytes a decode step moves: every weight once (of an untied embedding none),

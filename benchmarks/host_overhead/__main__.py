@@ -11,9 +11,17 @@ cores, what the host takes is what compute loses.
 
 from __future__ import annotations
 
-from benchmarks.common import Report, console_of, new_parser, rows_table
-from benchmarks.host_overhead.stack import MODES, measure_stack, started
+from dataclasses import asdict, fields
+
+from benchmarks.common import Report, console_of, new_parser, table_of
+from benchmarks.host_overhead.stack import MODES, StackCost, measure_stack, started
 from rootlace.runtime.assets import demo_model
+
+COLUMNS = {
+    field.name.replace("_", " "): f"{{{field.name}:,.1f}}"
+    for field in fields(StackCost)
+    if field.name not in ("mode", "rows")
+}
 
 
 def main() -> None:
@@ -29,7 +37,8 @@ def main() -> None:
             for mode in args.modes
             for rows in args.rows
         ]
-    console.print(rows_table("CPU us per decode step, and per request", costs))
+    rows = {f"{cost.mode}, {cost.rows} at a time": asdict(cost) for cost in costs}
+    console.print(table_of("CPU us per decode step, and per request", rows, COLUMNS))
     report.add("stack", costs)
     console.print(report.foreign_line())
     report.write()

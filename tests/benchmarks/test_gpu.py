@@ -218,8 +218,8 @@ def twin_tokens(model: RandomModel, ids: torch.Tensor, new: int) -> list[list[in
 
 def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
     """Their rows, fed from step to step, say what transformers says."""
-    runner = model.runner(16, block_size=4)
-    plans = decode_plans(1, 0, 8, 4, runner.vocab_size)
+    runner = model.runner(1, 24)
+    plans = decode_plans(1, 0, 24, runner.block_size, runner.vocab_size)
     results = []
     plan = next(plans)
     first = torch.from_numpy(plan.token_ids).view(1, 1).long()
@@ -229,7 +229,7 @@ def test_hand_made_plans_continue_a_sequence(model: RandomModel) -> None:
         results.append(int(runner.collect(launched).token_ids[0]))
         launched = following
     results.append(int(runner.collect(launched).token_ids[0]))
-    assert results == twin_tokens(model, first, 8)[0]
+    assert results == twin_tokens(model, first, 24)[0]
 
 
 def test_step_bytes_count_every_weight_once(model: RandomModel) -> None:
