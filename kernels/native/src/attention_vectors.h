@@ -54,9 +54,24 @@ void score(const T* queries, int dim, const T* const* panels, float* scores, siz
   for (int j = 0; j < VECS; j++) keys[j] = panels[j];
   const int64_t end = (int64_t)dim * LANES;
   const T* a = queries;
-  for (int64_t k = 0; k < end; k += LANES * STEP<T>, a += STEP<T>) {
+  constexpr int64_t STRIDE = LANES * STEP<T>;
+  int64_t k = 0;
+  auto fetch = [&] {
     if (next)
       for (int i = 0; i < PANELS; i++) __builtin_prefetch(next[i] + k);
+  };
+  if constexpr (QUADS<T, ROWS>) {
+    Isa::reorder(sums.at);
+    for (; k + 2 * STRIDE <= end; k += STRIDE, a += 2 * STEP<T>) {
+      fetch();
+      two_steps_at(a, dim, KeyStep<T, VECS>{keys, k}, KeyStep<T, VECS>{keys, k + STRIDE}, sums);
+      k += STRIDE;
+      fetch();
+    }
+    Isa::reorder(sums.at);
+  }
+  for (; k < end; k += STRIDE, a += STEP<T>) {
+    fetch();
     step_at(a, dim, KeyStep<T, VECS>{keys, k}, sums);
   }
   put(sums, scores, ldc);
@@ -84,11 +99,23 @@ void weigh(const T* weights, int count, const T* const* panels, int column, int 
     const T* fetched = next ? next[panel] : nullptr;
     const int steps = std::min(left, LANES / STEP<T>);
     left -= steps;
-    for (int k = 0; k < steps; k++, b += row, weights += STEP<T>) {
-      if (fetched) {
-        for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
-        fetched += row;
+    auto fetch = [&] {
+      if (!fetched) return;
+      for (int i = 0; i < lines; i++) __builtin_prefetch(fetched + i * LANES * STEP<T>);
+      fetched += row;
+    };
+    int k = 0;
+    if constexpr (QUADS<T, ROWS>) {
+      Isa::reorder(sums.at);
+      for (; k + 2 <= steps; k += 2, b += 2 * row, weights += 2 * STEP<T>) {
+        fetch();
+        fetch();
+        two_steps_at(weights, KEY_BLOCK, detail::Row<T>{b}, detail::Row<T>{b + row}, sums);
       }
+      Isa::reorder(sums.at);
+    }
+    for (; k < steps; k++, b += row, weights += STEP<T>) {
+      fetch();
       step_at(weights, KEY_BLOCK, detail::Row<T>{b}, sums);
     }
   }

@@ -55,6 +55,16 @@ template <int ROWS, int COLUMNS, class T>
   step_at(a, lda, Row<T>{b}, sums);
 }
 
+// Whether so many rows take two steps at once, between two calls of Isa::reorder.
+template <class T, int ROWS>
+constexpr bool QUADS = STEP<T> == 2 && Isa::has_quads(ROWS);
+
+template <int ROWS, int COLUMNS, class T, class Panel>
+[[gnu::always_inline]] inline void two_steps_at(const T* a, size_t lda, Panel first, Panel second,
+                                                Sums<ROWS, COLUMNS>& sums) {
+  Isa::add_quads(sums.at, first, second, [&](int i) { return a + i * lda; });
+}
+
 // The last one of an odd number of inputs: what follows it in memory does not belong to A.
 template <int ROWS, int COLUMNS>
 [[gnu::always_inline]] inline void last(const bf16* a, size_t lda, const bf16* b,
@@ -80,6 +90,8 @@ inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, floa
 #pragma GCC unroll 16
     for (int j = 0; j < COLUMNS; j++)
       sums.at[i][j] = add ? load_as<Native>(c + i * ldc + j * NATIVE) : Native{};
+  constexpr bool QUADS = detail::QUADS<T, ROWS>;
+  if constexpr (QUADS) Isa::reorder(sums.at);
   int steps = depth / STEP<T>, k = 0;
   for (; k + AHEAD_STEPS <= steps; k += AHEAD_STEPS) {
     if (ahead.near)
@@ -88,8 +100,13 @@ inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, floa
       for (int i = 0; i < ahead.lines; i++) __builtin_prefetch(ahead.from + i * 64, 0, 2);
     ahead.from += ahead.lines * 64;
 #pragma GCC unroll 4
-    for (int i = 0; i < AHEAD_STEPS; i++, a += STEP<T>, b += ldb) detail::step(a, lda, b, sums);
+    for (int i = 0; i < AHEAD_STEPS; i += 1 + QUADS, a += (1 + QUADS) * STEP<T>, b += (1 + QUADS) * ldb)
+      if constexpr (QUADS)
+        detail::two_steps_at(a, lda, detail::Row<T>{b}, detail::Row<T>{b + ldb}, sums);
+      else
+        detail::step(a, lda, b, sums);
   }
+  if constexpr (QUADS) Isa::reorder(sums.at);
   for (; k < steps; k++, a += STEP<T>, b += ldb) detail::step(a, lda, b, sums);
   if (depth % STEP<T>) detail::last(a, lda, b, sums);
 #pragma GCC unroll 16

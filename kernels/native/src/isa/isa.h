@@ -12,7 +12,7 @@ using Isa = ROOTLACE_VECTORS;
 }
 #elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #include "avx512.h"
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__FMA__)
 #include "avx2.h"
 #elif defined(__ARM_NEON)
 #include "neon.h"

@@ -98,6 +98,51 @@ struct NeonBf16 : Neon {
     }
   }
 
+  // BFMMLA multiplies two rows by two columns, four numbers deep: it adds what two BFDOT would, in
+  // their order (Arm's manual, BFMatMulAdd). Of rows i and i + 1 the sums of a register's columns 0
+  // and 1 are together, and those of 2 and 3. An odd row behind the others has BFDOT. With fewer rows
+  // bringing two panel rows together would take what is saved.
+  static constexpr bool has_quads(int rows) { return rows >= 4; }
+
+  template <int ROWS, int COLUMNS>
+  [[gnu::always_inline]] static void reorder(Native (&sums)[ROWS][COLUMNS]) {
+#pragma GCC unroll 16
+    for (int i = 0; i + 1 < ROWS; i += 2)
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) {
+        const float64x2_t a = (float64x2_t)sums[i][j], b = (float64x2_t)sums[i + 1][j];
+        sums[i][j] = (Native)vzip1q_f64(a, b);
+        sums[i + 1][j] = (Native)vzip2q_f64(a, b);
+      }
+  }
+
+  // words(row): where its two pairs are.
+  template <int ROWS, int COLUMNS, class Panel, class Words>
+  [[gnu::always_inline]] static void add_quads(Native (&sums)[ROWS][COLUMNS], Panel first,
+                                               Panel second, Words&& words) {
+    bfloat16x8_t a[(ROWS + 1) / 2];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i += 2)
+      a[i / 2] = vcombine_bf16(load_as<bfloat16x4_t>(words(i)),
+                               load_as<bfloat16x4_t>(words(i + 1 < ROWS ? i + 1 : i)));
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const uint32x4_t pairs = load_as<uint32x4_t>(first(j)), next = load_as<uint32x4_t>(second(j));
+      const bfloat16x8_t low = (bfloat16x8_t)vzip1q_u32(pairs, next);
+      const bfloat16x8_t high = (bfloat16x8_t)vzip2q_u32(pairs, next);
+#pragma GCC unroll 16
+      for (int i = 0; i + 1 < ROWS; i += 2) {
+        sums[i][j] = vbfmmlaq_f32(sums[i][j], a[i / 2], low);
+        sums[i + 1][j] = vbfmmlaq_f32(sums[i + 1][j], a[i / 2], high);
+      }
+      if constexpr (ROWS % 2) {
+        Native& sum = sums[ROWS - 1][j];
+        sum = vbfdotq_laneq_f32(sum, (bfloat16x8_t)pairs, a[ROWS / 2], 0);
+        sum = vbfdotq_laneq_f32(sum, (bfloat16x8_t)next, a[ROWS / 2], 1);
+      }
+    }
+  }
+
  private:
   [[gnu::always_inline]] static bfloat16x4_t pair(int32_t word) {
     return vcreate_bf16(static_cast<uint32_t>(word));

@@ -128,6 +128,14 @@ struct Plain {
     }
   }
 
+  // Whether two steps of pairs are one (`add_quads`), with the same bits; where they are, the sums of
+  // so many rows are kept in another order meanwhile, to which and from which `reorder` leads.
+  static constexpr bool has_quads(int) { return false; }
+  template <int ROWS, int COLUMNS>
+  static void reorder(Native (&)[ROWS][COLUMNS]) {}
+  template <int ROWS, int COLUMNS, class Panel, class Words>
+  static void add_quads(Native (&)[ROWS][COLUMNS], Panel, Panel, Words&&) {}
+
   // sums += a number of each row x a panel's row, whose registers lie at(column).
   template <int ROWS, int COLUMNS, class Panel, class Number>
   [[gnu::always_inline]] static void add_numbers(Native (&sums)[ROWS][COLUMNS], Panel at,
