@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.paged import BF16, FP8, HeadShape, Paged, attend, bound_plan, make_paged
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, Call, time_in_turns, time_rates
 from benchmarks.random_models import CONFIGS
 from rootlace.kernels import KernelSet
@@ -56,13 +56,13 @@ OWN = 64
 NEVER = 1 << 62
 
 
-def measure_decode(setting: Setting, report: Report) -> None:
+def measure_decode(setting: Setting, findings: Findings) -> None:
     """One new token per row. Bytes: keys and values once, queries, outputs."""
     smoke = [("smoke", 3, 40, BF16)]
     cases = setting.choose(DECODE_CASES, DECODE_CASES[1:2], smoke)
     for name, rows, context, kv_dtype in cases:
         cache = str(kv_dtype).removeprefix("torch.")
-        with report.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
+        with findings.attempt(shape=name, rows=rows, context=context, cache=cache) as case:
             shape = SHAPES[name]
             # Lengths differ, as in serving; their sum is that of equal ones.
             lengths = [(1, context - 8 * (i % 2) + 4) for i in range(rows)]
@@ -74,12 +74,12 @@ def measure_decode(setting: Setting, report: Report) -> None:
             case |= time_rates(setting, makers, moved, "bytes_per_second", "copy_bandwidth")
 
 
-def measure_extend(setting: Setting, report: Report) -> None:
+def measure_extend(setting: Setting, findings: Findings) -> None:
     """Chunks of one row behind a context. FLOPs: 4 D per query head and visible pair."""
     smoke = [("smoke", 24, 40), ("smoke", 24, 24)]
     cases = setting.choose(EXTEND_CASES, EXTEND_CASES[1:2], smoke)
     for name, new, context in cases:
-        with report.attempt(shape=name, new=new, context=context) as case:
+        with findings.attempt(shape=name, new=new, context=context) as case:
             shape = SHAPES[name]
             paged = make_paged([(new, context)], shape, setting.device)
             makers = {
@@ -90,7 +90,7 @@ def measure_extend(setting: Setting, report: Report) -> None:
             case |= time_rates(setting, makers, flops, "flops_per_second", "matmul_rate")
 
 
-def measure_tree(setting: Setting, report: Report) -> None:
+def measure_tree(setting: Setting, findings: Findings) -> None:
     """One prefix and many rows under it, beside the same rows each reading its whole context for
     itself. Both sides read the same memory: where the prefix fits into the L2 cache, per-row decode
     reads it from there, as it would in serving."""
@@ -98,7 +98,7 @@ def measure_tree(setting: Setting, report: Report) -> None:
     kernels = setting.kernels
     cases = setting.choose(TREE_CASES, QUICK_TREE, [(2048, 3)])
     for prefix, rows in cases:
-        with report.attempt(prefix=prefix, rows=rows) as case:
+        with findings.attempt(prefix=prefix, rows=rows) as case:
             lengths = [(1, prefix + OWN - (i % 8)) for i in range(rows)]
             paged = make_paged(lengths, shape, setting.device, prefix=prefix)
             calls = {

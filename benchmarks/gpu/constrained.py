@@ -7,7 +7,7 @@ from typing import Any
 
 import rootlace as rl
 from benchmarks.gpu.engine import decode_rate, started
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 
 WARM_UPS = 2
 """In the first rounds graphs are captured and the automaton is walked until it is known whole."""
@@ -18,7 +18,7 @@ LEAST_SHARE = 0.95
 """Of the constrained tokens, so many the device must have masked by itself."""
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure(setting: Setting, findings: Findings) -> None:
     """Decode tokens per second at a full batch, sampled at temperature 1. Nothing is forced without
     sampling, so that both runs take equally many steps. `automaton_share`: of the constrained
     tokens those that the device masked by itself, as its counter says; None where it has none."""
@@ -44,7 +44,7 @@ def measure(setting: Setting, report: Report) -> None:
     share = None if after is None else (after - (before or 0)) / (rounds * rows * new)
     case = {"shape": name, "rows": rows, "new": new, "decode_tokens_per_second": rates}
     case |= {"automaton_share": share, "over_unconstrained": constrained / plain}
-    report.add(case)
+    findings.add(case)
     if setting.on_gpu and (share or 0.0) < LEAST_SHARE:
         raise RuntimeError(f"the device masked {share} of the tokens by itself, not {LEAST_SHARE}")
 

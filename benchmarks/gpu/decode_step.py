@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.models import RandomModel, random_model
 from benchmarks.gpu.paged import BLOCK_SIZE
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.step_plans import decode_plans
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -25,18 +25,18 @@ PAUSE = 0.25
 RUNS = 3
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure(setting: Setting, findings: Findings) -> None:
     """For each shape, with captured graphs and without: seconds per step, steps following each
     other without the host waiting for their tokens."""
     for name in ("smoke",) if setting.smoke else ("1B", "8B"):
         with random_model(name, setting.device) as model:
             for graphs in (True,) if setting.quick else (True, False):
-                with report.attempt(shape=name, graphs=graphs):
-                    _measure(setting, report, model, graphs)
+                with findings.attempt(shape=name, graphs=graphs):
+                    _measure(setting, findings, model, graphs)
                 setting.release()
 
 
-def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool) -> None:
+def _measure(setting: Setting, findings: Findings, model: RandomModel, graphs: bool) -> None:
     batches = setting.choose(BATCHES, (1, 64), (1, 2))
     warm_up, steps = setting.choose((WARM_UP, 100), (WARM_UP, 50), (2, 3))
     context = 20 if setting.smoke else CONTEXT
@@ -45,7 +45,7 @@ def _measure(setting: Setting, report: Report, model: RandomModel, graphs: bool)
     fill(runner)
     replayed_all = graphs and setting.on_gpu
     for rows in batches:
-        with report.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
+        with findings.attempt(shape=model.name, graphs=graphs, rows=rows) as case:
             plans = decode_plans(rows, context, total, BLOCK_SIZE, runner.vocab_size)
             steps_run = TimedSteps(setting, runner, plans)
             steps_run.warm_up(warm_up, PAUSE if replayed_all else 0.0)

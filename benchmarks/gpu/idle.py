@@ -5,11 +5,11 @@ from __future__ import annotations
 from benchmarks.gpu.decode_step import PAUSE, WARM_UP, TimedSteps, fill
 from benchmarks.gpu.engine import decode_rate, started
 from benchmarks.gpu.models import random_model
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.step_plans import decode_plans
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure(setting: Setting, findings: Findings) -> None:
     """The engine decodes 64 rows of the 1B shape. Beside it the same steps, planned beforehand and
     launched so that the device always has one waiting (`decode_step` says how near their floor such
     steps are): for as long as the engine's take longer, the device is idle."""
@@ -28,7 +28,7 @@ def measure(setting: Setting, report: Report) -> None:
     del runner, steps, model
     setting.release()
     for overlap in (None,) if setting.quick or setting.smoke else (None, False):
-        with report.attempt(overlap=overlap is None, rows=rows) as case:
+        with findings.attempt(overlap=overlap is None, rows=rows) as case:
             with started(name, setting.device, rows, overlap=overlap) as engine:
                 params = {"temperature": 0.0}
                 decode_rate(engine, prompts, new, params)  # graphs are captured

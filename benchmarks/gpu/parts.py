@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.setting import Report, Setting, describe
+from benchmarks.gpu.setting import Findings, Setting, describe
 
 PARTS = {
     # module:function under `benchmarks.gpu`, and its share of the time
@@ -45,18 +45,18 @@ def run_part(
     """Measure a part in this process; what it raises is recorded."""
     device = torch.device(arguments.device)
     setting = Setting(device, arguments.smoke, arguments.quick, ceilings)
-    report = Report(into)
+    findings = Findings(into)
     module, _, function = PARTS[name][0].partition(":")
     start = time.monotonic()
     try:
         measure = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
         with torch.no_grad():
-            measure(setting, report)
+            measure(setting, findings)
     except Exception as error:
-        report.result["error"] = describe(error)
-    report.set("seconds", round(time.monotonic() - start, 2))
+        findings.result["error"] = describe(error)
+    findings.set("seconds", round(time.monotonic() - start, 2))
     setting.release()
-    return report.result
+    return findings.result
 
 
 def run_part_apart(

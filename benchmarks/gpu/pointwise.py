@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.paged import BF16, BLOCK_SIZE, FP8
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.gpu.timing import OURS, time_rates
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import Choice, KVScales, LogitEdits, PickRows
@@ -45,11 +45,11 @@ class Case:
     call: Callable[[KernelSet], object]
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure(setting: Setting, findings: Findings) -> None:
     """Share of the copy bandwidth, per kernel and size; small sizes are bound by their launch."""
     sizes = SMOKE if setting.smoke else Sizes()
     for work in cases(sizes, setting.device):
-        with report.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
+        with findings.attempt(kernel=work.name, size=work.size, bytes=work.moved) as case:
             makers = {OURS: partial(partial, work.call, setting.kernels)}
             case |= time_rates(setting, makers, work.moved, "bytes_per_second", "copy_bandwidth")
 

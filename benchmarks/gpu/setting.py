@@ -67,7 +67,7 @@ class Setting:
                 torch.cuda.empty_cache()
 
 
-class Report:
+class Findings:
     """A part's findings, written to `path` after every case: what stops a part in the middle does
     not take the cases before with it."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import attention, decode_step, targets, tune
+from benchmarks.gpu import attention, constrained, decode_step, targets, tune
 from benchmarks.gpu.engine import decode_rate, started
 from benchmarks.gpu.models import RandomModel, random_model
-from benchmarks.gpu.setting import Report, Setting
+from benchmarks.gpu.setting import Findings, Setting
 from benchmarks.random_models import CONFIGS
 from benchmarks.random_weights import named_weights
 from benchmarks.step_plans import decode_plans
@@ -122,15 +123,42 @@ def test_what_was_not_measured_is_not_judged() -> None:
         assert all(t["met"] is None for t in targets.judge(parts).values())
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_constraint_that_the_device_did_not_apply_is_told(
+    monkeypatch: pytest.MonkeyPatch, on_device: bool
+) -> None:
+    """An engine that only counts: tokens of constrained rows, if it says so."""
+    counted = 0
+
+    class Engine:
+        def get_server_info(self) -> dict[str, int]:
+            return {"automaton_rows": counted}
+
+    def rate(engine: Engine, prompts: list[Any], new: int, params: dict[str, Any]) -> float:
+        nonlocal counted
+        counted += len(prompts) * new if on_device and "regex" in params else 0
+        return 95.0 if "regex" in params else 100.0
+
+    monkeypatch.setattr(constrained, "started", lambda *_: nullcontext(Engine()))
+    monkeypatch.setattr(constrained, "decode_rate", rate)
+    findings = Findings()
+    told = pytest.raises(RuntimeError, match=r"masked 0\.0 of")
+    with nullcontext() if on_device else told:
+        constrained.measure(Setting(torch.device("cuda")), findings)
+    (case,) = findings.result["cases"]
+    assert case["automaton_share"] == (1.0 if on_device else 0.0)
+    assert case["over_unconstrained"] == 0.95
+
+
 # ---------------------------------------------------------------- isolation
 
 
 def test_a_part_that_fails_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     first = {"prefix": 1, "rows": 1, "speed_up": 1.0}
 
-    def broken(setting: Setting, report: Report) -> None:
-        report.add(first)
-        with report.attempt(case=2):
+    def broken(setting: Setting, findings: Findings) -> None:
+        findings.add(first)
+        with findings.attempt(case=2):
             raise ValueError("this case only")
         raise RuntimeError("the whole part")
 
