@@ -253,7 +253,7 @@ def test_beyond_the_caps_llguidance_takes_over(vocabulary: Vocabulary) -> None:
         walk_together(vocabulary, [large.matcher()], random.Random(0)).decode(),
     )
     only = GrammarCompiler(vocabulary, config=dataclasses.replace(config, backend="automaton"))
-    with pytest.raises(InvalidConstraint, match="401 positions, 50"):
+    with pytest.raises(InvalidConstraint, match="more than 50 positions"):
         only.compile(regex="[ab]{2,400}|x")
 
 

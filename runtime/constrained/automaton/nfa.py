@@ -4,8 +4,7 @@ Its nodes are those of Thompson's construction (1968): leaves that read bytes, a
 reading. A leaf reads a text, one of many texts, or one character of a set, and stands for as many
 states as that takes: a state is an `item`, the leaf's number plus how far into the leaf. Items are
 numbered but not stored, so a leaf costs the same whether its set is one letter or all of Unicode,
-and 65,536 choices are one leaf. Counted repeats are copied; how many leaves that gives is
-reckoned first, so that `((a{1000}){1000}){1000}` fails before memory is spent.
+and 65,536 choices are one leaf. Counted repeats are copied, until there are too many leaves.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Regex,
     Repeat,
 )
+from rootlace.runtime.constrained.automaton.trees import NOTHING
 from rootlace.runtime.constrained.automaton.utf8 import DONE, CharAutomaton, char_automaton
 
 ACCEPT = 0
@@ -118,6 +118,8 @@ class Nfa:
         self._bases.append(self._items)
         if isinstance(leaf, bytes):
             self._items += len(leaf)
+            if len(leaf) > self._max_leaves:
+                raise TooLarge(f"the pattern has a text of more than {self._max_leaves} bytes")
         elif isinstance(leaf, CharAutomaton):
             self._items += len(leaf.edges)
         else:
@@ -208,89 +210,32 @@ class Nfa:
 
 
 def nfa_of(regex: Regex, max_leaves: int) -> Nfa:
-    """The automaton of `regex`, which has no `Look`.
+    """The automaton of `regex`, built by `trees` and without look-around.
 
-    Raises `TooLarge` if it has more than `max_leaves` leaves, or if every text has more bytes than
-    that.
+    Raises `TooLarge` if it has more than `max_leaves` leaves, or a text of more bytes than that.
     """
-    sizes = _Sizes()
+    nfa = Nfa(max_leaves)
     try:
-        size = sizes.of(regex)
-        if size is not None:
-            if size[0] > max_leaves:
-                # Nested counts make numbers that are too long to print.
-                count = size[0] if size[0] < 10**12 else "more than 10^12"
-                raise TooLarge(f"the pattern has {count} positions, {max_leaves} are allowed")
-            if size[1] > max_leaves:
-                raise TooLarge(f"every text that matches has more than {max_leaves} bytes")
-        nfa = Nfa(max_leaves)
-        if size is not None:
-            nfa.start = nfa.entries(_Builder(nfa, sizes).build(regex, ACCEPT))
+        if regex != NOTHING:
+            nfa.start = nfa.entries(_Builder(nfa).build(regex, ACCEPT))
     except RecursionError:
         raise TooLarge("the pattern is nested too deeply") from None
     return nfa
 
 
-class _Sizes:
-    """Leaves and shortest text of regexes; None where nothing matches."""
-
-    def __init__(self) -> None:
-        # By identity: trees may share parts, and then a walk without memory is exponential.
-        self._known: dict[int, tuple[int, int] | None] = {}
-
-    def of(self, regex: Regex) -> tuple[int, int] | None:
-        key = id(regex)
-        if key not in self._known:
-            self._known[key] = self._of(regex)
-        return self._known[key]
-
-    def _of(self, regex: Regex) -> tuple[int, int] | None:
-        match regex:
-            case Literal(text):
-                return (1, len(text.encode())) if text else (0, 0)
-            case Chars(ranges):
-                return (1, _utf8_length(ranges[0][0])) if ranges else None
-            case Concat(parts):
-                leaves = shortest = 0
-                for part in parts:
-                    size = self.of(part)
-                    if size is None:
-                        return None
-                    leaves += size[0]
-                    shortest += size[1]
-                return leaves, shortest
-            case Either(options):
-                words, others = _words(options)
-                sizes = [size for option in others if (size := self.of(option)) is not None]
-                if words:
-                    sizes.append((1 if words[-1] else 0, min(map(len, words))))
-                if not sizes:
-                    return None
-                return sum(size[0] for size in sizes), min(size[1] for size in sizes)
-            case Repeat(item, least, most):
-                size = self.of(item)
-                if size is None:
-                    return None if least else (0, 0)
-                copies = max(least, 1) if most is None else most
-                return size[0] * copies, size[1] * least
-            case Look() | LookBehind() | Reference():
-                raise ValueError(f"{type(regex).__name__} is not for this automaton")
-
-
 class _Builder:
-    """Builds nodes from the end of a regex to its beginning; parts that match nothing are left out.
+    """Builds nodes from the end of a regex to its beginning.
 
-    Every node can then reach the end, and so can every state of the deterministic automaton: a text
-    never runs into a dead end.
+    No part of a tree matches nothing, so every node can reach the end, and so can every state of
+    the deterministic automaton: a text never runs into a dead end.
     """
 
-    def __init__(self, nfa: Nfa, sizes: _Sizes) -> None:
+    def __init__(self, nfa: Nfa) -> None:
         self._nfa = nfa
-        self._sizes = sizes
         self._parted: dict[int, tuple[list[bytes], Words | None, list[Regex]]] = {}
 
     def build(self, regex: Regex, following: int) -> int:
-        """The node at which `regex`, then `following`, begins. `regex` matches something."""
+        """The node at which `regex`, then `following`, begins."""
         nfa = self._nfa
         match regex:
             case Literal(text):
@@ -306,7 +251,10 @@ class _Builder:
             case Either():
                 return self._either(regex, following)
             case Repeat(item, least, most):
-                return self._repeat(item, least, most, following)
+                item, least, most = _flat(item, least, most)
+                return repeats(
+                    least, most, following, lambda after: self.build(item, after), nfa.fork
+                )
             case Look() | LookBehind() | Reference():
                 raise ValueError(f"{type(regex).__name__} is not for this automaton")
 
@@ -315,11 +263,10 @@ class _Builder:
         if key not in self._parted:
             # Copies of a repeat share their trie: there may be many copies of many texts.
             words, others = _words(regex.options)
-            live = [option for option in others if self._sizes.of(option) is not None]
             inner = [word for word in words if word]
-            self._parted[key] = words, Words(inner) if len(inner) > 1 else None, live
-        words, trie, live = self._parted[key]
-        targets = [self.build(option, following) for option in live]
+            self._parted[key] = words, Words(inner) if len(inner) > 1 else None, others
+        words, trie, others = self._parted[key]
+        targets = [self.build(option, following) for option in others]
         if trie is not None:
             targets.append(self._nfa.leaf(trie, following))
         elif words and words[-1]:
@@ -327,16 +274,6 @@ class _Builder:
         if words and not words[0]:
             targets.append(following)
         return targets[0] if len(targets) == 1 else self._nfa.fork(targets)
-
-    def _repeat(self, item: Regex, least: int, most: int | None, following: int) -> int:
-        item, least, most = _flat(item, least, most)
-        size = self._sizes.of(item)
-        if size is None or not size[0]:
-            # The item matches nothing, or only the empty text, however often it is repeated.
-            return following
-        return repeats(
-            least, most, following, lambda after: self.build(item, after), self._nfa.fork
-        )
 
 
 def repeats(
@@ -391,7 +328,3 @@ def _flat(item: Regex, least: int, most: int | None) -> tuple[Regex, int, int | 
         inner = item
         item, least, most = inner.item, least * inner.least, None if inner.most is None else most
     return item, least, most
-
-
-def _utf8_length(code: int) -> int:
-    return 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4

@@ -1,6 +1,7 @@
 """Regular expressions, and the bodies of grammars' rules, as trees, whatever they were written as.
 
-The language is over Unicode scalar values (no surrogates); every tree describes whole texts.
+The language is over Unicode scalar values (no surrogates); every tree describes whole texts. Trees
+are built by `trees`: where a part of one matches nothing, all of it does, and is `trees.NOTHING`.
 """
 
 from __future__ import annotations

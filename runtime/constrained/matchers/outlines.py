@@ -20,7 +20,7 @@ from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.emit import pattern_of
 from rootlace.runtime.constrained.automaton.lookaround import has_look
 from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal, Regex
-from rootlace.runtime.constrained.automaton.trees import with_leaves
+from rootlace.runtime.constrained.automaton.trees import chars, with_leaves
 from rootlace.runtime.constrained.matchers.cursor import Cursor
 from rootlace.runtime.constrained.matchers.places import ENDED, PlacedGrammar
 from rootlace.runtime.constrained.tokens import bitmask
@@ -146,7 +146,7 @@ def _count_transitions(vocabulary: Vocabulary, dfa: LazyDfa, config: ConstraintC
 
 def _without_sentinel(leaf: Literal | Chars) -> Regex:
     if isinstance(leaf, Chars):
-        return Chars(char_sets.intersection(leaf.ranges, ((0, LAST - 1),)))
+        return chars(char_sets.intersection(leaf.ranges, ((0, LAST - 1),)))
     if SENTINEL in leaf.text:
         raise InvalidConstraint("outlines-core: U+10FFFF is not supported")
     return leaf

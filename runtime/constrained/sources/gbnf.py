@@ -12,16 +12,8 @@ from __future__ import annotations
 import re
 
 from rootlace.runtime.constrained.automaton import char_sets
-from rootlace.runtime.constrained.automaton.syntax import (
-    LAST,
-    Chars,
-    Concat,
-    Either,
-    Literal,
-    Reference,
-    Regex,
-    Repeat,
-)
+from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal, Reference, Regex
+from rootlace.runtime.constrained.automaton.trees import chars, concat, either, repeat
 from rootlace.wire.errors import InvalidConstraint
 
 MAX_NESTING = 100
@@ -71,7 +63,7 @@ class _Parser:
         options = [self._sequence()]
         while self._takes("|"):
             options.append(self._sequence())
-        return options[0] if len(options) == 1 else Either(tuple(options))
+        return either(*options)
 
     def _sequence(self) -> Regex:
         parts: list[Regex] = []
@@ -82,7 +74,7 @@ class _Parser:
                 break
             parts.append(self._repeated(item))
             self._skip()
-        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+        return concat(*parts)
 
     def _item(self) -> Regex | None:
         """None at the beginning of the next rule."""
@@ -125,7 +117,7 @@ class _Parser:
             character = self._text[self._at : self._at + 1]
             if character and character in "*+?":
                 self._at += 1
-                item = Repeat(item, int(character == "+"), 1 if character == "?" else None)
+                item = repeat(item, int(character == "+"), 1 if character == "?" else None)
             elif character == "{":
                 item = self._counted(item)
             else:
@@ -144,7 +136,7 @@ class _Parser:
         if most is not None and most < least:
             raise self._error(f"the count {counts[0]} allows nothing")
         self._at = counts.end()
-        return Repeat(item, least, most)
+        return repeat(item, least, most)
 
     def _literal(self, quote: str) -> Regex:
         opened = self._at
@@ -167,7 +159,7 @@ class _Parser:
                     raise self._error("this range of characters is reversed")
             ranges.append((first, last))
         chosen = char_sets.union(ranges)
-        return Chars(char_sets.complement(chosen) if negated else chosen)
+        return chars(char_sets.complement(chosen) if negated else chosen)
 
     def _takes(self, text: str) -> bool:
         """Whether `text` comes next; then it is behind us."""

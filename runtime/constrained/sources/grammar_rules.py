@@ -20,7 +20,14 @@ from rootlace.runtime.constrained.automaton.syntax import (
     Repeat,
     nodes,
 )
-from rootlace.runtime.constrained.automaton.trees import BLANK
+from rootlace.runtime.constrained.automaton.trees import (
+    BLANK,
+    NOTHING,
+    concat,
+    either,
+    optional,
+    repeat,
+)
 from rootlace.runtime.constrained.sources.gbnf import Rules
 from rootlace.wire.errors import InvalidConstraint
 
@@ -68,10 +75,11 @@ class Regular:
                 return self._regex.get(name)
             case Repeat(item, least, most):
                 inner = self.of(item)
-                return None if inner is None else Repeat(inner, least, most)
+                return None if inner is None else repeat(inner, least, most)
             case Concat(parts) | Either(parts):
                 regular = tuple(found for part in parts if (found := self.of(part)) is not None)
-                return type(node)(regular) if len(regular) == len(parts) else None
+                build = concat if isinstance(node, Concat) else either
+                return build(*regular) if len(regular) == len(parts) else None
         return node
 
     def _resolve(self, name: str) -> bool:
@@ -89,10 +97,10 @@ class Regular:
             head = self._linear(body, name, at_end=False) if tail is None else None
             if tail is not None:
                 ends, before = tail
-                regex = Concat((Repeat(before, 0, None), ends))
+                regex = concat(repeat(before, 0, None), ends)
             elif head is not None:
                 begins, after = head
-                regex = Concat((begins, Repeat(after, 0, None)))
+                regex = concat(begins, repeat(after, 0, None))
             else:
                 return False
         self._regex[name] = regex
@@ -116,28 +124,28 @@ class Regular:
         """(b, p) with node = b | p·name (`at_end`) or node = b | name·p; None: not of that form."""
         regex = self.of(node)
         if regex is not None:
-            return regex, Either(())
+            return regex, NOTHING
         match node:
             case Reference():
-                return (Either(()), BLANK) if node.name == name else None
+                return (NOTHING, BLANK) if node.name == name else None
             case Repeat(item, 0, 1):
                 inner = self._linear(item, name, at_end)
-                return None if inner is None else (Either((BLANK, inner[0])), inner[1])
+                return None if inner is None else (optional(inner[0]), inner[1])
             case Concat(parts):
                 own, rest = (parts[-1], parts[:-1]) if at_end else (parts[0], parts[1:])
-                others = self.of(Concat(rest))
+                others = self.of(concat(*rest))
                 inner = self._linear(own, name, at_end)
                 if others is None or inner is None:
                     return None
                 if at_end:
-                    return Concat((others, inner[0])), Concat((others, inner[1]))
-                return Concat((inner[0], others)), Concat((inner[1], others))
+                    return concat(others, inner[0]), concat(others, inner[1])
+                return concat(inner[0], others), concat(inner[1], others)
             case Either(options):
                 found = [self._linear(option, name, at_end) for option in options]
                 linear = [pair for pair in found if pair is not None]
                 if len(linear) != len(options):
                     return None
-                return Either(tuple(b for b, _ in linear)), Either(tuple(p for _, p in linear))
+                return either(*(b for b, _ in linear)), either(*(p for _, p in linear))
         return None
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootlace.runtime.constrained.automaton import trees
 from rootlace.runtime.constrained.automaton.dfa import DEAD, LazyDfa
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.parse import parse
@@ -104,10 +105,10 @@ def test_the_dead_state_stays_dead() -> None:
 @pytest.mark.parametrize(
     "regex",
     [
-        Either(()),
-        Chars(()),
-        Concat((Literal("a"), Chars(()))),
-        Repeat(Chars(()), 1, 2),
+        trees.either(),
+        trees.chars(()),
+        trees.concat(Literal("a"), trees.chars(())),
+        trees.repeat(trees.NOTHING, 1, 2),
         Concat((Look(Literal("a"), negative=False), Literal("b"))),
     ],
 )
@@ -121,9 +122,9 @@ def test_the_empty_language(regex: Regex) -> None:
     "regex",
     [
         Literal(""),
-        Repeat(Chars(()), 0, 2),
-        Repeat(Literal("a"), 0, 0),
-        Either((Literal(""), Concat((Literal("a"), Either(()))))),
+        trees.repeat(trees.NOTHING, 0, 2),
+        trees.repeat(Literal("a"), 0, 0),
+        trees.either(Literal(""), trees.concat(Literal("a"), trees.NOTHING)),
     ],
 )
 def test_the_empty_text_only(regex: Regex) -> None:
@@ -143,7 +144,7 @@ def test_the_empty_text_only(regex: Regex) -> None:
         Concat((Look(Literal("a"), negative=True), Repeat(Chars(((97, 98),)), 1, 100_000))),
     ],
 )
-def test_too_large_is_known_before_it_is_built(regex: Regex) -> None:
+def test_too_large_is_known_before_anything_is_visited(regex: Regex) -> None:
     with pytest.raises(TooLarge):
         LazyDfa(regex, MAX_STATES)
 
@@ -190,7 +191,7 @@ def test_copies_of_many_texts_share_their_trie() -> None:
     assert dfa.run(dfa.start, b"50000") == DEAD
 
 
-def test_shared_parts_are_measured_once() -> None:
+def test_parts_that_are_shared_exponentially_often_are_too_large() -> None:
     regex: Regex = Literal("a")
     for _ in range(200):
         regex = Either((Concat((regex, regex)), regex))
