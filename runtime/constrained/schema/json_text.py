@@ -200,13 +200,14 @@ def any_integer() -> Regex:
     return either(Literal("0"), concat(optional(Literal("-")), _positive()))
 
 
-def any_number() -> Regex:
-    """A number. The exponent has at most two digits, so that no double overflows."""
-    fraction = concat(Literal("."), digits(1, MAX_DIGITS))
-    exponent = concat(one_of("eE"), optional(one_of("+-")), digits(1, 2))
-    natural = either(Literal("0"), _positive())
-    return concat(optional(Literal("-")), natural, optional(fraction), optional(exponent))
+def any_number(most: int | None = MAX_DIGITS, exponent: int | None = 2) -> Regex:
+    """A number of at most so many digits, before the point as behind it and in the exponent (two
+    there, so that no double overflows)."""
+    fraction = concat(Literal("."), digits(1, most))
+    power = concat(one_of("eE"), optional(one_of("+-")), digits(1, exponent))
+    natural = either(Literal("0"), _positive(most))
+    return concat(optional(Literal("-")), natural, optional(fraction), optional(power))
 
 
-def _positive() -> Regex:
-    return concat(one_of("123456789"), digits(0, MAX_DIGITS - 1))
+def _positive(most: int | None = MAX_DIGITS) -> Regex:
+    return concat(one_of("123456789"), digits(0, None if most is None else most - 1))

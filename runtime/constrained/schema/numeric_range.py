@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 
 from rootlace.runtime.constrained.automaton.syntax import Chars, Literal, Regex
-from rootlace.runtime.constrained.automaton.trees import NOTHING, concat, either, repeat
+from rootlace.runtime.constrained.automaton.trees import BLANK, NOTHING, concat, either, repeat
 from rootlace.runtime.constrained.schema.json_text import MAX_DIGITS, digits
 
 _TOP = 10**MAX_DIGITS - 1
@@ -30,7 +30,7 @@ class OutOfReach(ValueError):
 
 
 _Limit = tuple[str, bool]
-"""Digits after the point, and whether what is equal to them is within the limit."""
+"""Digits after a point, and whether what is equal to them is within the limit."""
 
 
 @dataclass(frozen=True)
@@ -141,29 +141,48 @@ def _naturals(low: int, high: int) -> Regex:
     return either(*options)
 
 
-def _digit(low: int, high: int) -> Regex:
-    return Chars(((0x30 + low, 0x30 + high),)) if low <= high else NOTHING
-
-
 def _between(low: str, high: str) -> Regex:
     """The digit strings from `low` to `high`, all three of one length."""
+    return _strings((low, True), (high, True), len(low), len(low))
+
+
+def _strings(low: _Limit | None, high: _Limit | None, least: int, most: int) -> Regex:
+    """The strings g of `least` to `most` digits for which 0.g lies between 0.low and 0.high (None:
+    no limit)."""
+    if low is not None and low[1] and not low[0].strip("0"):
+        low = None
+    if high is not None and high[1] and not high[0].strip("9") and len(high[0]) >= most:
+        high = None
+    if low is None and high is None:
+        return digits(least, most)
+    if high is not None and not high[0].strip("0"):
+        return repeat(Literal("0"), least, most) if low is None and high[1] else NOTHING
+    empty = BLANK if low is None and not least else NOTHING
+    if not most:
+        return empty
+    first = int(low[0][:1] or 0) if low else 0
+    last = int(high[0][0]) if high else 9
+    inner = max(least - 1, 0), most - 1
+    if low and high and first >= last:
+        both = _strings(_rest(low), _rest(high), *inner)
+        return either(empty, concat(_digit(first, last), both))
+    free = digits(*inner)
+    above = _strings(_rest(low), None, *inner) if low else free
+    below = _strings(None, _rest(high), *inner) if high else free
+    edges = [concat(_digit(d, d), g) for d, g in ((first, above), (last, below)) if g != free]
+    middle = _digit(first + (above != free), last - (below != free))
+    return either(empty, *edges, concat(middle, free))
+
+
+def _digit(low: int, high: int) -> Regex:
     if low == high:
-        return Literal(low)
-    rest = len(low) - 1
-    first, last = int(low[0]), int(high[0])
-    if first == last:
-        return concat(Literal(low[0]), _between(low[1:], high[1:]))
-    options: list[Regex] = []
-    if set(low[1:]) <= {"0"}:
-        first -= 1  # every ending is good after the first digit too
-    else:
-        options.append(concat(Literal(low[0]), _between(low[1:], "9" * rest)))
-    if set(high[1:]) <= {"9"}:
-        last += 1
-    else:
-        options.append(concat(Literal(high[0]), _between("0" * rest, high[1:])))
-    options.append(concat(_digit(first + 1, last - 1), digits(rest, rest)))
-    return either(*options)
+        return Literal(str(low))
+    return Chars(((0x30 + low, 0x30 + high),)) if low < high else NOTHING
+
+
+def _rest(limit: _Limit) -> _Limit:
+    """Behind its first digit."""
+    return limit[0][1:], limit[1]
 
 
 # --- decimals -------------------------------------------------------------------------------------
@@ -227,65 +246,17 @@ def _places(bound: Bound | None, *, upwards: bool) -> int:
 def _unsigned(low: Bound, high: Bound | None, places: int) -> Regex:
     """Non-negative decimals between the bounds."""
     if high is not None and low.whole == high.whole:
-        return _with_whole(Literal(str(low.whole)), _fractions(low.fraction, high.fraction, places))
-    options = [_with_whole(Literal(str(low.whole)), _fractions(low.fraction, None, places))]
+        return _decimal(Literal(str(low.whole)), low.fraction, high.fraction, places)
+    options = [_decimal(Literal(str(low.whole)), low.fraction, None, places)]
     last = _TOP if high is None else high.whole - 1
     if low.whole < last:
-        between = _naturals(low.whole + 1, last)
-        options.append(_with_whole(between, _fractions(None, None, places)))
+        options.append(_decimal(_naturals(low.whole + 1, last), None, None, places))
     if high is not None:
-        below = _fractions(None, high.fraction, places)
-        options.append(_with_whole(Literal(str(high.whole)), below))
+        options.append(_decimal(Literal(str(high.whole)), None, high.fraction, places))
     return either(*options)
 
 
-@dataclass(frozen=True)
-class _Set:
-    """A set of digit strings after the point: `some` are those with a digit, `none` says whether
-    the empty one (then no point is written) is among them."""
-
-    some: Regex
-    none: bool
-
-    def after(self, digit: Regex) -> Regex:
-        """`digit` and then one of these."""
-        return concat(digit, either(self.some, *([Literal("")] if self.none else [])))
-
-
-def _with_whole(whole: Regex, fractions: _Set) -> Regex:
-    options = [whole] if fractions.none else []
-    options.append(concat(whole, Literal("."), fractions.some))
-    return either(*options)
-
-
-def _fractions(low: _Limit | None, high: _Limit | None, room: int) -> _Set:
-    """The strings g of at most `room` digits for which 0.g lies between 0.low and 0.high (None: no
-    limit)."""
-    if low == ("", True):
-        low = None
-    none = low is None and high != ("", False)
-    if high is not None and not high[0]:
-        return _Set(repeat(Literal("0"), 1, room) if none and room else NOTHING, none)
-    if not room:
-        return _Set(NOTHING, none)
-    if low is None and high is None:
-        return _Set(digits(1, room), none)
-    first = int(low[0][:1] or 0) if low else 0
-    last = int(high[0][0]) if high else 9
-    if first > last:
-        return _Set(NOTHING, none)
-    if low and high and first == last:
-        inner = _fractions(_rest(low), _rest(high), room - 1)
-        return _Set(inner.after(_digit(first, first)), none)
-    middle = _digit(first + (low is not None), last - (high is not None))
-    options = [_fractions(None, None, room - 1).after(middle)]
-    if low is not None:
-        options.append(_fractions(_rest(low), None, room - 1).after(_digit(first, first)))
-    if high is not None:
-        options.append(_fractions(None, _rest(high), room - 1).after(_digit(last, last)))
-    return _Set(either(*options), none)
-
-
-def _rest(limit: _Limit) -> _Limit:
-    """Behind its first digit."""
-    return limit[0][1:], limit[1]
+def _decimal(whole: Regex, low: _Limit | None, high: _Limit | None, places: int) -> Regex:
+    """`whole`, and digits after a point where they are between the limits; none where that is 0."""
+    fraction = concat(Literal("."), _strings(low, high, 1, places))
+    return concat(whole, either(_strings(low, high, 0, 0), fraction))

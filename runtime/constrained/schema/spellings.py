@@ -17,7 +17,6 @@ from rootlace.runtime.constrained.automaton.trees import (
     concat,
     either,
     one_of,
-    optional,
     repeat,
     size,
     with_length,
@@ -95,11 +94,7 @@ class Guidance:
     def number(self, schema: dict[str, Any]) -> Regex:
         said = schema.keys() - {"type"}
         if schema["type"] == "number" and not said:
-            fraction = concat(Literal("."), digits(1, None))
-            exponent = concat(one_of("eE"), optional(one_of("+-")), digits(1, None))
-            return concat(
-                optional(Literal("-")), _naturals(0, None), optional(fraction), optional(exponent)
-            )
+            return json_text.any_number(most=None, exponent=None)
         if schema["type"] == "number" or not said <= {"minimum", "maximum"}:
             raise NotRegular(f"a number with {sorted(said)}")
         low, high = numeric_range.tightest_integers(*_bounds(schema))
