@@ -12,11 +12,20 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Any
+from itertools import groupby, product, starmap
+from typing import Any, NamedTuple
 
 from rootlace.runtime.constrained.automaton.char_sets import ALL, complement, intersection
+from rootlace.runtime.constrained.automaton.lookaround import has_look
 from rootlace.runtime.constrained.automaton.parse import Context, Translation, sre, sre_parser
-from rootlace.runtime.constrained.automaton.syntax import Chars, Regex
+from rootlace.runtime.constrained.automaton.syntax import (
+    Chars,
+    Concat,
+    Either,
+    Look,
+    LookBehind,
+    Regex,
+)
 from rootlace.runtime.constrained.automaton.trees import BLANK, concat, either, repeat
 from rootlace.runtime.constrained.automaton.utf8 import Ranges
 
@@ -36,6 +45,10 @@ _IN_ECMA = {
     (sre.CATEGORY, sre.CATEGORY_SPACE): [(sre.RANGE, part) for part in ECMA_SPACE],
     (sre.CATEGORY, sre.CATEGORY_NOT_SPACE): [(sre.RANGE, part) for part in complement(ECMA_SPACE)],
 }
+_ANCHORS: dict[Any, Regex] = {
+    sre.AT_BEGINNING: LookBehind(Chars(ALL), negative=True),
+    sre.AT_END: Look(Chars(ALL), negative=True),
+}
 _INSIDE = Context(flags=0, at_begin=False, after_text=True, at_end=False)
 
 
@@ -52,8 +65,8 @@ def regex_of_pattern(pattern: str) -> Regex:
             tree = sre_parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, Warning) as error:
         raise NotTranslated(f"pattern {pattern!r}: {error}") from None
-    agreed = _Agreed("", verbose=False)
-    return either(*(found.whole() for found in _anchored(list(tree), agreed)))
+    ways = _ways(_Agreed("", verbose=False).sequence(tree, _INSIDE))
+    return either(*(way.whole() for way in ways))
 
 
 _PIECE = re.compile(
@@ -83,69 +96,53 @@ def _refuse_dialect(pattern: str) -> None:
             in_class = piece[0] == "["
 
 
-class _Option:
-    """One way to match: a tree, and whether it must begin or end where the string does."""
+class _Way(NamedTuple):
+    """One way to match, and whether it must begin, or end, where the string does."""
 
-    def __init__(self, regex: Regex, begins: bool = False, ends: bool = False) -> None:
-        self.regex, self.begins, self.ends = regex, begins, ends
+    regex: Regex
+    begins: bool = False
+    ends: bool = False
 
     def whole(self) -> Regex:
         before = BLANK if self.begins else _ANYTHING
         return concat(before, self.regex, BLANK if self.ends else _ANYTHING)
 
 
-def _anchored(items: list[Any], agreed: _Agreed) -> list[_Option]:
-    """The options of a sequence at the top, where anchors may stand at either end (also within
-    groups there, as in `^(a|b)$` or `(^a$)|b`)."""
-    begins = ends = False
-    while items and items[0] == (sre.AT, sre.AT_BEGINNING):
-        begins, items = True, items[1:]
-    while items and items[-1] == (sre.AT, sre.AT_END):
-        ends, items = True, items[:-1]
-    if not any(_has_anchor(item) for item in items):
-        return [_Option(agreed.sequence(items, _INSIDE), begins, ends)]
-    if len(items) == 1:
-        kind, detail = items[0]
-        if kind is sre.BRANCH:
-            bodies = [list(branch) for branch in detail[1]]
-        elif kind is sre.SUBPATTERN:
-            bodies = [list(detail[3])]
-        else:
-            raise NotTranslated("an anchor inside the pattern")
-        found = [option for body in bodies for option in _anchored(body, agreed)]
-        return [_Option(o.regex, begins or o.begins, ends or o.ends) for o in found]
-    heads = _anchored(items[:1], agreed) if _has_anchor(items[0]) else None
-    tails = _anchored(items[-1:], agreed) if _has_anchor(items[-1]) else None
-    middle = agreed.sequence(items[1 if heads else 0 : -1 if tails else None], _INSIDE)
-    options = []
-    for head in heads or [_Option(BLANK)]:
-        for tail in tails or [_Option(BLANK)]:
-            if head.ends or tail.begins:
-                raise NotTranslated("an anchor inside the pattern")
-            regex = concat(head.regex, middle, tail.regex)
-            options.append(_Option(regex, begins or head.begins, ends or tail.ends))
-    return options
+def _ways(regex: Regex) -> list[_Way]:
+    """`regex` without its anchors, which stand where nothing else is before, or behind, them."""
+    match regex:
+        case LookBehind():
+            return [_Way(BLANK, begins=True)]
+        case Look():
+            return [_Way(BLANK, ends=True)]
+        case _ if not has_look(regex):
+            return [_Way(regex)]
+        case Either(options):
+            return [way for option in options for way in _ways(option)]
+        case Concat(parts):
+            found = [_Way(BLANK)]
+            for anchored, run in groupby(parts, has_look):
+                for ways in map(_ways, run) if anchored else [[_Way(concat(*run))]]:
+                    found = list(dict.fromkeys(starmap(_joined, product(found, ways))))
+            return found
+    raise NotTranslated("an anchor that is repeated")
 
 
-def _has_anchor(item: Any) -> bool:
-    kind, detail = item
-    if kind is sre.AT:
-        return True
-    if kind is sre.BRANCH:
-        return any(_has_anchor(inner) for branch in detail[1] for inner in branch)
-    if kind is sre.SUBPATTERN:
-        return any(_has_anchor(inner) for inner in detail[3])
-    if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-        return any(_has_anchor(inner) for inner in detail[2])
-    return False
+def _joined(one: _Way, other: _Way) -> _Way:
+    if (one.ends and other.regex != BLANK) or (other.begins and one.regex != BLANK):
+        raise NotTranslated("an anchor inside the pattern")
+    regex = concat(one.regex, other.regex)
+    return _Way(regex, one.begins or other.begins, one.ends or other.ends)
 
 
 class _Agreed(Translation):
-    """What both dialects take for a pattern without anchors."""
+    """What both dialects take for a pattern."""
 
     def operation(self, code: Any, argument: Any, context: Context) -> Regex:
         if code is sre.ANY:
             return Chars(complement(_ECMA_BREAKS))
+        if code is sre.AT and argument in _ANCHORS:
+            return _ANCHORS[argument]
         if code not in _TAKEN or (code is sre.LITERAL and 0xD800 <= argument <= 0xDFFF):
             raise NotTranslated(f"{str(code).lower()} inside the pattern")
         return super().operation(code, argument, context)
