@@ -47,6 +47,7 @@ NEEDED = {
     "interegular": "interegular",
     "outlines_core": "outlines-core",
     "jsonschema": "jsonschema",
+    "jsonschema_rs": "jsonschema-rs",
     "aiohttp": "aiohttp",
     "jinja2": "Jinja2",
     "rich": "rich",
@@ -64,7 +65,8 @@ BROUGHT = (
     *("rich", "markdown-it-py", "mdurl", "Pygments"),
     *("typer", "click", "shellingham", "annotated-doc"),
     *("pytest", "pytest-timeout", "iniconfig", "pluggy", "packaging"),
-    *("jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs"),
+    *("jsonschema", "jsonschema-rs", "jsonschema-specifications", "referencing"),
+    *("rpds-py", "attrs"),
 )
 """What `wheels` fetches: small, and not part of what comes with torch and transformers."""
 

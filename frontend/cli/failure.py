@@ -8,8 +8,8 @@ from typing import NoReturn
 import typer
 
 _RUNTIME_MODULES = (
-    *("aiohttp", "interegular", "jsonschema", "llguidance", "numpy", "outlines_core"),
-    *("tokenizers", "torch"),
+    *("aiohttp", "interegular", "jsonschema", "jsonschema_rs", "llguidance", "numpy"),
+    *("outlines_core", "tokenizers", "torch"),
 )
 
 

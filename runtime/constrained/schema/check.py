@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any
 
+import jsonschema_rs
 import jsonschema_specifications
-from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from rootlace.runtime.constrained.schema.dialect import (
     IN_PLACE,
-    LIST,
-    MAP,
-    ONE,
     Dialect,
     dialect_of,
     keywords,
@@ -33,6 +31,7 @@ MAX_DEPTH = 128
 """How deep a schema's JSON may be nested; the checks of values recurse along it."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
+_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
 class Located:
@@ -285,69 +284,43 @@ def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
 # ---------------------------------------------------------------- shape
 
 
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict | bool)
-
-
-def _is_number(value: Any, types: Any = int | float) -> bool:
-    return isinstance(value, types) and not isinstance(value, bool)
-
-
-def _is_list(value: Any, of: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, of) for item in value)
-
-
-_ANYTHING = ("default", "const", "examples")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_COUNTS = (
-    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-    "minContains", "maxContains",
-)  # fmt: skip
-_TEXTS = ("title", "description", "$comment", "format", "contentEncoding", "contentMediaType")
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-_PLAIN: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(MAP, lambda v: isinstance(v, dict) and all(map(_is_schema, v.values()))),
-    **dict.fromkeys(LIST, lambda v: _is_list(v, dict | bool)),
-    **dict.fromkeys(ONE, _is_schema),
-    **dict.fromkeys(_COUNTS, lambda v: _is_number(v, int) and v >= 0),
-    **dict.fromkeys(_NUMBERS, _is_number),
-    **dict.fromkeys(_TEXTS, lambda v: isinstance(v, str)),
-    **dict.fromkeys(_ANYTHING, lambda v: True),
-    "enum": lambda v: _is_list(v, object),
-    "type": lambda v: isinstance(v, str) and v in _TYPES,
-    "required": lambda v: _is_list(v, str) and len(set(v)) == len(v),
-}
-"""Of keywords: whether their own value (not the schemas below it) is right beyond doubt."""
-
-
 def _check_shape(schema: Any, dialect: Dialect) -> None:
-    """Against the metaschema, one schema at a time, so that depth costs nothing.
-
-    What is plainly right is not even shown to the (slow) validator.
-    """
-    queue = [(schema, dialect, "#")]
+    """Against the metaschema of its draft; what is of another draft inside, against that one's."""
+    parts = [(schema, dialect, "#")]
+    queue = list(parts)
     while queue:
         node, dialect, pointer = queue.pop()
-        if isinstance(node, bool):
-            if dialect.number == 4 and pointer == "#":
-                raise invalid(pointer, "draft-04 has no boolean schemas")
-            continue
-        if not isinstance(node, dict):
-            raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
-        if not isinstance(node.get("$schema", ""), str):
-            raise invalid(f"{pointer}/$schema", "it must be a string")
-        dialect = dialect_of(node, dialect)
-        for key in (*_NUMBERS, "multipleOf"):
-            if key in node and not _is_finite(node[key]):
-                raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
-        flat = {k: v for k, v in node.items() if k not in _PLAIN or not _PLAIN[k](v)}
-        if flat and dialect.number == 4:  # there, some keywords are about others
-            flat = {
-                key: value for key, value in node.items() if key not in (*_ANYTHING, "enum")
-            } | flat
-        if flat:
-            _check_flat(flat, dialect, pointer)
-        queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
+        if isinstance(node, dict):
+            for key in _BOUNDS & node.keys():
+                if not _is_finite(node[key]):
+                    raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
+            inside = dialect_of(node, dialect)
+            if inside is not dialect:
+                parts.append((node, inside, pointer))
+            queue += [(below, inside, pointer + path) for path, below in subschemas(node)]
+    for part, dialect, pointer in parts:
+        errors = _metaschema(dialect).iter_errors(part)
+        wrong = {pointer + place: message for place, message in map(_described, errors)}
+        for _, _, other in parts:
+            if other.startswith(f"{pointer}/"):
+                wrong = {
+                    at: said for at, said in wrong.items() if not f"{at}/".startswith(f"{other}/")
+                }
+        if wrong:
+            place = min(wrong)
+            raise invalid(place, wrong[place][:300])
+
+
+@cache
+def _metaschema(dialect: Dialect) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(dialect.validator.META_SCHEMA, validate_formats=False)
+
+
+def _described(error: jsonschema_rs.ValidationError) -> tuple[str, str]:
+    """Where and what. What is wrong deepest inside an alternative says more than that none fits."""
+    while options := getattr(error.kind, "context", None):
+        error = max(chain(*options), key=lambda inner: len(inner.instance_path))
+    return "".join(f"/{pointer_part(str(p))}" for p in error.instance_path), error.message
 
 
 def _is_finite(value: Any) -> bool:
@@ -355,27 +328,3 @@ def _is_finite(value: Any) -> bool:
         return not isinstance(value, int | float) or math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _check_flat(node: dict[str, Any], dialect: Dialect, pointer: str) -> None:
-    """A schema against its metaschema, the schemas below it taken as right."""
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        if key in MAP and isinstance(value, dict):
-            value = {name: {} if isinstance(v, dict | bool) else v for name, v in value.items()}
-        elif key in LIST and isinstance(value, list):
-            value = [{} if isinstance(v, dict | bool) else v for v in value]
-        elif key in ONE and isinstance(value, dict):
-            value = {}
-        if key != "$schema":
-            flat[key] = value
-    metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
-    error = next(
-        iter(sorted(metaschema.iter_errors(flat), key=lambda e: list(map(str, e.path)))), None
-    )
-    if error is not None:
-        # What is wrong with the likeliest alternative says more than that none of them fits.
-        error = best_match([error]) or error
-        error = error.context[0] if error.context else error
-        path = "".join(f"/{pointer_part(str(part))}" for part in error.absolute_path)
-        raise invalid(pointer + path, error.message[:300])

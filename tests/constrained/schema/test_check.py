@@ -17,11 +17,11 @@ from tests.constrained.schema.test_regular import compact, matches
 @pytest.mark.parametrize(
     ("schema", "start"),
     [
-        ({"properties": {"a": {"type": "strin"}}}, "#/properties/a/type: 'strin'"),
+        ({"properties": {"a": {"type": "strin"}}}, '#/properties/a/type: "strin"'),
         ({"items": {"minLength": -1}}, "#/items/minLength: -1"),
         ({"properties": {"a/b": 3}}, "#/properties/a~1b: 3"),
         ({"anyOf": []}, "#/anyOf: "),
-        ({"required": "a"}, "#/required: 'a'"),
+        ({"required": "a"}, '#/required: "a"'),
         ({"required": ["a", "a"]}, "#/required: "),
         ({"enum": 3}, "#/enum: 3"),
         ({"not": [1]}, "#/not: "),
@@ -37,8 +37,9 @@ from tests.constrained.schema.test_regular import compact, matches
             },
             "#/$defs/a: the schema refers to itself",
         ),
-        ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean', "),
-        ({"type": ["string", "x"]}, "#/type/1: 'x' is not one of ['array', 'boolean', "),
+        ({"type": "strin"}, '#/type: "strin" is not one of "array", "boolean" '),
+        ({"type": ["string", "x"]}, '#/type/1: "x" is not one of "array", "boolean" '),
+        ({"items": {"maximum": 10**400}}, "#/items/maximum: a number beyond the range of floats"),
         ({"patternProperties": {"(a)\\1": True}}, "#/patternProperties: '(a)\\\\1': "),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "#/$schema: "),
     ],
@@ -48,6 +49,27 @@ def test_malformed_schemas_are_refused_with_the_place(schema: Any, start: str) -
     with pytest.raises(InvalidConstraint) as caught:
         PreparedSchema(schema)
     assert str(caught.value).startswith(f"json_schema: {start}")
+
+
+DRAFT4 = "http://json-schema.org/draft-04/schema#"
+
+
+@pytest.mark.parametrize(
+    ("schema", "wrong"),
+    [
+        ({"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": True}, ""),
+        ({"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": 1}, "#/items/exclusiveMinimum: "),
+        ({"minimum": 1, "exclusiveMinimum": True}, "#/items/exclusiveMinimum: "),
+        ({"$schema": DRAFT4, "items": {"$schema": DRAFT4, "type": "x"}}, "#/items/items/type: "),
+    ],
+    ids=str,
+)
+def test_a_part_of_another_draft_is_well_formed_in_that_one(schema: Any, wrong: str) -> None:
+    if not wrong:
+        CheckedSchema({"items": schema}, {})
+        return
+    with pytest.raises(InvalidConstraint, match=wrong):
+        CheckedSchema({"items": schema}, {})
 
 
 @pytest.mark.parametrize("separator", ["\0", "!", "/", "~2"])
