@@ -122,7 +122,7 @@ class ConstraintConfig:
     cache_size: int = 256
     cache_bytes: int = 512 << 20
     max_source_bytes: int = 2**20
-    compile_seconds: float = 10.0
+    compile_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 10.0
     compile_memory_bytes: int = 1 << 30
     compile_threads: int = 1
     mask_threads: int = 1

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -211,6 +212,12 @@ def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_bounds_nothing_is_refused(seconds: float) -> None:
+    with pytest.raises(msgspec.ValidationError, match="compile_seconds"):
+        CompileService(make_compiler, ConstraintConfig(compile_seconds=seconds))
+
+
 def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
     compiler = make_compiler()
     compiler.compile(Constraint("regex", "first"))  # it takes longer than those behind it

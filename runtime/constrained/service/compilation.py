@@ -45,8 +45,8 @@ class CompileService:
 
     def __init__(self, compiler: Callable[[], GrammarCompiler], config: ConstraintConfig) -> None:
         """`compiler` is called by a worker, at the first constraint: a compiler reads the whole
-        vocabulary."""
-        self._config = config
+        vocabulary. Raises msgspec.ValidationError where a value of `config` is out of its range."""
+        self._config = msgspec.convert(msgspec.to_builtins(config), ConstraintConfig)
         self._compiler: GrammarCompiler | None = None
         self._make = compiler
         self._making = threading.Lock()
