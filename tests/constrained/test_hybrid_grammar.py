@@ -287,7 +287,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
     first, second = wrong.matcher(), wrong.matcher()
     assert first.allowed_mask()[start] and first.advance(start)
     assert first.mask_row() is not None, "an unfilled row"
-    assert second.mask_row() is not None
+    assert second.mask_row() is not None and second.ready is not None
 
     breaker = wrong.matcher()
     for byte in b'{"age":':
@@ -303,7 +303,7 @@ def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(
 
     for matcher, text in ((first, (behind, inside)), (second, (start, behind, inside))):
         assert isinstance(matcher, Cursor)
-        assert matcher.mask_row() is None, "two requests of a step never share one"
+        assert matcher.ready is None and matcher.mask_row() is None, "none shares a mask"
         alone = wrong.inner.matcher()
         if matcher is first:
             assert alone.advance(start)

@@ -27,7 +27,6 @@ class Cursor(Matcher):
         self._size = grammar.vocabulary.size
         self.place = grammar.places.of(grammar.dfa.start)
         """Where the text stands; its state is negative where the automaton does not know it."""
-        self.ready: MaskRow | None = self.place.mask
         self._tokens: list[int] = []
         self._before: list[Place] = []  # the place before each of them
         self._error = ""
@@ -36,6 +35,10 @@ class Cursor(Matcher):
         """How many of the tokens `_other` has taken in."""
 
     # ------------------------------------------------------------ masks
+
+    @property
+    def ready(self) -> MaskRow | None:  # type: ignore[override]
+        return self.place.mask
 
     def allowed_mask(self) -> np.ndarray:
         return bitmask.filled(self.fill_bitmask, self._size)
@@ -55,19 +58,17 @@ class Cursor(Matcher):
             self._grammar.keep(state, out, failed=bool(self._error))
 
     def mask_row(self) -> MaskRow | None:
-        if self.ready is not None and self._grammar.trusted:
-            return self.ready
         place = self.place
-        row = self._grammar.row(place.state) if place.state >= 0 else None
+        if place.mask is not None or place.state < 0:
+            return place.mask
+        row = self._grammar.row(place.state)
         if row is not None and row.address:
-            place.mask = self.ready = row
+            place.mask = row
         return row
 
     def prepare_mask(self) -> None:
-        if self.ready is not None and self._grammar.trusted:
-            return
         row = self.mask_row()
-        if row is not None and not row.table.filled(row.row):
+        if row is not None and not row.address:
             self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:
@@ -85,7 +86,6 @@ class Cursor(Matcher):
         self._tokens.append(token_id)
         self._before.append(place)
         self.place = after
-        self.ready = after.mask
         return True
 
     def advance(self, token_id: int) -> bool:
@@ -107,7 +107,6 @@ class Cursor(Matcher):
         self._tokens.append(token_id)
         self._before.append(place)
         self.place = following
-        self.ready = following.mask
         self._error = ""
         return True
 
@@ -191,7 +190,6 @@ class Cursor(Matcher):
         if not count:
             return
         self.place = self._before[-count]
-        self.ready = self.place.mask
         del self._tokens[-count:], self._before[-count:]
         if self._other is not None and self._taken > len(self._tokens):
             self._other.rollback(self._taken - len(self._tokens))
