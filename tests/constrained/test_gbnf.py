@@ -244,7 +244,7 @@ def test_escapes_and_comments() -> None:
         ('top ::= "a"', "no rule 'root'"),
         ('root ::= "a"\nroot ::= "b"', "line 2: rule 'root' is defined twice"),
         ('root ::= "a\n"', "line 1: this text is not closed"),
-        ("root ::= [a-", "line 1: unexpected end"),
+        ("root ::= [a-", "line 1: this set of characters is not closed"),
         ("root ::= [a", "line 1: this set"),
         ("root ::= [b-a]", "reversed"),
         (r'root ::= "\q"', r"unknown escape \\q"),

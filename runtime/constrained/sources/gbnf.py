@@ -10,6 +10,7 @@ A rule goes on until the next `name ::=`. Escapes: `\\n \\r \\t \\b \\f \\v \\0`
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.syntax import LAST, Chars, Literal, Reference, Regex
@@ -19,190 +20,152 @@ from rootlace.wire.errors import InvalidConstraint
 MAX_NESTING = 100
 MAX_COUNT = 100_000
 
-
 Rules = dict[str, Regex]
 """Each rule's body by its name, in the order they were written."""
 
-_BLANK = re.compile(r"(?:\s+|#[^\n]*)+")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_RULE = re.compile(r"([A-Za-z_][A-Za-z0-9_-]*)(?:\s+|#[^\n]*)*::=")
-_COUNTS = re.compile(r"\{\s*+(\d*+)\s*+(,?)\s*+(\d*)\s*+\}")
+_PIECE = re.compile(
+    r"""
+      (?P<blank> \s+ | \#[^\n]* )
+    | (?P<head> ([A-Za-z_][A-Za-z0-9_-]*) (?: \s+ | \#[^\n]* )*+ ::= )
+    | (?P<name> [A-Za-z_][A-Za-z0-9_-]* )
+    | (?P<text> "(?: [^"\\\n] | \\. )*+" | '(?: [^'\\\n] | \\. )*+' )
+    | (?P<set> \[ (?: [^]\\\n] | \\. )*+ \] )
+    | (?P<count> \{ \s*+ (\d*+) \s*+ (,?) \s*+ (\d*+) \s*+ \} )
+    | (?P<mark> [.(|)*+?] )
+    | .""",
+    re.VERBOSE | re.DOTALL,
+)
+_CHARACTER = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)|[^\\]"
+_MEMBER = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
+_UNCLOSED = {'"': "text", "'": "text", "[": "set of characters"}
 
 
 def parse_gbnf(text: str) -> Rules:
     """Raises InvalidConstraint naming the line."""
-    return _Parser(text).rules()
+    rules: Rules = {}
+    name = ""
+    groups: list[_Group] = []
+    at = 0
+    try:
+        for piece in _PIECE.finditer(text):
+            at = piece.start()
+            if piece["head"]:
+                if name:
+                    rules[name] = _closed(groups)
+                name = piece[3]
+                if name in rules:
+                    raise ValueError(f"rule {name!r} is defined twice")
+                groups = [_Group(at)]
+            elif piece["blank"] is None:
+                if not name:
+                    raise ValueError("expected `name ::=`")
+                _take(piece, groups)
+        if not name:
+            raise ValueError("there is no rule")
+        rules[name] = _closed(groups)
+    except ValueError as error:
+        at = groups[-1].opened if isinstance(error, _NotClosed) else at
+        raise InvalidConstraint(f"ebnf: line {_line(text, at)}: {error}") from None
+    return rules
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._depth = 0
+@dataclass
+class _Group:
+    """What is read of a group, or of a whole rule."""
 
-    def rules(self) -> Rules:
-        rules: Rules = {}
-        self._skip()
-        while self._at < len(self._text):
-            head = _RULE.match(self._text, self._at)
-            if head is None:
-                raise self._error("expected `name ::=`")
-            if head[1] in rules:
-                raise self._error(f"rule {head[1]!r} is defined twice")
-            self._at = head.end()
-            rules[head[1]] = self._alternatives()
-            if self._at < len(self._text) and not _RULE.match(self._text, self._at):
-                raise self._error(f"unexpected {self._text[self._at]!r}")
-        if not rules:
-            raise self._error("there is no rule")
-        return rules
+    opened: int
+    options: list[Regex] = field(default_factory=list)
+    parts: list[Regex] = field(default_factory=list)
 
-    def _alternatives(self) -> Regex:
-        options = [self._sequence()]
-        while self._takes("|"):
-            options.append(self._sequence())
-        return either(*options)
+    def body(self) -> Regex:
+        return either(*self.options, concat(*self.parts))
 
-    def _sequence(self) -> Regex:
-        parts: list[Regex] = []
-        self._skip()
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            item = self._item()
-            if item is None:
-                break
-            parts.append(self._repeated(item))
-            self._skip()
-        return concat(*parts)
 
-    def _item(self) -> Regex | None:
-        """None at the beginning of the next rule."""
-        character = self._text[self._at]
-        if character in "\"'":
-            return self._literal(character)
-        if character == "[":
-            return self._characters()
-        if self._takes("."):
-            return Chars(char_sets.ALL)
-        if character == "(":
-            return self._group()
-        name = _NAME.match(self._text, self._at)
-        if name is None:
-            raise self._error(f"unexpected {character!r}")
-        if _RULE.match(self._text, self._at):
-            return None
-        reference = Reference(name[0], self._line())
-        self._at = name.end()
-        return reference
+class _NotClosed(ValueError):
+    """The innermost group is not."""
 
-    def _group(self) -> Regex:
-        opened = self._at
-        self._depth += 1
-        if self._depth > MAX_NESTING:
-            raise self._error(f"groups nested more than {MAX_NESTING} deep")
-        self._at += 1
-        if self._takes("="):
-            raise self._error("look-ahead assertions are not supported")
-        body = self._alternatives()
-        if not self._takes(")"):
-            self._at = opened
-            raise self._error("this group is not closed")
-        self._depth -= 1
-        return body
 
-    def _repeated(self, item: Regex) -> Regex:
-        while True:
-            self._skip()
-            character = self._text[self._at : self._at + 1]
-            if character and character in "*+?":
-                self._at += 1
-                item = repeat(item, int(character == "+"), 1 if character == "?" else None)
-            elif character == "{":
-                item = self._counted(item)
-            else:
-                return item
+def _closed(groups: list[_Group]) -> Regex:
+    if len(groups) > 1:
+        raise _NotClosed("this group is not closed")
+    return groups[0].body()
 
-    def _counted(self, item: Regex) -> Regex:
-        counts = _COUNTS.match(self._text, self._at)
-        if counts is None or not (counts[1] or counts[3]):
-            raise self._error("expected a count like {2}, {2,} or {2,3}")
-        if max(len(counts[1]), len(counts[3])) > 6:
-            raise self._error(f"counts are bounded to {MAX_COUNT}")
-        least = int(counts[1] or 0)
-        most = int(counts[3]) if counts[3] else (None if counts[2] else least)
-        if max(least, most or 0) > MAX_COUNT:
-            raise self._error(f"counts are bounded to {MAX_COUNT}")
-        if most is not None and most < least:
-            raise self._error(f"the count {counts[0]} allows nothing")
-        self._at = counts.end()
-        return repeat(item, least, most)
 
-    def _literal(self, quote: str) -> Regex:
-        opened = self._at
-        self._at += 1
-        characters: list[str] = []
-        while not self._closes(quote, opened, "text"):
-            characters.append(self._character())
-        return Literal("".join(characters))
+def _take(piece: re.Match[str], groups: list[_Group]) -> None:
+    """Put a piece of a rule where it belongs. Raises ValueError."""
+    parts = groups[-1].parts
+    match piece.lastgroup, piece[0]:
+        case "name", name:
+            parts.append(Reference(name, _line(piece.string, piece.start())))
+        case "text", text:
+            members = re.findall(_CHARACTER, text[1:-1], re.DOTALL)
+            parts.append(Literal("".join(map(_character, members))))
+        case "set", text:
+            parts.append(_set(text[1:-1]))
+        case "mark", ".":
+            parts.append(Chars(char_sets.ALL))
+        case "mark", "(":
+            if len(groups) > MAX_NESTING:
+                raise ValueError(f"groups nested more than {MAX_NESTING} deep")
+            groups.append(_Group(piece.start()))
+        case "mark", ")" if len(groups) > 1:
+            groups[-2].parts.append(groups.pop().body())
+        case "mark", "|":
+            groups[-1].options.append(concat(*parts))
+            parts.clear()
+        case "mark", "*" | "+" | "?" as mark if parts:
+            parts[-1] = repeat(parts[-1], int(mark == "+"), 1 if mark == "?" else None)
+        case "count", _ if parts:
+            parts[-1] = repeat(parts[-1], *_counts(piece))
+        case _, "{":
+            raise ValueError("expected a count like {2}, {2,} or {2,3}")
+        case _, opening if opening in _UNCLOSED:
+            raise ValueError(f"this {_UNCLOSED[opening]} is not closed")
+        case _, "=" if piece.string.endswith("(", 0, piece.start()):
+            raise ValueError("look-ahead assertions are not supported")
+        case _, other:
+            raise ValueError(f"unexpected {other!r}")
 
-    def _characters(self) -> Regex:
-        opened = self._at
-        self._at += 1
-        negated = self._takes("^")
-        ranges: list[tuple[int, int]] = []
-        while not self._closes("]", opened, "set of characters"):
-            first = last = ord(self._character())
-            if not self._text.startswith("-]", self._at) and self._takes("-"):
-                last = ord(self._character())
-                if last < first:
-                    raise self._error("this range of characters is reversed")
-            ranges.append((first, last))
-        chosen = char_sets.union(ranges)
-        return chars(char_sets.complement(chosen) if negated else chosen)
 
-    def _takes(self, text: str) -> bool:
-        """Whether `text` comes next; then it is behind us."""
-        found = self._text.startswith(text, self._at)
-        self._at += len(text) * found
-        return found
+def _counts(piece: re.Match[str]) -> tuple[int, int | None]:
+    least, comma, most = piece.group(8, 9, 10)
+    if not (least or most):
+        raise ValueError("expected a count like {2}, {2,} or {2,3}")
+    if max(len(least), len(most)) > 6 or max(int(least or 0), int(most or 0)) > MAX_COUNT:
+        raise ValueError(f"counts are bounded to {MAX_COUNT}")
+    if most and int(most) < int(least or 0):
+        raise ValueError(f"the count {piece[0]} allows nothing")
+    return int(least or 0), int(most) if most else None if comma else int(least)
 
-    def _closes(self, closing: str, opened: int, what: str) -> bool:
-        if self._at >= len(self._text) or self._text[self._at] == "\n":
-            self._at = opened
-            raise self._error(f"this {what} is not closed")
-        return self._takes(closing)
 
-    def _character(self) -> str:
-        """One character of a literal or a set, unescaped."""
-        character = self._text[self._at : self._at + 1]
-        if character != "\\":
-            if not character:
-                raise self._error("unexpected end")
-            self._at += 1
-            return character
-        escaped = self._text[self._at + 1 : self._at + 2]
-        if escaped in _HEX:
-            digits = self._text[self._at + 2 : self._at + 2 + _HEX[escaped]]
-            if len(digits) != _HEX[escaped] or not re.fullmatch("[0-9A-Fa-f]+", digits):
-                raise self._error(f"\\{escaped} wants {_HEX[escaped]} hexadecimal digits")
-            code = int(digits, 16)
-            if code > LAST or 0xD800 <= code <= 0xDFFF:
-                raise self._error(f"\\{escaped}{digits} is no character")
-            self._at += 2 + len(digits)
-            return chr(code)
-        if not escaped or (escaped.isalnum() and escaped not in _SIMPLE):
-            raise self._error(f"unknown escape \\{escaped}")
-        self._at += 2
-        return _SIMPLE.get(escaped, escaped)
+def _set(members: str) -> Regex:
+    ranges: list[tuple[int, int]] = []
+    for first, last in _MEMBER.findall(members.removeprefix("^")):
+        ranges.append((ord(_character(first)), ord(_character(last or first))))
+        if ranges[-1][0] > ranges[-1][1]:
+            raise ValueError("this range of characters is reversed")
+    chosen = char_sets.union(ranges)
+    return chars(char_sets.complement(chosen) if members.startswith("^") else chosen)
 
-    def _skip(self) -> None:
-        blank = _BLANK.match(self._text, self._at)
-        if blank is not None:
-            self._at = blank.end()
 
-    def _line(self) -> int:
-        return self._text.count("\n", 0, self._at) + 1
+def _character(spelt: str) -> str:
+    """One character of a text or a set, unescaped."""
+    if spelt[0] != "\\":
+        return spelt
+    kind, digits = spelt[1], spelt[2:]
+    if kind in _HEX:
+        if not digits:
+            raise ValueError(f"\\{kind} wants {_HEX[kind]} hexadecimal digits")
+        code = int(digits, 16)
+        if code > LAST or 0xD800 <= code <= 0xDFFF:
+            raise ValueError(f"{spelt} is no character")
+        return chr(code)
+    if kind.isalnum() and kind not in _SIMPLE:
+        raise ValueError(f"unknown escape \\{kind}")
+    return _SIMPLE.get(kind, kind)
 
-    def _error(self, what: str) -> InvalidConstraint:
-        return InvalidConstraint(f"ebnf: line {self._line()}: {what}")
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
