@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,31 +15,15 @@ class TokenOrder:
         order = sorted((data, token) for token, data in enumerate(token_bytes) if data)
         self._texts = [data for data, _ in order]
         self._tokens = np.array([token for _, token in order], np.int32)
-        self._first = [bisect_left(self._texts, bytes([byte])) for byte in range(256)]
-        self._first.append(len(order))
 
     def beginning_with(self, prefix: bytes) -> np.ndarray:
         """int32: the tokens whose bytes begin with `prefix`."""
-        return self._tokens[slice(*self._range(prefix))]
-
-    def going_on_with(self, prefix: bytes, following: Collection[int]) -> np.ndarray:
-        """int32: the tokens that begin with `prefix` and one of the bytes `following`."""
-        if not prefix:
-            runs = [self._tokens[self._first[b] : self._first[b + 1]] for b in following]
-            return np.concatenate(runs) if runs else np.zeros(0, np.int32)
-        start, end = self._range(prefix)
-        length = len(prefix)
-        return self._tokens[
-            [
-                index
-                for index in range(start, end)
-                if len(self._texts[index]) > length and self._texts[index][length] in following
-            ]
-        ]
-
-    def _range(self, prefix: bytes) -> tuple[int, int]:
         start = bisect_left(self._texts, prefix)
-        return start, bisect_left(self._texts, bytes_after(prefix), start)
+        return self._tokens[start : bisect_left(self._texts, bytes_after(prefix), start)]
+
+    def going_on_with(self, prefix: bytes, following: Iterable[int]) -> np.ndarray:
+        """int32: the tokens that begin with `prefix` and one of the bytes `following`."""
+        return np.concatenate([self.beginning_with(prefix + bytes((b,))) for b in following])
 
 
 def bytes_after(prefix: bytes) -> bytes:
