@@ -57,7 +57,7 @@ def _unevaluated_properties(
 ) -> Iterator[ValidationError]:
     if not validator.is_type(value, "object"):
         return
-    evaluated = set(_evaluated_keys(validator, value, schema))
+    evaluated = _evaluated_keys(validator, value, schema)
     for key, member in value.items():
         if key in evaluated:
             continue
@@ -66,21 +66,17 @@ def _unevaluated_properties(
             break
 
 
-def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> list[str]:
+def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> set[str]:
     """The keys of `value` that keywords of `schema`, or of schemas applied in place, took care of
     (2020-12, section 11.3)."""
     if isinstance(schema, bool):
-        return []
-    keys: list[str] = []
-    if "properties" in schema:
-        keys += [key for key in schema["properties"] if key in value]
-    for pattern in schema.get("patternProperties", ()):
-        keys += [key for key in value if searcher(pattern)(key)]
+        return set()
     if "additionalProperties" in schema:
-        keys += _additional_keys(value, schema)
+        return set(value)
+    keys = value.keys() - _additional_keys(value, schema)
     if "unevaluatedProperties" in schema:
         below = schema["unevaluatedProperties"]
-        keys += [key for key, member in value.items() if _valid(validator, member, below)]
+        keys |= {key for key, member in value.items() if _valid(validator, member, below)}
     for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
         if keyword in schema and keyword in validator.VALIDATORS:
             # Private, but there is no other way to where the validator stands.
@@ -90,26 +86,19 @@ def _evaluated_keys(validator: Any, value: dict[str, Any], schema: Any) -> list[
                 if keyword == "$recursiveRef"
                 else resolver.lookup(schema[keyword])
             )
-            keys += _evaluated_keys(
-                validator.evolve(schema=resolved.contents, _resolver=resolved.resolver),
-                value,
-                resolved.contents,
-            )
+            there = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
+            keys |= _evaluated_keys(there, value, resolved.contents)
     applied = list(schema.get("allOf", ()))
     for keyword in ("anyOf", "oneOf"):
         applied += [below for below in schema.get(keyword, ()) if _valid(validator, value, below)]
-    for key, below in schema.get("dependentSchemas", {}).items():
-        if key in value:
-            applied.append(below)
+    applied += [below for key, below in schema.get("dependentSchemas", {}).items() if key in value]
     if "if" in schema:
-        if _valid(validator, value, schema["if"]):
-            applied.append(schema["if"])
-            applied += [schema["then"]] if "then" in schema else []
-        elif "else" in schema:
-            applied.append(schema["else"])
+        met = _valid(validator, value, schema["if"])
+        branches = ("if", "then") if met else ("else",)
+        applied += [schema[branch] for branch in branches if branch in schema]
     for below in applied:
         # `evolve` moves to the schema's own base URI.
-        keys += _evaluated_keys(validator.evolve(schema=below), value, below)
+        keys |= _evaluated_keys(validator.evolve(schema=below), value, below)
     return keys
 
 
