@@ -179,21 +179,12 @@ def regex_of_format(name: str) -> Regex:
 
 @cache
 def checker() -> FormatChecker:
-    """A checker of the formats in FORMATS that takes exactly the values we would write."""
-    made = FormatChecker(formats=())
-    for name, pattern in _PATTERNS.items():
-        made.checks(name)(_check(re.compile(pattern)))
-    return made
-
-
-@cache
-def lenient_checker() -> FormatChecker:
     """A checker of values that others wrote: jsonschema's check of a format in FORMATS where it has
     one (some need packages that may not be there), and ours where it has none."""
     made = FormatChecker(formats=())
     theirs = Draft202012Validator.FORMAT_CHECKER.checkers
-    for name, own in checker().checkers.items():
-        check, raises = theirs.get(name, own)
+    for name, pattern in _PATTERNS.items():
+        check, raises = theirs.get(name) or (_check(re.compile(pattern)), ())
         made.checks(name, raises)(check)
     return made
 

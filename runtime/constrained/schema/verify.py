@@ -12,7 +12,7 @@ from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
-from rootlace.runtime.constrained.schema.formats import lenient_checker
+from rootlace.runtime.constrained.schema.formats import checker
 from rootlace.runtime.constrained.schema.keywords import bounded
 from rootlace.runtime.constrained.schema.residual import Residual
 from rootlace.wire.errors import InvalidConstraint
@@ -94,9 +94,7 @@ class Rules:
             bounded(checked.dialect.validator)(
                 checked.schema, registry=checked.registry, format_checker=formats_checked
             )
-            for formats_checked in (
-                (None, lenient_checker()) if checked.mentions("format") else (None,)
-            )
+            for formats_checked in ((None, checker()) if checked.mentions("format") else (None,))
         ]
         self._watched: set[Located] | None = None
         self._children: dict[tuple[Schemas, str | int], Schemas] = {}
