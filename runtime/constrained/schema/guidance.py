@@ -8,6 +8,7 @@ however right, would not help.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -25,27 +26,25 @@ def accepted(schema: dict[str, Any]) -> str:
         return str(error)
 
 
-@lru_cache(maxsize=4096)
 def takes_pattern(pattern: str) -> bool:
     """Whether llguidance takes it."""
-    return accepted({"type": "string", "pattern": pattern}) == ""
+    return _remembered(json.dumps({"type": "string", "pattern": pattern})) == ""
 
 
 def nothing_matches(schema: dict[str, Any]) -> bool:
     """Whether llguidance is sure that no string satisfies a schema."""
-    return _nothing_matches(json.dumps(schema))
+    return _remembered(json.dumps(schema)).startswith("Unsatisfiable")
+
+
+def patterns_apart(patterns: Iterable[str]) -> bool:
+    """Whether llguidance is sure that no text matches two of them."""
+    found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
+    return _remembered(json.dumps(found)) == ""
 
 
 @lru_cache(maxsize=4096)
-def _nothing_matches(schema: str) -> bool:
-    return accepted(json.loads(schema)).startswith("Unsatisfiable")
-
-
-@lru_cache(maxsize=1024)
-def patterns_apart(patterns: tuple[str, ...]) -> bool:
-    """Whether llguidance is sure that no text matches two of them."""
-    found = {"type": "object", "patternProperties": {key: {} for key in patterns}}
-    return accepted(found) == ""
+def _remembered(schema: str) -> str:
+    return accepted(json.loads(schema))
 
 
 def string_matcher(pattern: str, **options: Any) -> LLMatcher:

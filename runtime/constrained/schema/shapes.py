@@ -386,7 +386,7 @@ class _Object:
                 notes.update(notes_of(leaves, "patternProperties"))
                 del found[pattern]
                 additional = ()
-        if len(found) > 1 and not patterns_apart(tuple(found)):
+        if len(found) > 1 and not patterns_apart(found):
             notes.update(notes_of(leaves, "patternProperties"))
             found = {"|".join(f"(?:{pattern})" for pattern in found): _any(found)}
         for name in required:
