@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +27,9 @@ BYTES_PER_CHARACTER = 96
 REMEMBERED = 1024
 """So many places with forced text are remembered per grammar."""
 _Place = tuple[bytes, bytes, bool, bytes]
-_OPTIONS = re.compile(r"^[ \t]*%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+"""An option, beside those that a grammar has. Without it, where some bytes are forced, llguidance
+would allow only the token that it would put there itself."""
 
 
 class LLGuidanceGrammar:
@@ -47,7 +47,7 @@ class LLGuidanceGrammar:
         """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
         self.vocabulary = vocabulary
         self.canonicalizer = canonicalizer
-        self._source = LLMatcher.grammar_from_lark(_without_forcing(lark))
+        self._source = LLMatcher.grammar_from_lark(lark + _NO_FORCING)
         self._limits = parser_limits(config)
         self._forced: dict[_Place, _Forced] = {}
         self.beginning: tuple[int, ...] | None = None
@@ -300,19 +300,3 @@ def reason(matcher: LLMatcher) -> str:
     """What llguidance says is wrong, without the state it may append."""
     said = matcher.get_error().split("\n<")[0].removesuffix("<non-verbose/>").strip()
     return "no text satisfies it" if said.startswith("NoExtension") else said
-
-
-def _without_forcing(lark: str) -> str:
-    """The grammar with the option `no_forcing`: where some bytes are forced, llguidance would allow
-    only the token that it would put there itself."""
-    options = _OPTIONS.search(lark)
-    if options is None:
-        return f'{lark}\n%llguidance {{"no_forcing": true}}\n'
-    try:
-        given = json.loads(options[1])
-    except ValueError:
-        return lark  # llguidance will say what is wrong with them
-    if not isinstance(given, dict):
-        return lark
-    merged = json.dumps({**given, "no_forcing": True})
-    return lark[: options.start(1)] + merged + lark[options.end(1) :]
