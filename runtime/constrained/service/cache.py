@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 
 from rootlace.runtime.contracts.matcher import Grammar
 
@@ -20,7 +19,7 @@ class GrammarCache:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[Hashable, Grammar] = OrderedDict()
-        self._building: dict[Hashable, Future[Grammar]] = {}
+        self._building: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -34,41 +33,29 @@ class GrammarCache:
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
-            return self._known(key)
-
-    def _known(self, key: Hashable) -> Grammar | None:
-        grammar = self._grammars.get(key)
-        if grammar is not None:
-            self._grammars.move_to_end(key)
-        return grammar
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                self._grammars.move_to_end(key)
+            return grammar
 
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
-        """The grammar of `key`, built at most once however many threads ask at the same time.
+        """The grammar of `key`, built once however many threads ask at the same time.
 
-        Raises what `build` raises, to all of them; a failure is not kept.
+        Raises what `build` raises; a failure is not kept.
         """
         with self._lock:
-            known = self._known(key)
-            if known is not None:
-                return known
-            building = self._building.get(key)
-            mine = building is None
-            if building is None:
-                building = self._building[key] = Future()
-        if not mine:
-            return building.result()
-        try:
-            grammar = build()
-        except BaseException as error:
-            with self._lock:
-                del self._building[key]
-            building.set_exception(error)
-            raise
-        with self._lock:
-            del self._building[key]
-            self._grammars[key] = grammar
-            self._evict()
-        building.set_result(grammar)
+            building = self._building.setdefault(key, threading.Lock())
+        with building:
+            try:
+                grammar = self.get(key)
+                if grammar is None:
+                    grammar = build()
+                    with self._lock:
+                        self._grammars[key] = grammar
+                        self._evict()
+            finally:
+                with self._lock:
+                    self._building.pop(key, None)
         return grammar
 
     def _evict(self) -> None:
