@@ -96,9 +96,15 @@ class CheckedSchema:
         resource = dialect.specification.create_resource(schema)
         return Located(schema, parent.resolver.in_subresource(resource), dialect, pointer)
 
-    def members(self, located: Located, key: str) -> list[Located]:
-        """The schemas of a key's value, of those right below `located`."""
+    def members(self, located: Located, key: str | int) -> list[Located]:
+        """The schemas of a property (its key) or of an item (its index), of those right below
+        `located`."""
         found, schema = [], located.keywords
+        if isinstance(key, int):
+            prefix = schema.get("prefixItems", ())
+            if key < len(prefix):
+                return [self.child(located, f"/prefixItems/{key}", prefix[key])]
+            return [self.child(located, "/items", schema["items"])] if "items" in schema else []
         if key in schema.get("properties", {}):
             found.append(
                 self.child(located, f"/properties/{pointer_part(key)}", schema["properties"][key])

@@ -54,7 +54,6 @@ say something."""
 class Dialect:
     """A draft. `validator` is jsonschema's class for it."""
 
-    name: str
     number: int  # 4, 6, 7, 2019, 2020
     validator: Any
     specification: Specification[Any]
@@ -67,23 +66,18 @@ class Dialect:
         return frozenset([*self.validator.VALIDATORS, *others, *self.own])
 
 
-NEWEST = Dialect("2020-12", 2020, jsonschema.Draft202012Validator, DRAFT202012)
-OURS = replace(NEWEST, name="ours", own=(EXCLUDED, UNMET))
+NEWEST = Dialect(2020, jsonschema.Draft202012Validator, DRAFT202012)
+OURS = replace(NEWEST, own=(EXCLUDED, UNMET))
 """The dialect of schemas that we write ourselves."""
 _DIALECTS = {
-    "http://json-schema.org/draft-04/schema": Dialect(
-        "draft-04", 4, jsonschema.Draft4Validator, DRAFT4
-    ),
-    "http://json-schema.org/draft-06/schema": Dialect(
-        "draft-06", 6, jsonschema.Draft6Validator, DRAFT6
-    ),
-    "http://json-schema.org/draft-07/schema": Dialect(
-        "draft-07", 7, jsonschema.Draft7Validator, DRAFT7
-    ),
-    "https://json-schema.org/draft/2019-09/schema": Dialect(
-        "2019-09", 2019, jsonschema.Draft201909Validator, DRAFT201909
-    ),
-    "https://json-schema.org/draft/2020-12/schema": NEWEST,
+    dialect.validator.META_SCHEMA["$schema"].rstrip("#"): dialect
+    for dialect in (
+        Dialect(4, jsonschema.Draft4Validator, DRAFT4),
+        Dialect(6, jsonschema.Draft6Validator, DRAFT6),
+        Dialect(7, jsonschema.Draft7Validator, DRAFT7),
+        Dialect(2019, jsonschema.Draft201909Validator, DRAFT201909),
+        NEWEST,
+    )
 }
 
 

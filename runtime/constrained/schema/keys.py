@@ -37,6 +37,7 @@ class Keys:
         self.pointer = located.pointer
         self._patterns: dict[str, Any] = leaf.get("patternProperties", {})
         self._unevaluated = leaf.get("unevaluatedProperties", True)
+        self._unnamed = [NEVER] if _no_others(leaf.get("propertyNames")) else []
         self.known_names: set[str] | None = set()
         self.known_patterns: list[str] = []
         if self._unevaluated is not True:
@@ -68,18 +69,15 @@ class Keys:
 
     def others(self) -> list[Atom]:
         """Of keys that no schema of the case names and no pattern matches."""
-        atoms = []
+        atoms = list(self._unnamed)
         if "additionalProperties" in self._leaf:
             atoms.append(self._atom("additionalProperties"))
         if self._unevaluated is not True and self.known_names is not None:
             atoms.append(self._atom("unevaluatedProperties"))
-        names = self._leaf.get("propertyNames")
-        if _no_others(names):
-            atoms.append(NEVER)
         return atoms
 
     def of_pattern(self, pattern: str) -> list[Atom]:
-        atoms = []
+        atoms = list(self._unnamed)
         if pattern in self._patterns:
             atoms.append(self._atom("patternProperties", pattern))
         elif "additionalProperties" in self._leaf:
@@ -90,9 +88,6 @@ class Keys:
         open_ = self._unevaluated is True or self.known_names is None
         if not open_ and pattern not in self.known_patterns:
             self._note("unevaluatedProperties")
-        names = self._leaf.get("propertyNames")
-        if _no_others(names):
-            atoms.append(NEVER)
         return atoms
 
     def name_pattern(self) -> str | None:

@@ -133,22 +133,10 @@ class Rules:
         memo = (parents, key)
         found = self._children.get(memo)
         if found is None:
-            members = [m for parent in parents for m in self._members(parent, key)]
-            found = self.expand(members)
+            found = self.expand(m for parent in parents for m in self._checked.members(parent, key))
             if len(self._children) < 4096:  # keys may be anything
                 self._children[memo] = found
         return found
-
-    def _members(self, parent: Located, key: str | int) -> Iterable[Located]:
-        schema = parent.keywords
-        if isinstance(key, int):
-            prefix = schema.get("prefixItems", ())
-            if key < len(prefix):
-                yield self._checked.child(parent, f"/prefixItems/{key}", prefix[key])
-            elif "items" in schema:
-                yield self._checked.child(parent, "/items", schema["items"])
-        else:
-            yield from self._checked.members(parent, key)
 
     def error(self, located: Located, value: Any) -> tuple[str, str, str] | None:
         """Why `value` does not satisfy a schema: keyword, pointer, message."""

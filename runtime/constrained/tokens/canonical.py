@@ -123,15 +123,14 @@ class Canonicalizer:
             return []
         if not new:
             return []
-        normal, skip = text, len(tail)
+        normal = text
         if self._composition is not None:
             if text and new[0] in self._composition.joins:
                 return []
             normal = unicodedata.normalize("NFC", text)
-            skip = len(normal.encode()) + len(tail) - len(before)
         elif self._space:
             normal = text.replace(self._space, " ")
-            skip = len(normal.encode()) + len(tail) - len(before)
+        skip = len(normal.encode()) + len(tail) - len(before)
         tokens = self._settled(normal, new, following)
         for index, token in enumerate(tokens):
             if skip == 0:

@@ -100,13 +100,9 @@ class TokenTable:
 
         Raises `TooLarge` if the automaton is.
         """
+        self.fill(state)
         place = self.row(state)
-        if place is None:
-            out[:] = self.walked(state)
-            return
-        if not self._filled[place.row]:
-            self.fill(state)
-        out[:] = self._rows[place.row]
+        out[:] = self.walked(state) if place is None else self._rows[place.row]
 
     def walked(self, state: int) -> np.ndarray:
         """The mask of `state` by the automaton, int32 [words], whatever its row has. Raises
