@@ -17,6 +17,8 @@ interegular has look-ahead, but only where its group holds all that it looks at:
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 
 from rootlace.runtime.constrained.automaton.char_sets import contains, union
@@ -76,7 +78,7 @@ class _Nodes:
         self.forks: dict[int, list[int]] = {}
         self.looks: dict[int, tuple[int, int, bool]] = {}
         self.behinds: dict[int, tuple[Ranges, int, bool]] = {}
-        self.strata: list[list[int]] = [[]]
+        self.strata: defaultdict[int, list[int]] = defaultdict(list)
         self.count = 2
         self._max_nodes = max_nodes
 
@@ -106,12 +108,12 @@ class _Nodes:
             case Look(item, negative):
                 node = self._new()
                 self.looks[node] = (self.build(item, _ANYTHING, depth + 1), following, negative)
-                self._place(node, depth)
+                self.strata[depth].append(node)
                 return node
             case LookBehind(chars, negative):
                 node = self._new()
                 self.behinds[node] = (chars.ranges, following, negative)
-                self._place(node, depth)
+                self.strata[depth].append(node)
                 return node
         raise AssertionError(regex)
 
@@ -123,13 +125,8 @@ class _Nodes:
     def _fork(self, targets: list[int], depth: int) -> int:
         node = self._new()
         self.forks[node] = targets
-        self._place(node, depth)
-        return node
-
-    def _place(self, node: int, depth: int) -> None:
-        while len(self.strata) <= depth:
-            self.strata.append([])
         self.strata[depth].append(node)
+        return node
 
     def _new(self) -> int:
         if self.count > self._max_nodes:
@@ -160,7 +157,7 @@ class _Reversal:
         self._strata = [
             [
                 self._compiled(stratum, {behind[n] for n in range(len(behind)) if bits >> n & 1})
-                for stratum in reversed(nodes.strata)
+                for _, stratum in sorted(nodes.strata.items(), reverse=True)
             ]
             for bits in befores
         ]

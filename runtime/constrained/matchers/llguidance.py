@@ -56,14 +56,18 @@ class LLGuidanceGrammar:
         prototype = self.lexer.prototype()
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
-        first = self._first_tokens(prototype)
+        # llguidance says only after a token that none can follow, and at the first mask that there
+        # is no text at all.
+        mask = mask_of(prototype, vocabulary.size)
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
         accepting = prototype.is_accepting()
         self._check_beginning(prototype)
-        if not first and not accepting:
+        begins = bitmask.unpacked(mask, vocabulary.size)
+        begins[list(vocabulary.eos_token_ids)] = False
+        if not begins.any() and not accepting:
             raise InvalidConstraint("no text satisfies it")
-        self.empty_only = not first and accepting
+        self.empty_only = not begins.any() and accepting
         self.nbytes = BASE_BYTES + BYTES_PER_CHARACTER * len(lark)
 
     def matcher(self) -> LLGuidanceMatcher:
@@ -104,13 +108,6 @@ class LLGuidanceGrammar:
         mask_of(trial, self.vocabulary.size)
         if trial.is_error():
             raise InvalidConstraint(reason(trial))
-
-    def _first_tokens(self, prototype: LLMatcher) -> set[int]:
-        """The tokens a text can begin with. llguidance says only after a token that none can
-        follow, and at the first mask that there is no text at all."""
-        size = self.vocabulary.size
-        allowed = np.flatnonzero(bitmask.unpacked(mask_of(prototype, size), size))
-        return set(allowed.tolist()) - set(self.vocabulary.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
