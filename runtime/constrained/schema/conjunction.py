@@ -8,12 +8,11 @@ union allows what the conjunction allows, and more only where a note says which 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rootlace.runtime.constrained.schema.check import CheckedSchema, Located
-from rootlace.runtime.constrained.schema.contradiction import contradiction
 from rootlace.runtime.constrained.schema.dialect import EXCLUDED, OURS, OWN, UNMET, pointer_part
 from rootlace.runtime.constrained.schema.residual import Residual
 
@@ -123,7 +122,7 @@ class Cases:
                 for option in lost:
                     partial.notes.update(option.notes)
                 partial.notes.add(_lost(lost, conjunction))
-            if place := contradiction(partial.leaves):
+            if place := _contradiction(partial.leaves):
                 pointer = pointer or place
                 continue
             if partial.choices:
@@ -184,21 +183,21 @@ class Cases:
     ) -> None:
         """The values of `enum` and `const` that satisfy everything: exact, whatever else there
         is to say. Choices are not needed: the whole conjunction is asked."""
-        found: list[Any] = []
-        pointer = "#"
-        smallest: list[Any] | None = None
-        for located, leaf in partial.leaves:
-            if "!values" in leaf and (smallest is None or len(leaf["!values"]) < len(smallest)):
-                smallest, pointer = leaf["!values"], located.pointer
+        listed = [
+            (leaf["!values"], one.pointer) for one, leaf in partial.leaves if "!values" in leaf
+        ]
+        smallest, pointer = min(listed, key=lambda values: len(values[0]))
         wanted = [(atom.located, not atom.negated) for atom in conjunction]
         wanted += [(located, True) for located, _ in partial.leaves]
-        if smallest is not None and len(smallest) > MAX_COMPARED:
+        if len(smallest) > MAX_COMPARED:
             # Membership is given; to look every value up again would take the square of the time.
             wanted = [(_without_values(one, smallest), holds) for one, holds in wanted]
-        for value in smallest or ():
-            if all(self._satisfies(located, value, holds) for located, holds in wanted):
-                found.append(value)
-        keyword = "const" if smallest is not None and len(smallest) == 1 else "enum"
+        found = [
+            value
+            for value in smallest
+            if all(self._satisfies(located, value, holds) for located, holds in wanted)
+        ]
+        keyword = "const" if len(smallest) == 1 else "enum"
         if not found:
             raise _Dead(f"{pointer}/{keyword}")
         source = Residual(f"{pointer}/{keyword}", keyword)
@@ -461,3 +460,27 @@ def _lost(options: list[_Option], conjunction: Conjunction) -> Residual:
                     return Residual(pointer[: pointer.rindex(f"/{key}")] + f"/{key}", key)
             return Residual(pointer, pointer.rpartition("/")[2])
     return Residual(conjunction[0].located.pointer, "anyOf")
+
+
+_ALONE = frozenset(("pattern", "multipleOf", "uniqueItems", "propertyNames"))
+"""Keywords that mean the same whatever stands beside them."""
+
+
+def _contradiction(leaves: Sequence[tuple[Located, dict[str, Any]]]) -> str:
+    """The place of a keyword that is both required and negated; "" if none is found."""
+    for located, leaf in leaves:
+        keyword, value = leaf.get(UNMET, ("", None))
+        if keyword not in _ALONE:
+            continue
+        for other, wanted in leaves:
+            same = located.resolver is other.resolver or not isinstance(value, dict)
+            if same and keyword in wanted and _implies(keyword, wanted[keyword], value):
+                return located.pointer
+    return ""
+
+
+def _implies(keyword: str, given: Any, value: Any) -> bool:
+    """Whether all that satisfies the keyword with one value does with another."""
+    if keyword == "multipleOf" and isinstance(given, int) and isinstance(value, int):
+        return given % value == 0
+    return bool(given == value)

@@ -157,13 +157,8 @@ class Shapes:
         rest: list[Atom] = []
         contained: list[tuple[Located, dict[str, Any]]] = []
         for located, leaf in leaves:
-            prefix = leaf.get("prefixItems", ())
-            for index in range(length):
-                if index < len(prefix):
-                    atom = self.child(located, f"/prefixItems/{index}", prefix[index])
-                    places[index].append(atom)
-                elif "items" in leaf:
-                    places[index].append(self.child(located, "/items", leaf["items"]))
+            for index, place in enumerate(places):
+                place += map(Atom, self.checked.members(located, index))
             if "items" in leaf:
                 rest.append(self.child(located, "/items", leaf["items"]))
             if "contains" in leaf:
