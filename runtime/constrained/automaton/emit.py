@@ -7,6 +7,8 @@ has no `\\x{…}`.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rootlace.runtime.constrained.automaton.limits import TooLarge
 from rootlace.runtime.constrained.automaton.syntax import (
     Chars,
@@ -38,7 +40,6 @@ class _Writer:
 
     def __init__(self, max_length: int) -> None:
         self._left = max_length
-        self._sets: dict[int, str] = {}
 
     def alternatives(self, regex: Regex) -> str:
         if isinstance(regex, Either):
@@ -57,10 +58,7 @@ class _Writer:
             case Repeat(item, least, most):
                 return self._atom(item) + quantifier(least, most)
             case Chars():
-                known = self._sets.get(id(regex))
-                if known is None:
-                    known = self._sets[id(regex)] = _set(regex)
-                return self._counted(known)
+                return self._counted(_set(regex))
             case _:
                 raise InvalidConstraint("regex: look-around has no equivalent in other engines")
 
@@ -77,6 +75,7 @@ class _Writer:
         return text
 
 
+@lru_cache(maxsize=64)  # a pattern has the same few sets again and again
 def _set(chars: Chars) -> str:
     ranges = chars.ranges
     if not ranges:

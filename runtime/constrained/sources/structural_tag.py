@@ -47,6 +47,7 @@ class Tag:
 class StructuralTag:
     tags: tuple[Tag, ...]
     triggers: tuple[str, ...]
+    """Without those that hold another one: they are never the first to be complete."""
     at_least_one: bool = False
     stop_after_first: bool = False
 
@@ -123,8 +124,8 @@ def _converted(value: Any, type_: type[T]) -> T:
 
 
 def _checked(tags: list[Tag], triggers: list[str], name: str, *flags: bool) -> StructuralTag:
-    found = StructuralTag(tuple(tags), tuple(dict.fromkeys(triggers)), *flags)
-    first = first_triggers(found)
+    given = dict.fromkeys(triggers)
+    first = tuple(t for t in given if not any(o != t and o in t for o in given))
     for index, trigger in enumerate(triggers):
         _refuse_surrogates(f"triggers[{index}]", trigger)
     for index, tag in enumerate(tags):
@@ -141,18 +142,12 @@ def _checked(tags: list[Tag], triggers: list[str], name: str, *flags: bool) -> S
     for trigger in triggers:
         if not any(tag.begin.startswith(trigger) for tag in tags):
             raise _wrong("triggers", f"no tag begins with {trigger!r}")
-    return found
+    return StructuralTag(tuple(tags), first, *flags)
 
 
 def _refuse_surrogates(place: str, text: str) -> None:
     if not is_text(text):
         raise _wrong(place, "a lone surrogate is no character")
-
-
-def first_triggers(tag: StructuralTag) -> list[str]:
-    """Without those that hold another one: they are never the first to be complete."""
-    triggers = tag.triggers
-    return [t for t in triggers if not any(o != t and o in t for o in triggers)]
 
 
 def _wrong(place: str, what: str) -> InvalidConstraint:
@@ -162,9 +157,8 @@ def _wrong(place: str, what: str) -> InvalidConstraint:
 def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]]) -> str:
     """llguidance's grammar. `schema_of` gives what of a tag's schema goes into it."""
     # A lazy lexeme ends as soon as it can, so the free text before a trigger holds none.
-    triggers = first_triggers(tag)
     lines = ["FREE: /(?s:.)*/"]
-    for number, trigger in enumerate(triggers):
+    for number, trigger in enumerate(tag.triggers):
         lines.append(f"trigger{number}[lazy]: FREE /{pattern_of(syntax.Literal(trigger))}/")
         bodies = [
             " ".join(
@@ -178,7 +172,7 @@ def lark_of_tags(tag: StructuralTag, schema_of: Callable[[Tag], dict[str, Any]])
             if island.begin.startswith(trigger)
         ]
         lines.append(f"tag{number}: trigger{number} ({' | '.join(bodies)})")
-    any_tag = "(" + " | ".join(f"tag{number}" for number in range(len(triggers))) + ")"
+    any_tag = "(" + " | ".join(f"tag{number}" for number in range(len(tag.triggers))) + ")"
     some = any_tag if tag.stop_after_first else any_tag + "*+"[tag.at_least_one]
     if not tag.stop_after_first:
         start = f"{some} FREE"
