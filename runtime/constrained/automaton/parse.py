@@ -13,8 +13,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rootlace.runtime.constrained.automaton import char_sets
 from rootlace.runtime.constrained.automaton.pattern_positions import CONSTRUCTS, place_of
@@ -51,6 +50,7 @@ _AT_END = Look(_ANY, negative=True)
 _READING_NOTHING = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)
 _UNBOUNDED = sre.MAXREPEAT
 _TEMPLATE = getattr(sre, "SRE_FLAG_TEMPLATE", 0)
+_IGNORE_CASE, _ASCII = int(re.IGNORECASE), int(re.ASCII)  # quicker than the flags themselves
 
 _ESCAPES = {
     sre.CATEGORY_DIGIT: r"\d",
@@ -85,8 +85,7 @@ def parse(pattern: str) -> Regex:
         raise InvalidConstraint("regex: the pattern is nested too deeply") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """Where a part of the pattern stands.
 
     `at_begin`: nothing has been read before it. `after_text`: something has. (Neither: it depends.)
@@ -109,25 +108,26 @@ class Translation:
 
     def sequence(self, operations: Sequence[tuple[Any, Any]], context: Context) -> Regex:
         parts: list[Regex] = []
-        inner = replace(context, at_end=False)
+        inner = context._replace(at_end=False)
         # The last operations that read nothing all stand at the end.
         last = len(operations)
         while last and operations[last - 1][0] in _READING_NOTHING:
             last -= 1
         for index, (code, argument) in enumerate(operations):
-            here = replace(inner, at_end=context.at_end and index >= last - 1)
+            ends = context.at_end and index >= last - 1
+            here = inner._replace(at_end=True) if ends else inner
             part = self.operation(code, argument, here)
             if part == NOTHING:
                 return NOTHING  # what follows is never reached, so it is not refused either
             parts.append(part)
             if not inner.after_text and code not in _READING_NOTHING:
                 least, most = lengths(part)
-                inner = replace(inner, at_begin=inner.at_begin and most == 0, after_text=least > 0)
+                inner = inner._replace(at_begin=inner.at_begin and most == 0, after_text=least > 0)
         return concat(*parts)
 
     def operation(self, code: Any, argument: Any, context: Context) -> Regex:
         flags = context.flags
-        if code is sre.LITERAL and not flags & re.IGNORECASE:
+        if code is sre.LITERAL and not flags & _IGNORE_CASE:
             return NOTHING if 0xD800 <= argument <= 0xDFFF else Literal(chr(argument))
         if code in (sre.LITERAL, sre.NOT_LITERAL, sre.IN):
             return self._characters(code, argument, flags)
@@ -139,7 +139,7 @@ class Translation:
             _, added, removed, inner = argument
             if added & (re.ASCII | re.UNICODE):
                 flags &= ~(re.ASCII | re.UNICODE)
-            return self.sequence(inner, replace(context, flags=(flags | added) & ~removed))
+            return self.sequence(inner, context._replace(flags=(flags | added) & ~removed))
         if code in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             return self._repeat(argument, context)
         if code is sre.POSSESSIVE_REPEAT:
@@ -151,7 +151,7 @@ class Translation:
             if direction < 0:
                 return self._look_behind(inner, code is sre.ASSERT_NOT, context)
             # What a look-ahead matches may be followed by anything.
-            item = self.sequence(inner, replace(context, at_end=False))
+            item = self.sequence(inner, context._replace(at_end=False))
             return Look(item, negative=code is sre.ASSERT_NOT)
         if code is sre.AT:
             return self._anchor(argument, context)
@@ -173,7 +173,7 @@ class Translation:
         if most == 0 or most == 1:
             return context
         begin = context.at_begin and inner.getwidth()[1] == 0
-        return replace(context, at_begin=begin, at_end=False)
+        return context._replace(at_begin=begin, at_end=False)
 
     def _possessive(self, argument: Any, context: Context) -> Regex:
         """`x*+` of one character `x` is `x*(?!x)`: it would have taken another one."""
@@ -190,7 +190,7 @@ class Translation:
         return Either((Repeat(item, most, most), Concat((Repeat(item, least, most - 1), stop))))
 
     def _atomic(self, inner: Any, context: Context) -> Regex:
-        item = self.sequence(inner, replace(context, at_end=False))
+        item = self.sequence(inner, context._replace(at_end=False))
         if not _is_single(item):
             self._refuse("atomic")
         return item
@@ -211,7 +211,7 @@ class Translation:
             if lines:
                 return Look(_NOT_NEWLINE, negative=True)
             return Either((_AT_END, Look(Concat((_NEWLINE, _AT_END)), negative=False)))
-        word = Chars(char_sets.category(r"\w", bool(context.flags & re.ASCII)))
+        word = Chars(char_sets.category(r"\w", bool(context.flags & _ASCII)))
         differs = anchor is sre.AT_BOUNDARY
         place = Either(
             tuple(
@@ -225,7 +225,7 @@ class Translation:
         return Concat((Either((LookBehind(_ANY, False), Look(_ANY, False))), place))
 
     def _look_behind(self, inner: Any, negative: bool, context: Context) -> Regex:
-        item = self.sequence(inner, replace(context, at_begin=False, at_end=False))
+        item = self.sequence(inner, context._replace(at_begin=False, at_end=False))
         options = item.options if isinstance(item, Either) else (item,)
         ranges: list[tuple[int, int]] = []
         for option in options:
@@ -241,7 +241,7 @@ class Translation:
 
     def _characters(self, code: Any, argument: Any, flags: int) -> Regex:
         members = tuple(argument) if code is sre.IN else ((code, argument),)
-        key = (members, flags & (re.ASCII | re.IGNORECASE))
+        key = (members, flags & (_ASCII | _IGNORE_CASE))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = chars(self.characters(code, members, flags))
@@ -249,7 +249,7 @@ class Translation:
 
     def characters(self, code: Any, members: tuple[tuple[Any, Any], ...], flags: int) -> Ranges:
         """The set of characters that `members` (`code` LITERAL: the only one) describe."""
-        ascii_only = bool(flags & re.ASCII)
+        ascii_only = bool(flags & _ASCII)
         ranges: list[tuple[int, int]] = []
         spelt = []
         negated = False
@@ -270,7 +270,7 @@ class Translation:
         result = char_sets.union(ranges)
         if negated:
             result = char_sets.complement(result)
-        if flags & re.IGNORECASE:
+        if flags & _IGNORE_CASE:
             # The same set without anything special in its spelling, for `re` to judge.
             one = "".join(spelt) if code is sre.LITERAL else f"[{'^' * negated}{''.join(spelt)}]"
             result = char_sets.ignoring_case(one, result, ascii_only)
