@@ -21,6 +21,7 @@ from rootlace.runtime.constrained.automaton.syntax import Regex
 DEAD = -1
 """The state of a text that no continuation makes match."""
 
+_NOWHERE = np.full(256, DEAD, np.int32)
 _ITEMS_PER_STATE = 64
 """Bounds the items of all states together, on average."""
 
@@ -192,7 +193,7 @@ class LazyDfa:
         with self._lock:
             if self._expanded[state]:
                 return
-            row = np.full(256, DEAD, np.int32)
+            row = _NOWHERE.copy()
             ways = [edges for item in self._sets[state] if (edges := self._nfa.edges(item))]
             if len(ways) == 1:  # the edges of one item do not overlap
                 for low, high, targets in ways[0]:

@@ -25,18 +25,20 @@ Rules = dict[str, Regex]
 
 _PIECE = re.compile(
     r"""
-      (?P<blank> \s+ | \#[^\n]* )
-    | (?P<head> ([A-Za-z_][A-Za-z0-9_-]*) (?: \s+ | \#[^\n]* )*+ ::= )
-    | (?P<name> [A-Za-z_][A-Za-z0-9_-]* )
-    | (?P<text> "(?: [^"\\\n] | \\. )*+" | '(?: [^'\\\n] | \\. )*+' )
-    | (?P<set> \[ (?: [^]\\\n] | \\. )*+ \] )
-    | (?P<count> \{ \s*+ (\d*+) \s*+ (,?) \s*+ (\d*+) \s*+ \} )
-    | (?P<mark> [.(|)*+?] )
-    | .""",
+    (?: \s+ | \#[^\n]* )*+
+    (?: (?P<head> ([A-Za-z_][A-Za-z0-9_-]*) (?: \s+ | \#[^\n]* )*+ ::= )
+      | (?P<name> [A-Za-z_][A-Za-z0-9_-]* )
+      | (?P<text> "(?: [^"\\\n] | \\. )*+" | '(?: [^'\\\n] | \\. )*+' )
+      | (?P<set> \[ (?: [^]\\\n] | \\. )*+ \] )
+      | (?P<count> \{ \s*+ (\d*+) \s*+ (,?) \s*+ (\d*+) \s*+ \} )
+      | (?P<mark> [.(|)*+?] )
+      | (?P<other> . )
+      | \Z )""",
     re.VERBOSE | re.DOTALL,
 )
-_CHARACTER = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)|[^\\]"
-_MEMBER = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
+_ESCAPE = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)"
+_ESCAPED = re.compile(_ESCAPE, re.DOTALL)
+_MEMBER = re.compile(rf"({_ESCAPE}|[^\\])(?:-({_ESCAPE}|[^\\]))?", re.DOTALL)
 _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _UNCLOSED = {'"': "text", "'": "text", "[": "set of characters"}
@@ -50,18 +52,21 @@ def parse_gbnf(text: str) -> Rules:
     at = 0
     try:
         for piece in _PIECE.finditer(text):
-            at = piece.start()
-            if piece["head"]:
+            kind = piece.lastgroup
+            if kind is None:
+                break
+            at = piece.start(kind)
+            if kind == "head":
                 if name:
                     rules[name] = _closed(groups)
-                name = piece[3]
+                name = piece[2]
                 if name in rules:
                     raise ValueError(f"rule {name!r} is defined twice")
                 groups = [_Group(at)]
-            elif piece["blank"] is None:
-                if not name:
-                    raise ValueError("expected `name ::=`")
-                _take(piece, groups)
+            elif not name:
+                raise ValueError("expected `name ::=`")
+            else:
+                _take(kind, piece, groups)
         if not name:
             raise ValueError("there is no rule")
         rules[name] = _closed(groups)
@@ -93,74 +98,71 @@ def _closed(groups: list[_Group]) -> Regex:
     return groups[0].body()
 
 
-def _take(piece: re.Match[str], groups: list[_Group]) -> None:
+def _take(kind: str, piece: re.Match[str], groups: list[_Group]) -> None:
     """Put a piece of a rule where it belongs. Raises ValueError."""
     parts = groups[-1].parts
-    match piece.lastgroup, piece[0]:
-        case "name", name:
-            parts.append(Reference(name, _line(piece.string, piece.start())))
-        case "text", text:
-            members = re.findall(_CHARACTER, text[1:-1], re.DOTALL)
-            parts.append(Literal("".join(map(_character, members))))
-        case "set", text:
-            parts.append(_set(text[1:-1]))
-        case "mark", ".":
-            parts.append(Chars(char_sets.ALL))
-        case "mark", "(":
-            if len(groups) > MAX_NESTING:
-                raise ValueError(f"groups nested more than {MAX_NESTING} deep")
-            groups.append(_Group(piece.start()))
-        case "mark", ")" if len(groups) > 1:
-            groups[-2].parts.append(groups.pop().body())
-        case "mark", "|":
-            groups[-1].options.append(concat(*parts))
-            parts.clear()
-        case "mark", "*" | "+" | "?" as mark if parts:
-            parts[-1] = repeat(parts[-1], int(mark == "+"), 1 if mark == "?" else None)
-        case "count", _ if parts:
-            parts[-1] = repeat(parts[-1], *_counts(piece))
-        case _, "{":
-            raise ValueError("expected a count like {2}, {2,} or {2,3}")
-        case _, opening if opening in _UNCLOSED:
-            raise ValueError(f"this {_UNCLOSED[opening]} is not closed")
-        case _, "=" if piece.string.endswith("(", 0, piece.start()):
-            raise ValueError("look-ahead assertions are not supported")
-        case _, other:
-            raise ValueError(f"unexpected {other!r}")
+    at, spelt = piece.start(kind), piece[kind]
+    if kind == "name":
+        parts.append(Reference(spelt, _line(piece.string, at)))
+    elif kind == "text":
+        parts.append(Literal(_ESCAPED.sub(_character, spelt[1:-1])))
+    elif kind == "set":
+        parts.append(_set(spelt[1:-1]))
+    elif kind == "count" and parts:
+        parts[-1] = repeat(parts[-1], *_counts(piece))
+    elif spelt == ".":
+        parts.append(Chars(char_sets.ALL))
+    elif spelt in "*+?" and parts:
+        parts[-1] = repeat(parts[-1], int(spelt == "+"), 1 if spelt == "?" else None)
+    elif spelt == "|":
+        groups[-1].options.append(concat(*parts))
+        parts.clear()
+    elif spelt == "(":
+        if len(groups) > MAX_NESTING:
+            raise ValueError(f"groups nested more than {MAX_NESTING} deep")
+        groups.append(_Group(at))
+    elif spelt == ")" and len(groups) > 1:
+        groups[-2].parts.append(groups.pop().body())
+    elif spelt == "{":
+        raise ValueError("expected a count like {2}, {2,} or {2,3}")
+    elif spelt in _UNCLOSED:
+        raise ValueError(f"this {_UNCLOSED[spelt]} is not closed")
+    elif spelt == "=" and piece.string.endswith("(", 0, at):
+        raise ValueError("look-ahead assertions are not supported")
+    else:
+        raise ValueError(f"unexpected {spelt!r}")
 
 
 def _counts(piece: re.Match[str]) -> tuple[int, int | None]:
-    least, comma, most = piece.group(8, 9, 10)
+    least, comma, most = piece.group(7, 8, 9)
     if not (least or most):
         raise ValueError("expected a count like {2}, {2,} or {2,3}")
     if max(len(least), len(most)) > 6 or max(int(least or 0), int(most or 0)) > MAX_COUNT:
         raise ValueError(f"counts are bounded to {MAX_COUNT}")
     if most and int(most) < int(least or 0):
-        raise ValueError(f"the count {piece[0]} allows nothing")
+        raise ValueError(f"the count {piece['count']} allows nothing")
     return int(least or 0), int(most) if most else None if comma else int(least)
 
 
 def _set(members: str) -> Regex:
     ranges: list[tuple[int, int]] = []
     for first, last in _MEMBER.findall(members.removeprefix("^")):
-        ranges.append((ord(_character(first)), ord(_character(last or first))))
+        ends = [_ESCAPED.sub(_character, spelt) for spelt in (first, last or first)]
+        ranges.append((ord(ends[0]), ord(ends[1])))
         if ranges[-1][0] > ranges[-1][1]:
             raise ValueError("this range of characters is reversed")
     chosen = char_sets.union(ranges)
     return chars(char_sets.complement(chosen) if members.startswith("^") else chosen)
 
 
-def _character(spelt: str) -> str:
-    """One character of a text or a set, unescaped."""
-    if spelt[0] != "\\":
-        return spelt
-    kind, digits = spelt[1], spelt[2:]
+def _character(escape: re.Match[str]) -> str:
+    kind, digits = escape[0][1], escape[0][2:]
     if kind in _HEX:
         if not digits:
             raise ValueError(f"\\{kind} wants {_HEX[kind]} hexadecimal digits")
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:
-            raise ValueError(f"{spelt} is no character")
+            raise ValueError(f"{escape[0]} is no character")
         return chr(code)
     if kind.isalnum() and kind not in _SIMPLE:
         raise ValueError(f"unknown escape \\{kind}")
