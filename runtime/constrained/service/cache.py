@@ -22,15 +22,6 @@ class GrammarCache:
         self._building: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._grammars)
-
-    @property
-    def nbytes(self) -> int:
-        """About the memory of what is kept; it grows as automata are visited."""
-        with self._lock:
-            return sum(grammar.nbytes for grammar in self._grammars.values())
-
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
             grammar = self._grammars.get(key)

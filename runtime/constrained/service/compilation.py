@@ -18,7 +18,7 @@ from rootlace.runtime.constrained.service.compiler import GrammarCompiler
 from rootlace.runtime.constrained.service.lane import Lane
 from rootlace.runtime.constrained.service.suspicion import is_suspicious
 from rootlace.runtime.constrained.service.trial import Setup
-from rootlace.runtime.constrained.service.trial_process import TrialProcess, too_large, too_slow
+from rootlace.runtime.constrained.service.trial_process import TrialProcess, too_much
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.wire.errors import InvalidConstraint, ServerUnavailable
 from rootlace.wire.protocol import Constraint
@@ -133,12 +133,12 @@ class CompileService:
         except RecursionError:
             self._remember(job, InvalidConstraint(f"{job.constraint.kind}: nested too deeply"))
         except MemoryError:
-            self._remember(job, InvalidConstraint(too_large(job.constraint, self._config)))
+            self._remember(job, too_much(job.constraint, self._config, "compile_memory_bytes"))
         except Exception as error:
             self._settle(job, error)
 
     def _give_up(self, job: _Compilation) -> None:
-        self._remember(job, InvalidConstraint(too_slow(job.constraint, self._config)))
+        self._remember(job, too_much(job.constraint, self._config, "compile_seconds"))
 
     def _remember(self, job: _Compilation, error: InvalidConstraint) -> None:
         with self._lock:

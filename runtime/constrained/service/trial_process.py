@@ -51,13 +51,13 @@ class TrialProcess:
         except (EOFError, OSError) as error:
             status = self._kill()
             if isinstance(error, TimeoutError) or -status in OUT_OF_TIME:
-                raise InvalidConstraint(too_slow(constraint, self._config)) from None
+                raise too_much(constraint, self._config, "compile_seconds") from None
             # It ran out of memory where nothing could catch that.
-            raise InvalidConstraint(too_large(constraint, self._config)) from None
+            raise too_much(constraint, self._config, "compile_memory_bytes") from None
         if verdict.out_of_memory:
             # What the allocator holds on to must not count against the next trial.
             self._kill()
-            raise InvalidConstraint(too_large(constraint, self._config))
+            raise too_much(constraint, self._config, "compile_memory_bytes")
         if verdict.error:
             raise InvalidConstraint(verdict.error)
 
@@ -101,18 +101,11 @@ class TrialProcess:
         return child
 
 
-def too_slow(constraint: Constraint, config: ConstraintConfig) -> str:
-    return (
-        f"{constraint.kind}: compiling it takes more than {config.compile_seconds:g} seconds "
-        "(compile_seconds)"
-    )
-
-
-def too_large(constraint: Constraint, config: ConstraintConfig) -> str:
-    return (
-        f"{constraint.kind}: compiling it takes more than {config.compile_memory_bytes >> 20} MiB "
-        "of memory (compile_memory_bytes)"
-    )
+def too_much(constraint: Constraint, config: ConstraintConfig, bound: str) -> InvalidConstraint:
+    """Compiling takes more than `bound` ("compile_seconds" or "compile_memory_bytes")."""
+    time, memory = f"{config.compile_seconds:g} seconds", config.compile_memory_bytes >> 20
+    much = time if bound == "compile_seconds" else f"{memory} MiB of memory"
+    return InvalidConstraint(f"{constraint.kind}: compiling it takes more than {much} ({bound})")
 
 
 def _ask(child: _Child, message: Setup | Constraint, seconds: float) -> Verdict:
