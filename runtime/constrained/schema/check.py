@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -76,13 +77,15 @@ class CheckedSchema:
         self._targets: dict[tuple[str, str], Located] = {}
         self._name_all(schema, "#")
         _check_shape(schema, self.dialect)
-        self.registry: Registry[Any] = _registry(documents)
-        resource = self.dialect.specification.create_resource(schema)
-        self._id = resource.id() or ""
-        self.registry = self.registry.with_resource(self._id, resource)
+        self.registry: Registry[Any] = jsonschema_specifications.REGISTRY
         for uri, document in documents.items():
             self._name_all(document, f"{uri}#")
-        self.root = Located(schema, self.registry.resolver(self._id), self.dialect, "#")
+            given = Resource.from_contents(document, default_specification=DRAFT202012)
+            self.registry = self.registry.with_resource(uri, given)
+        resource = self.dialect.specification.create_resource(schema)
+        uri = resource.id() or ""
+        self.registry = self.registry.with_resource(uri, resource)
+        self.root = Located(schema, self.registry.resolver(uri), self.dialect, "#")
         self._check_references()
 
     def child(self, parent: Located, path: str, schema: Any) -> Located:
@@ -174,7 +177,7 @@ class CheckedSchema:
     def _check_references(self) -> None:
         """Every reference leads somewhere, and none comes back without having read anything."""
         edges: dict[Located, list[Located]] = {}
-        for located in self._reachable():
+        for located in self._closure():
             edges[located] = [
                 other
                 for keyword, other in self.neighbours(located)
@@ -195,18 +198,18 @@ class CheckedSchema:
         return any(
             keyword == "$recursiveRef"
             or (keyword == "$dynamicRef" and len(self.dynamic_targets(one)) > 1)
-            for one in self._reachable()
+            for one in self._closure()
             for keyword, _ in self.neighbours(one)
         )
 
     def mentions(self, keyword: str) -> bool:
         """Whether it is in use anywhere."""
-        return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._reachable())
+        return any(isinstance(o.schema, dict) and keyword in o.schema for o in self._closure())
 
     def containing(self, places: Iterable[str]) -> set[Located]:
         """The schemas that these places (pointers) are in or are referred to from."""
         above: dict[Located, list[Located]] = {}
-        for located in self._reachable():
+        for located in self._closure():
             for _, other in self.neighbours(located):
                 above.setdefault(other, []).append(located)
         inside = set()
@@ -214,22 +217,19 @@ class CheckedSchema:
             while "/" in place:
                 place = place.rpartition("/")[0]
                 inside.add(place)
-        start = [located for located in self._reachable() if located.pointer in inside]
+        start = [located for located in self._closure() if located.pointer in inside]
         return set(reached(start, lambda one: above.get(one, ())))
 
     def patterns(self) -> Iterator[tuple[str, str, bool]]:
         """(pointer, pattern, whether it is one of keys) of what is in use."""
-        for located in self._reachable():
+        for located in self._closure():
             if isinstance(located.schema, dict):
                 if isinstance(located.schema.get("pattern"), str):
                     yield f"{located.pointer}/pattern", located.schema["pattern"], False
                 for pattern in located.schema.get("patternProperties", ()):
                     yield f"{located.pointer}/patternProperties", pattern, True
 
-    def _reachable(self) -> list[Located]:
-        return self._closure(unused=False)
-
-    def _closure(self, unused: bool) -> list[Located]:
+    def _closure(self, unused: bool = False) -> list[Located]:
         """The root, and every schema it contains or refers to."""
         if unused not in self._closures:
             self._closures[unused] = reached(
@@ -279,14 +279,6 @@ def invalid(pointer: str, reason: str) -> InvalidConstraint:
     return InvalidConstraint(f"json_schema: {pointer}: {reason}")
 
 
-def _registry(documents: Mapping[str, Any]) -> Registry[Any]:
-    registry: Registry[Any] = jsonschema_specifications.REGISTRY
-    return registry.with_resources(
-        (uri, Resource.from_contents(document, default_specification=DRAFT202012))
-        for uri, document in documents.items()
-    )
-
-
 # ---------------------------------------------------------------- shape
 
 
@@ -326,7 +318,11 @@ def _described(error: jsonschema_rs.ValidationError) -> tuple[str, str]:
     """Where and what. What is wrong deepest inside an alternative says more than that none fits."""
     while options := getattr(error.kind, "context", None):
         error = max(chain(*options), key=lambda inner: len(inner.instance_path))
-    return "".join(f"/{pointer_part(str(p))}" for p in error.instance_path), error.message
+    place = "".join(f"/{pointer_part(str(part))}" for part in error.instance_path)
+    if not (listed := getattr(error.kind, "options", None)):
+        return place, error.message
+    # The library lists some of them only.
+    return place, f"{json.dumps(error.instance)} is not one of {json.dumps(listed)}"
 
 
 def _is_finite(value: Any) -> bool:

@@ -98,6 +98,7 @@ class Rules:
         ]
         self._watched: set[Located] | None = None
         self._children: dict[tuple[Schemas, str | int], Schemas] = {}
+        self.whole = checked.root
         # Where a `$dynamicRef` leads depends on the way to it: then only the whole is checked.
         self.root = () if checked.is_dynamic() else self.expand([checked.root])
 
@@ -160,9 +161,6 @@ class Rules:
                 yield "", located.pointer, f"the value cannot be checked: {failure}"
             else:
                 yield None if worst is None else _described(worst, located)
-
-    def whole_error(self, value: Any) -> tuple[str, str, str] | None:
-        return self.error(self._checked.root, value)
 
     def key_error(self, parents: Schemas, key: str) -> tuple[str, str, str] | None:
         """Why no object of these schemas has the key."""
@@ -327,7 +325,7 @@ class Verifier:
         number = state.scalar is _Scalar.NUMBER
         following = replace(state, scalar=None)
         if parent is None:
-            error = self._rules.whole_error(value)
+            error = self._rules.error(self._rules.whole, value)
             if error is not None:
                 raise _Refused(start, *error, number=number)
             return replace(following, complete=True)
