@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from rootlace.runtime.constrained.automaton.dfa import DEAD
-from rootlace.runtime.constrained.matchers.places import BEYOND, ENDED, Place, PlacedGrammar
+from rootlace.runtime.constrained.matchers.places import (
+    BEYOND,
+    ENDED,
+    MAX_FORCED,
+    Place,
+    PlacedGrammar,
+)
 from rootlace.runtime.constrained.tokens import bitmask
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import AutomatonState, MaskRow
@@ -180,7 +186,9 @@ class Cursor(Matcher):
                 known = [] if other is None else other.forced_tokens()
                 if other is None or other.error():
                     return known
-            grammar.remember_forced(state, tail, known)
+            if len(grammar.forced) >= MAX_FORCED:
+                grammar.forced.clear()
+            grammar.forced[state, tail] = known
         return list(known)
 
     def rollback(self, count: int) -> None:

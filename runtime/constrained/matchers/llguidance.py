@@ -47,12 +47,13 @@ class LLGuidanceGrammar:
         """Raises InvalidConstraint with llguidance's reason. Drops the GIL while it works."""
         self.vocabulary = vocabulary
         self.canonicalizer = canonicalizer
-        self._source = LLMatcher.grammar_from_lark(lark + _NO_FORCING)
-        self._limits = parser_limits(config)
+        source, limits = LLMatcher.grammar_from_lark(lark + _NO_FORCING), parser_limits(config)
         self._forced: dict[_Place, _Forced] = {}
         self.beginning: tuple[int, ...] | None = None
         """What is forced before anything else, once a matcher has asked."""
-        self.lexer = SharedLexer(self._built)
+        self.lexer = SharedLexer(
+            lambda: LLMatcher(vocabulary.llguidance, source, log_level=0, limits=limits)
+        )
         prototype = self.lexer.prototype()
         if prototype.is_error():
             raise InvalidConstraint(reason(prototype))
@@ -88,9 +89,6 @@ class LLGuidanceGrammar:
             self._forced.clear()
         self._forced[key] = _Forced(following.asked(), tuple(tokens), known is not None)
         return tokens
-
-    def _built(self) -> LLMatcher:
-        return LLMatcher(self.vocabulary.llguidance, self._source, log_level=0, limits=self._limits)
 
     def _check_beginning(self, prototype: LLMatcher) -> None:
         """Raises InvalidConstraint where a bound is met right behind what every text begins with,

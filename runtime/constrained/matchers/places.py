@@ -60,20 +60,15 @@ class Places:
     def lead(self, place: Place, token_id: int, after: Place) -> None:
         """Remember a step."""
         if self._steps >= MAX_STEPS:
-            self._forget_steps()
+            self.forget()
         self._steps += token_id not in place.onward
         place.onward[token_id] = after
 
     def forget(self) -> None:
         """Forget masks and steps."""
-        self._forget_steps()
-        for place in list(self._places.values()):
-            place.mask = None
-
-    def _forget_steps(self) -> None:
         self._steps = 0
         for place in list(self._places.values()):
-            place.onward = {}
+            place.onward, place.mask = {}, None
 
 
 class PlacedGrammar:
@@ -184,8 +179,3 @@ class PlacedGrammar:
     def other(self) -> Matcher:
         """A new matcher that knows what the automaton does not. Raises InvalidConstraint."""
         raise InvalidConstraint("the automaton got too large")
-
-    def remember_forced(self, state: int, tail: bytes, tokens: list[int]) -> None:
-        if len(self.forced) >= MAX_FORCED:
-            self.forced.clear()
-        self.forced[state, tail] = tokens
