@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from rootlace.runtime.constrained.automaton.char_sets import category, complement
 from rootlace.runtime.constrained.automaton.dfa import LazyDfa
 from rootlace.runtime.constrained.automaton.parse import parse
-from rootlace.runtime.constrained.automaton.syntax import Either
+from rootlace.runtime.constrained.automaton.trees import either
 from rootlace.runtime.constrained.schema.guidance import string_matcher
 from rootlace.runtime.constrained.schema.pattern import ECMA_SPACE
 from rootlace.wire.errors import InvalidConstraint
@@ -104,7 +104,7 @@ def _search_automaton(pattern: str) -> LazyDfa:
     inner = translated(pattern, start="(?!)")
     if not re.fullmatch(r"\^[^|]*", pattern):
         options.append(parse(f"(?s:.+)(?:{inner})(?s:.*)"))
-    return LazyDfa(Either(tuple(options)), MAX_STATES)
+    return LazyDfa(either(*options), MAX_STATES)
 
 
 def _llguidance(pattern: str) -> LLMatcher | None:
