@@ -11,10 +11,12 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -68,6 +70,27 @@ def configs() -> dict[str, PreTrainedConfig]:
             attention_multiplier=0.4,
             residual_multiplier=0.6,
             logits_scaling=1.7,
+        ),
+        "phi3": Phi3Config(**SHAPE, sliding_window=9),
+        "phi3-partial": Phi3Config(
+            **SHAPE,
+            rope_parameters=_rope(
+                "longrope",
+                partial_rotary_factor=0.75,
+                short_factor=[1.0 + i / 8 for i in range(6)],
+                long_factor=[2.0 + i for i in range(6)],
+            ),
+            original_max_position_embeddings=128,
+        ),
+        "smollm3": SmolLM3Config(**SHAPE, no_rope_layer_interval=2),
+        "smollm3-sliding": SmolLM3Config(
+            **SHAPE,
+            no_rope_layers=[0, 1, 0],
+            use_sliding_window=True,
+            sliding_window=6,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=False,
         ),
         "mistral": MistralConfig(**SHAPE, sliding_window=None),
         "mistral-sliding": MistralConfig(**wide_heads, sliding_window=7),

@@ -24,13 +24,27 @@ from tests.model.plans import Blocks, Row, Work, make_plan
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
 LAYERS = SHAPE["num_hidden_layers"]
 ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=100, seed=0)
-NAMES = ("llama", "mistral-sliding", "ministral", "qwen2-sliding", "qwen3", "granite")
+NAMES = (
+    "llama",
+    "mistral-sliding",
+    "ministral",
+    "qwen2-sliding",
+    "qwen3",
+    "granite",
+    "phi3",
+    "smollm3-sliding",
+)
 
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
 ABSENT = object()
 
-# Transformers fails where a Ministral file has no `head_dim`, and would divide elsewhere.
-ONLY_OURS = [("ministral", "head_dim", ABSENT)]
+# Where transformers fails: it divides for every family but Ministral, and its own padding token is
+# beyond a small vocabulary.
+ONLY_OURS = [
+    ("ministral", "head_dim", ABSENT),
+    ("phi3", "pad_token_id", ABSENT),
+    ("smollm3-sliding", "pad_token_id", ABSENT),
+]
 
 # Values that mean something, where a number more or less does not.
 TELLING: dict[str, list[Any]] = {
@@ -43,6 +57,7 @@ TELLING: dict[str, list[Any]] = {
     ],
     "sliding_window": [None, 0, 2, 6],
     "tie_word_embeddings": [True],
+    "no_rope_layers": [None, [1, 0, 1], [1, 1], [0, 0, 0, 1], ["no"] * LAYERS],
     "rope_parameters": [
         {"rope_type": "default", "rope_theta": 500.0},
         {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
@@ -52,6 +67,12 @@ TELLING: dict[str, list[Any]] = {
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
         {"type": "yarn", "factor": 2.0},
         {"rope_type": "llama3", "factor": 8.0},
+        {
+            "type": "su",
+            "short_factor": [1.0 + i / 8 for i in range(8)],
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 64,
+        },
         {"rope_theta": 500.0},
         {"rope_theta": "wide"},
         {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},

@@ -30,7 +30,7 @@ ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=VOCAB % 128, s
 
 Kernels = Literal["native", "reference"]
 KERNELS: tuple[Kernels, ...] = ("native", "reference")
-NOT_NATIVE = {"granite"}
+NOT_NATIVE = {"granite", "smollm3", "smollm3-sliding"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,12 @@ from rootlace.kernels import Dense
 from rootlace.kernels.native.memory import mapped
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.files import Checkpoint, Shape
-from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
+from rootlace.runtime.model.checkpoint.weights import (
+    LayerWeights,
+    ModelWeights,
+    layer_parts,
+    row_order,
+)
 from rootlace.runtime.model.families.spec import ModelSpec
 
 Progress = Callable[[str, float], None]
@@ -171,8 +176,9 @@ class _Reader:
     def layer(self, spec: ModelSpec, index: int) -> LayerWeights:
         found: dict[str, Any] = {}
         for name, part in layer_parts(spec, index).items():
-            weight = self.read(part.weights())
-            bias = self.read(part.biases()) if part.bias else None
+            order = row_order(spec, name)
+            weight = _ordered(self.read(part.weights()), order)
+            bias = _ordered(self.read(part.biases()), order) if part.bias else None
             found[name] = weight if part.columns is None else Dense(weight, bias)
         return LayerWeights(**found)
 
@@ -196,6 +202,13 @@ def _empty(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tens
     if device.type != "cpu" or size < OWN_MAPPING:
         return torch.empty(shape, dtype=dtype, device=device)
     return mapped(size).view(dtype).view(shape)
+
+
+def _ordered(rows: torch.Tensor, order: list[int] | None) -> torch.Tensor:
+    if order is None:
+        return rows
+    ordered = _empty(tuple(rows.shape), rows.dtype, rows.device)
+    return torch.index_select(rows, 0, torch.tensor(order, device=rows.device), out=ordered)
 
 
 def _silent(what: str, fraction: float) -> None:

@@ -119,3 +119,24 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     if attention.head_norm:
         parts |= {name: part(name, (attention.head_dim,)) for name in ("q_norm", "k_norm")}
     return parts
+
+
+def row_order(spec: ModelSpec, name: str) -> list[int] | None:
+    """The rows of a part as kernels want them, by their places in the file; None: as they are.
+
+    Kernels rotate number i of a head with number i + D / 2. Where a checkpoint rotates the first r
+    numbers alone, it pairs i with i + r / 2: queries and keys are put in another order, the same
+    for both, which changes no score.
+    """
+    attention, rotated = spec.attention, spec.rope.rotated
+    if rotated is None or name not in ("qkv", "q_norm", "k_norm"):
+        return None
+    dim, kept = attention.head_dim, (attention.head_dim - rotated) // 2
+    first = [*range(rotated // 2), *range(rotated, rotated + kept)]
+    second = [*range(rotated // 2, rotated), *range(rotated + kept, dim)]
+    head = first + second
+    if name != "qkv":
+        return head
+    turned = attention.num_heads + attention.num_kv_heads
+    rows = [start * dim + row for start in range(turned) for row in head]
+    return [*rows, *range(len(rows), len(rows) + attention.num_kv_heads * dim)]

@@ -51,7 +51,7 @@ SUPPORT: Support = {
     "mlp.activation": one_of("silu"),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters"),
+    **any_value("rope.kind", "rope.parameters", "rope.rotated"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
 }

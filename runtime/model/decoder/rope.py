@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
 from rootlace.wire.errors import UnsupportedModel
+
+log = logging.getLogger(__name__)
 
 TABLE_BYTES = 256 << 20
 """Memory for the rotations of all positions, at most."""
@@ -37,15 +41,26 @@ class RotaryEmbedding:
         if rope.kind == "longrope" and requested is None:
             original = int(rope.parameters["original_max_position_embeddings"])
             self.context_length = min(most, original)
-        dim = spec.attention.head_dim
-        found, scaling = frequencies(rope, dim, self.context_length)
-        if 2 * len(found) != dim:
-            raise UnsupportedModel(
-                f"{config.path / 'config.json'}: rope_parameters: rotates {2 * len(found)} of "
-                f"{dim} dimensions"
+            log.info(
+                "the context is %d tokens, for which short_factor was made; one of up to %d, with "
+                "long_factor for all, is to be asked for (context_length)",
+                self.context_length,
+                most,
             )
+        pairs = spec.attention.head_dim // 2
+        rotated = (rope.rotated or spec.attention.head_dim) // 2
+        found, scaling = frequencies(rope, 2 * rotated, self.context_length)
+        if len(found) != rotated:
+            raise UnsupportedModel(
+                f"{config.path / 'config.json'}: rope_parameters: there are {len(found)} angles "
+                f"for {rotated} pairs"
+            )
+        # Pairs that are not rotated stand behind the others: an angle of 0, a factor of 1.
+        found = torch.nn.functional.pad(found, (0, pairs - rotated))
+        factor = torch.full((pairs,), scaling)
+        factor[rotated:] = 1.0
         self._frequencies = found.to(device, torch.float32)
-        self._scaling = float(scaling)
+        self._scaling = None if scaling == 1.0 else factor.to(device)
         self._dtype = dtype
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -82,6 +97,6 @@ class RotaryEmbedding:
         """positions int [T] -> (cos, sin), each float32 [T, head_dim / 2]."""
         angles = positions.to(torch.float32).unsqueeze(1) * self._frequencies
         cos, sin = angles.cos(), angles.sin()
-        if self._scaling != 1.0:
+        if self._scaling is not None:
             cos, sin = cos * self._scaling, sin * self._scaling
         return cos, sin

@@ -43,7 +43,7 @@ SUPPORT: Support = {
     "mlp.activation": one_of("silu", "gelu_tanh"),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters"),
+    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.unrotated_layers"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("embedding_multiplier", "residual_multiplier"),
@@ -97,6 +97,7 @@ class Decoder:
         self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
         gated = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
         self._gated = gated[spec.mlp.activation]
+        self._unrotated = frozenset(spec.rope.unrotated_layers)
 
     @property
     def vocab_size(self) -> int:
@@ -161,10 +162,13 @@ class Decoder:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
         spec = self._spec
         qkv = self._kernels.linear(x, layer.qkv).view(len(x), -1, spec.attention.head_dim)
+        cos, sin = step.cos, step.sin
+        if index in self._unrotated:
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         return self._kernels.rope_and_write(
             qkv,
-            step.cos,
-            step.sin,
+            cos,
+            sin,
             cache[index, 0],
             cache[index, 1],
             step.write_slots,

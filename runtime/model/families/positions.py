@@ -6,6 +6,7 @@ what is said twice counts as in transformers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rootlace.runtime.model.families.given import NUMBER, SIZE, TABLE, TEXT, Given, Kind
@@ -45,10 +46,20 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 """The supported rope types, each with the parameters that it cannot do without."""
+KINDS = {kind: kind for kind in NEEDED}
 
 
-def read_rope(given: Given, theta: float = 10000.0) -> Rope:
-    """The rotation of all layers; `theta` is the family's where the file has none."""
+def read_rope(
+    given: Given,
+    theta: float = 10000.0,
+    *,
+    original: int | None = None,
+    head_dim: int | None = None,
+    kinds: Mapping[str, str] = KINDS,
+) -> Rope:
+    """How a family rotates. `theta` and `original` (the context before it was extended) are those
+    of a file that has none; `head_dim` is given where the family can rotate a part of a head;
+    `kinds` are the rope types that it has, by what it calls them."""
     where = "rope_scaling" if given("rope_scaling", TABLE.or_none(), None) else "rope_parameters"
     parameters: dict[str, Any] = dict(given("rope_parameters", TABLE.or_none(), None) or {})
     if where == "rope_scaling":
@@ -57,17 +68,24 @@ def read_rope(given: Given, theta: float = 10000.0) -> Rope:
     partial = given("partial_rotary_factor", NUMBER.or_none(), None)
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", partial)
-    kind: str = parameters.get("rope_type", parameters.get("type", "default"))
-    _check(given, where, kind, parameters)
+    name = parameters.get("rope_type", parameters.get("type", "default"))
+    _check(given, where, parameters)
+    if name not in kinds:
+        given.refuse(where, f"rope_type {name!r} is not supported ({', '.join(kinds)})")
+    kind = kinds[name]
+    for needed in NEEDED[kind]:
+        if parameters.get(needed) is None:
+            given.refuse(where, f"rope_type {name!r} needs {needed}")
+    rotated = _rotated(given, where, parameters, head_dim)
     context = given.size("max_position_embeddings")
-    original = given("original_max_position_embeddings", SIZE.or_none(), None)
+    original = given("original_max_position_embeddings", SIZE.or_none(), original)
     if kind in ("yarn", "longrope", "llama3"):
         # Outside of `rope_parameters` it counts for more.
         original = original or parameters.get("original_max_position_embeddings") or context
         parameters["original_max_position_embeddings"] = original
     if kind == "longrope" and parameters.get("factor") is None:
         parameters["factor"] = context / parameters["original_max_position_embeddings"]
-    return Rope(kind, parameters)
+    return Rope(kind, parameters, rotated)
 
 
 def read_context(given: Given, rope: Rope) -> int:
@@ -89,18 +107,24 @@ def read_context(given: Given, rope: Rope) -> int:
     return stated
 
 
-def _check(given: Given, where: str, kind: str, parameters: dict[str, Any]) -> None:
-    """Refuse what is not known of a rotation, or is not complete."""
+def _rotated(
+    given: Given, where: str, parameters: dict[str, Any], head_dim: int | None
+) -> int | None:
+    """How many numbers of a head are rotated; None: all."""
+    share = parameters.get("partial_rotary_factor")
+    if share in (1.0, None):
+        return None
+    rotated = int((head_dim or 0) * share)
+    if not rotated > 0 or rotated % 2 or rotated > (head_dim or 0):
+        given.refuse(where, f"a partial_rotary_factor of {share} is not supported")
+    return None if rotated == head_dim else rotated
+
+
+def _check(given: Given, where: str, parameters: dict[str, Any]) -> None:
+    """Refuse what is not known of a rotation."""
     unknown = sorted(parameters.keys() - PARAMETERS.keys())
     if unknown:
         given.refuse(where, f"{', '.join(unknown)} is not known")
     for name, value in parameters.items():
         if not PARAMETERS[name].fits(value):
             given.refuse(where, f"{name} is not {PARAMETERS[name].words}")
-    if kind not in NEEDED:
-        given.refuse(where, f"rope_type {kind!r} is not supported ({', '.join(NEEDED)})")
-    for name in NEEDED[kind]:
-        if parameters.get(name) is None:
-            given.refuse(where, f"rope_type {kind!r} needs {name}")
-    if parameters.get("partial_rotary_factor") not in (1.0, None):
-        given.refuse(where, "partial rotation is not supported")

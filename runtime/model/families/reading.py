@@ -14,6 +14,7 @@ from rootlace.runtime.model.families.spec import (
     GatedMlp,
     ModelSpec,
     Norm,
+    Rope,
     WeightNames,
 )
 
@@ -41,21 +42,30 @@ class Family:
 
 
 def pre_norm_decoder(
-    given: Given, names: WeightNames, attention: Attention, mlp: GatedMlp, **features: Any
+    given: Given,
+    names: WeightNames,
+    attention: Attention,
+    mlp: GatedMlp,
+    *,
+    rope: Rope | None = None,
+    eps: float = 1e-6,
+    tied: bool = False,
+    **features: Any,
 ) -> ModelSpec:
-    """A decoder with RMSNorm before each part; `features` are fields of `ModelSpec`."""
-    rope = read_rope(given)
+    """A decoder with RMSNorm before each part. `eps` and `tied` are those of a file without the
+    keys; `rope` None: as `read_rope` finds it; `features` are fields of `ModelSpec`."""
+    rope = rope or read_rope(given)
     return ModelSpec(
         vocab_size=given.size("vocab_size"),
         hidden_size=given.size("hidden_size"),
         num_layers=given.size("num_hidden_layers"),
         max_context=read_context(given, rope),
-        norm=Norm(eps=given.number("rms_norm_eps", 1e-6)),
+        norm=Norm(eps=given.number("rms_norm_eps", eps)),
         attention=attention,
         mlp=mlp,
         rope=rope,
         names=names,
-        tied_embeddings=given.flag("tie_word_embeddings", False),
+        tied_embeddings=given.flag("tie_word_embeddings", tied),
         **features,
     )
 
@@ -100,13 +110,15 @@ def gated_mlp(given: Given, bias: bool = False) -> GatedMlp:
     return GatedMlp(given.size("intermediate_size"), activation, bias)
 
 
-def windows_by_layer(given: Given, window: int | None, first: int = 0) -> tuple[int | None, ...]:
+def windows_by_layer(
+    given: Given, window: int | None, slides: Callable[[int], bool] = lambda index: True
+) -> tuple[int | None, ...]:
     """The windows that `layer_types` gives, where `window` is that of the layers which have one.
-    Without `layer_types`, these are the layers from the `first` on."""
+    Without `layer_types`, these are the layers whose index `slides`."""
     count = given.size("num_hidden_layers")
     kinds = given("layer_types", TEXTS.or_none(), None)
     if kinds is None:
-        return tuple(window if index >= first else None for index in range(count))
+        return tuple(window if slides(index) else None for index in range(count))
     if len(kinds) != count:
         given.refuse("layer_types", f"there are {count} layers")
     for kind in kinds:
@@ -122,4 +134,4 @@ def upper_windows(given: Given) -> tuple[int | None, ...]:
     first = given("max_window_layers", COUNT, 28)
     if not given.flag("use_sliding_window", False):
         window = None
-    return windows_by_layer(given, window, first)
+    return windows_by_layer(given, window, lambda index: index >= first)

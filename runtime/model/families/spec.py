@@ -57,10 +57,13 @@ class GatedMlp:
 @dataclass(frozen=True)
 class Rope:
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
-    `rope_parameters` ("rope_theta" among them). All numbers of a head are rotated."""
+    `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
+    None: all; nothing is in the layers `unrotated_layers`."""
 
     kind: str
     parameters: Mapping[str, Any]
+    rotated: int | None = None
+    unrotated_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

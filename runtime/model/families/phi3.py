@@ -1,0 +1,42 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, of whose heads a part may be rotated."""
+
+from dataclasses import replace
+
+from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import SIZE, Given
+from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.reading import (
+    Family,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+)
+from rootlace.runtime.model.families.spec import ModelSpec
+
+NAMES = replace(
+    llama.NAMES,
+    parts={
+        **llama.NAMES.parts,
+        "qkv": ("self_attn.qkv_proj",),
+        "gate_up": ("mlp.gate_up_proj",),
+    },
+)
+KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
+"""What files call the rope types: `su` is longrope's first name, `yarn` was never YaRN's."""
+
+
+def _read(given: Given) -> ModelSpec:
+    window = given("sliding_window", SIZE.or_none(), None)
+    windows = (window,) * given.size("num_hidden_layers")
+    attention = grouped_attention(given, windows)
+    rope = read_rope(given, original=4096, head_dim=attention.head_dim, kinds=KINDS)
+    return pre_norm_decoder(given, NAMES, attention, gated_mlp(given), rope=rope, eps=1e-5)
+
+
+FAMILY = Family(
+    architectures=("Phi3ForCausalLM",),
+    model_types=("phi3",),
+    read=_read,
+    bos_token_id=1,
+    eos_token_id=32000,
+)

@@ -1,0 +1,57 @@
+"""SmolLM3: Llama with layers, mostly every fourth, that know nothing of positions."""
+
+from dataclasses import replace
+
+from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import COUNT, SIZE, Given, Kind
+from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.reading import (
+    Family,
+    gated_mlp,
+    grouped_attention,
+    pre_norm_decoder,
+    windows_by_layer,
+)
+from rootlace.runtime.model.families.spec import ModelSpec
+
+_FLAGS = Kind("a list of 0 and 1", lambda v: type(v) is list and all(one in (0, 1) for one in v))
+
+
+def _read(given: Given) -> ModelSpec:
+    count = given.size("num_hidden_layers")
+    interval = given("no_rope_layer_interval", SIZE, 4)
+    rotates = given("no_rope_layers", _FLAGS.or_none(), None)
+    if rotates is None:
+        rotates = [(index + 1) % interval != 0 for index in range(count)]
+    if len(rotates) < count:
+        given.refuse("no_rope_layers", f"there are {count} layers")
+    window = given("sliding_window", SIZE.or_none(), None)
+    if not given.flag("use_sliding_window", False):
+        window = None
+    given("max_window_layers", COUNT, 0)  # files have it, and nobody reads it
+    biased = given.flag("attention_bias", False)
+    attention = grouped_attention(
+        given,
+        windows_by_layer(given, window, lambda index: not rotates[index]),
+        kv_heads=4,
+        qkv_bias=biased,
+        output_bias=biased,
+    )
+    unrotated = tuple(index for index in range(count) if not rotates[index])
+    return pre_norm_decoder(
+        given,
+        llama.NAMES,
+        attention,
+        gated_mlp(given, bias=given.flag("mlp_bias", False)),
+        rope=replace(read_rope(given, 2e6), unrotated_layers=unrotated),
+        tied=True,
+    )
+
+
+FAMILY = Family(
+    architectures=("SmolLM3ForCausalLM",),
+    model_types=("smollm3",),
+    read=_read,
+    bos_token_id=128000,
+    eos_token_id=128001,
+)
