@@ -4,10 +4,10 @@ Decode steps of one row and of many, and prefills of one prompt, greedy, on the 
 same of plain transformers beside them, with the cache that its `generate` uses. The parts are
 those of the fastest step of each case: noise only slows.
 
-Behind the time of a part stands how much of what the machine can do it reaches: the least time that
-the part could take, over the time that it takes. The least time is that of reading its bytes at the
-measured bandwidth, or of its operations at the rate of a large product, whichever is longer. Caches
-hold the weights of the smallest model: it may reach more than all.
+The percentages beside linear layers, attention and logits are the shares of the machine's measured
+ceilings that they reach: the least time that the part could take, over the time that it took. The
+least time is that of reading its bytes, or of its operations at the rate of a large product,
+whichever is longer. Above 100 %, a cache held what was read: all weights of the smallest model, say.
 """
 
 from __future__ import annotations
