@@ -7,7 +7,7 @@ those of the fastest step of each case: noise only slows.
 The percentages beside linear layers, attention and logits are the shares of the machine's measured
 ceilings that they reach: the least time that the part could take, over the time that it took. The
 least time is that of reading its bytes, or of its operations at the rate of a large product,
-whichever is longer. Above 100 %, a cache held what was read: all weights of the smallest model, say.
+whichever is longer. Above 100 %, a cache held what was read, as it does the smallest model.
 """
 
 from __future__ import annotations
