@@ -19,6 +19,7 @@ from transformers import (
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, greedy
+from tests.model.checkpoints import reference_logprobs
 
 SHAPE = {
     "vocab_size": 160,
@@ -63,19 +64,13 @@ def runner(folder: Path, block_size: int, num_blocks: int = 512) -> ModelRunner:
 
 
 def expected(
-    model: PreTrainedModel, prompt: list[int], count: int = NEW_TOKENS
+    model: PreTrainedModel, prompt: list[int], found: list[int]
 ) -> tuple[list[int], list[float]]:
-    """transformers' own greedy tokens and their log-probabilities; EOS ignored."""
-    ids = torch.tensor([prompt])
-    tokens, logprobs = [], []
-    with torch.inference_mode():
-        for _ in range(count):
-            scores = model(ids).logits[0, -1].double().log_softmax(-1)
-            token = int(scores.argmax())
-            tokens.append(token)
-            logprobs.append(float(scores[token]))
-            ids = torch.cat([ids, torch.tensor([[token]])], 1)
-    return tokens, logprobs
+    """transformers' greedy token after the prompt and after each of the tokens that were `found`,
+    and its log-probability; EOS ignored. Equal tokens are those that it decodes by itself."""
+    scores = reference_logprobs(model, [*prompt, *found])[len(prompt) - 1 : -1]
+    logprobs, tokens = scores.max(-1)
+    return tokens.tolist(), logprobs.tolist()
 
 
 def prompts() -> list[list[int]]:
@@ -102,7 +97,7 @@ def prompts() -> list[list[int]]:
 def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, block_size) -> None:
     folder, model = reference
     model_runner = runner(folder, block_size)
-    wanted = [expected(model, prompt) for prompt in prompts()]
+    wanted: list[tuple[list[int], list[float]]] = []
     settings = {
         "batched": {},
         "chunked": {"max_step_tokens": 11},
@@ -117,9 +112,13 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
             where = f"{name}, {round_name}"
             rids = [harness.add(p, greedy(NEW_TOKENS, logprobs=True)) for p in prompts()]
             harness.finish()
-            for rid, (tokens, logprobs) in zip(rids, wanted, strict=True):
-                outcome = harness.outcomes[rid]
-                assert outcome.finish == "length", where
+            outcomes = [harness.outcomes[rid] for rid in rids]
+            wanted = wanted or [
+                expected(model, prompt, outcome.token_ids)
+                for prompt, outcome in zip(prompts(), outcomes, strict=True)
+            ]
+            for outcome, (tokens, logprobs) in zip(outcomes, wanted, strict=True):
+                assert outcome.finish == "length" and len(tokens) == NEW_TOKENS, where
                 assert outcome.token_ids == tokens, where
                 assert outcome.logprobs == pytest.approx(logprobs, abs=1e-4), where
         stats = harness.scheduler.stats()
@@ -142,7 +141,9 @@ def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size)
     harness.finish()
     assert harness.scheduler.stats()["retractions"] > 0
     for i, (rid, prompt) in enumerate(zip(rids, short, strict=True)):
-        assert harness.outcomes[rid].token_ids == expected(model, [*prompt, i], count)[0]
+        found = harness.outcomes[rid].token_ids
+        assert len(found) == count
+        assert found == expected(model, [*prompt, i], found)[0]
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -151,11 +152,12 @@ def test_turns_of_a_conversation_reuse_all_but_the_last_token(reference, block_s
     harness = Harness(runner(folder, block_size), block_size=block_size)
     history = prompts()[0]
     for turn in range(3):
-        tokens, _ = expected(model, history)
         rid = harness.add(history, greedy(NEW_TOKENS))
         harness.finish()
         outcome = harness.outcomes[rid]
-        assert outcome.token_ids == tokens
+        tokens = outcome.token_ids
+        assert len(tokens) == NEW_TOKENS
+        assert tokens == expected(model, history, tokens)[0]
         if turn:
             # All but the last sampled token (its KV was never needed) and the new user tokens.
             assert outcome.cached_tokens == len(history) - 4
@@ -171,7 +173,9 @@ def test_a_shared_prefix_is_computed_once_within_the_step(reference) -> None:
     assert harness.scheduler.stats()["computed_tokens"] == len(prefix) + 8
     harness.finish()
     for i, rid in enumerate(rids):
-        assert harness.outcomes[rid].token_ids == expected(model, [*prefix, 10 + i])[0]
+        found = harness.outcomes[rid].token_ids
+        assert len(found) == NEW_TOKENS
+        assert found == expected(model, [*prefix, 10 + i], found)[0]
 
 
 def test_seeded_sampling_does_not_depend_on_company_or_cache(reference) -> None:

@@ -30,8 +30,13 @@ from tests.kernels.cases import AttentionCase, exact_attention, make_attention
 from tests.native import library_for, skip_where_it_cannot_run
 
 HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-FILES = ("linear", "attention", "attention_plan", "team", "prepare")
+WITH_VECTORS = ("linear", "attention", "prepare")
+WITHOUT_VECTORS = ("attention_plan", "team")
+"""Nothing in them depends on the set: all programs of a compiler share their objects."""
 DRIVER = Path(__file__).with_name("driver.cpp")
+QUICK = ("-O1", "-fexpensive-optimizations")
+"""For twins, which are never run but here: compiles faster than -O3, to the same bits. -O1 alone
+would add products with two roundings."""
 LINEAR, ATTENTION = 0, 1
 EPS = {torch.float32: 2e-7, torch.bfloat16: 2.0**-8}
 
@@ -72,19 +77,35 @@ class Record:
 
 
 def built(compiler: str, *flags: str, library: str = "") -> str:
-    """The driver's program, with kernels of its own or those of a library; kept in the checkout's
-    `build` for as long as nothing changes that it is made of."""
-    kernels = [library] if library else [str(SOURCES / f"{name}.cpp") for name in FILES]
-    command = [compiler, *FLAGS, *flags, f"-I{SOURCES}", str(DRIVER), *kernels]
-    made_of = [" ".join(command).encode(), compiler_version(compiler)]
+    """The driver's program, with kernels of its own or those of a library."""
+    if library:
+        return made(compiler, *FLAGS, *flags, str(DRIVER), library)
+    common = [part for part in flags if part == "-static"]
+    without_vectors = [
+        made(compiler, *FLAGS, "-c", str(SOURCES / f"{name}.cpp")) for name in WITHOUT_VECTORS
+    ]
+    with_vectors = [
+        made(compiler, *FLAGS, *flags, "-c", str(path))
+        for path in (DRIVER, *(SOURCES / f"{name}.cpp" for name in WITH_VECTORS))
+    ]
+    return made(compiler, *FLAGS, *common, *with_vectors, *without_vectors)
+
+
+def made(*command: str) -> str:
+    """What the compiler makes of it; kept in the checkout's `build` for as long as nothing changes
+    that it is made of."""
+    made_of = [" ".join(command).encode(), compiler_version(command[0])]
     made_of += [path.read_bytes() for path in (DRIVER, *sorted(SOURCES.rglob("*.*")))]
     digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
-    path = ROOT / "build" / "twins" / digest
+    path = ROOT / "build" / "twins" / f"{digest}{'.o' if '-c' in command else ''}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f"{digest}-{os.getpid()}")
+        unfinished = path.with_name(f"{os.getpid()}-{path.name}")
         done = subprocess.run(
-            [*command, "-o", str(unfinished)], capture_output=True, text=True, timeout=600
+            [*command, f"-I{SOURCES}", "-o", str(unfinished)],
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr[:2000]
         unfinished.rename(path)
@@ -186,9 +207,7 @@ def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
         skip_where_it_cannot_run(target)
     library = library_for(target)._name if case.shared else ""
     own = [*case.runner, built(case.compiler, *case.flags, library=library)]
-    # A twin is never run but here; -O2 compiles faster, to the same bits. (-O1 would round the
-    # gates and the softmax of float32 in another way.)
-    twin = built(HOST, "-O2", "-march=native", f"-DROOTLACE_VECTORS={case.twin}")
+    twin = built(HOST, *QUICK, "-march=native", f"-DROOTLACE_VECTORS={case.twin}")
     records = [*products(), *attentions()]
     source, out = tmp_path / "input", tmp_path / "output"
     source.write_bytes(b"".join(record.data for record in records))
