@@ -31,7 +31,7 @@ def anything(s: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["llguidance", "outlines_core"])
 def test_a_backend_serves_what_is_regular(demo_model: Path, backend: str) -> None:
-    with rl.Runtime(model=demo_model, constraint_backend=backend) as runtime:
+    with rl.Runtime(model=demo_model, threads=1, constraint_backend=backend) as runtime:
         state = dated.run(backend=runtime)
         assert re.fullmatch(DATE, state["date"]), state["date"]
         typed = answered.run(backend=runtime)  # in the model's own dtype

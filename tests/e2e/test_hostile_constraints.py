@@ -91,7 +91,7 @@ def test_they_fail_alone(demo_model: Path) -> None:
         texts.append(await ordinary(engine, len(texts)))
         return {name: await task for name, task in attacks.items()}, texts, during
 
-    with rl.Engine(model_path=demo_model) as engine:
+    with rl.Engine(model_path=demo_model, threads=1) as engine:
         expected = asyncio.run(ordinary(engine, 0))
         processes = set(psutil.Process().children(recursive=True))
         begun = time.monotonic()

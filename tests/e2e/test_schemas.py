@@ -44,7 +44,7 @@ def test_every_output_that_ends_is_valid(demo_model: Path) -> None:
     async def ask_all(engine: rl.Engine) -> list[tuple[str, str]]:
         return await asyncio.gather(*(ask(engine, index) for index in range(COUNT)))
 
-    with rl.Engine(model_path=demo_model) as engine:
+    with rl.Engine(model_path=demo_model, threads=1) as engine:
         replies = asyncio.run(ask_all(engine))
 
     for schema, (reason, text) in zip(schemas, replies, strict=True):

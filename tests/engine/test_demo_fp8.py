@@ -17,7 +17,7 @@ from tests.model.plans import Blocks, Row, Work, make_plan
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 QUESTIONS = ["Where does Mara live?", "How old is Mara?", "What is her job?", "Hello!"]
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 BLOCK_SIZE = 16
 
 

@@ -41,6 +41,10 @@ CONFIGS: dict[str, PretrainedConfig] = {
 NEW_TOKENS = 24
 
 
+# Each block size beside each kind of attention, not beside each model.
+MODELS_AND_BLOCKS = [("llama", 4), ("mistral", 1), ("mistral", 16), ("qwen2", 1), ("qwen3", 16)]
+
+
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     torch.manual_seed(7)
@@ -93,7 +97,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("reference", "block_size"), MODELS_AND_BLOCKS, indirect=["reference"])
 def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, block_size) -> None:
     folder, model = reference
     model_runner = runner(folder, block_size)
@@ -129,7 +133,7 @@ def test_batched_chunked_warm_and_evicted_agree_with_transformers(reference, blo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(("reference", "block_size"), MODELS_AND_BLOCKS, indirect=["reference"])
 def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size) -> None:
     folder, model = reference
     # More output than the scheduler keeps in reserve: five start, and not all can stay.
@@ -146,7 +150,7 @@ def test_retracted_sequences_go_on_as_if_nothing_had_been(reference, block_size)
         assert found == expected(model, [*prompt, i], found)[0]
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("reference", "block_size"), MODELS_AND_BLOCKS, indirect=["reference"])
 def test_turns_of_a_conversation_reuse_all_but_the_last_token(reference, block_size) -> None:
     folder, model = reference
     harness = Harness(runner(folder, block_size), block_size=block_size)

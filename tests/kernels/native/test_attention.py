@@ -131,7 +131,9 @@ def all_runs(tensors: AttentionTensors, least: int = 1) -> list[tuple[int, int, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 70, 900])
 def test_equals_the_formula(machine: Machine, dtype: torch.dtype, window: int | None) -> None:
-    for heads, dim, block_size in SHAPES:
+    # Windows that cut somewhere: with every second shape, others for each.
+    taken = {None: SHAPES, 1: SHAPES[::3], 70: SHAPES[1::2], 900: SHAPES[::2]}[window]
+    for heads, dim, block_size in taken:
         case = AttentionCase(MIX, block_size, heads, dim, dtype, window=window)
         tensors = make_attention(case, CPU)
         found = machine.attend(tensors)

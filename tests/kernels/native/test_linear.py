@@ -122,8 +122,19 @@ def test_gated_products_are_those_of_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("epilogue", list(Epilogue))
-@pytest.mark.parametrize("outputs, inputs", [(50, 33), (336, 96), (50, 701), (64, 4100)])
+@pytest.mark.parametrize(
+    "outputs, inputs, epilogue",
+    [  # each epilogue on one stretch of inputs and on several
+        (50, 33, Epilogue.STORE),
+        (50, 33, Epilogue.ADD),
+        (336, 96, Epilogue.FLOAT32),
+        (336, 96, Epilogue.SILU_MUL),
+        (50, 701, Epilogue.SILU_MUL),
+        (50, 701, Epilogue.FLOAT32),
+        (64, 4100, Epilogue.ADD),
+        (64, 4100, Epilogue.STORE),
+    ],
+)
 def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
     machine: Machine, outputs: int, inputs: int, epilogue: Epilogue, dtype: torch.dtype
 ) -> None:
