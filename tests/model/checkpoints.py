@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma2Config,
+    Glm4Config,
+    GlmConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -91,6 +95,20 @@ def configs() -> dict[str, PreTrainedConfig]:
             attention_bias=True,
             mlp_bias=True,
             tie_word_embeddings=False,
+        ),
+        "olmo2": Olmo2Config(**SHAPE),
+        "olmo2-biased": Olmo2Config(**{**SHAPE, "num_key_value_heads": 1}, attention_bias=True),
+        "gemma2": Gemma2Config(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=6,
+            query_pre_attn_scalar=9,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=4.0,
+        ),
+        "glm": GlmConfig(**SHAPE, head_dim=16),
+        "glm4": Glm4Config(
+            **SHAPE, head_dim=24, rope_parameters=_rope("default", partial_rotary_factor=0.75)
         ),
         "mistral": MistralConfig(**SHAPE, sliding_window=None),
         "mistral-sliding": MistralConfig(**wide_heads, sliding_window=7),

@@ -33,6 +33,10 @@ NAMES = (
     "granite",
     "phi3",
     "smollm3-sliding",
+    "olmo2-biased",
+    "gemma2",
+    "glm",
+    "glm4",
 )
 
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
@@ -42,8 +46,7 @@ ABSENT = object()
 # beyond a small vocabulary.
 ONLY_OURS = [
     ("ministral", "head_dim", ABSENT),
-    ("phi3", "pad_token_id", ABSENT),
-    ("smollm3-sliding", "pad_token_id", ABSENT),
+    *((name, "pad_token_id", ABSENT) for name in ("phi3", "smollm3-sliding", "glm", "glm4")),
 ]
 
 # Values that mean something, where a number more or less does not.
@@ -56,7 +59,8 @@ TELLING: dict[str, list[Any]] = {
         ["linear_attention"] * LAYERS,
     ],
     "sliding_window": [None, 0, 2, 6],
-    "tie_word_embeddings": [True],
+    "hidden_activation": ["silu", "gelu"],
+    "tie_word_embeddings": [True, False],
     "no_rope_layers": [None, [1, 0, 1], [1, 1], [0, 0, 0, 1], ["no"] * LAYERS],
     "rope_parameters": [
         {"rope_type": "default", "rope_theta": 500.0},
@@ -268,8 +272,9 @@ def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
     plain = {k: v for k, v in json.loads(file.read_text()).items() if not k.endswith("_token_id")}
     file.write_text(json.dumps(plain))
     theirs, ours = AutoConfig.from_pretrained(tmp_path), ModelConfig.read(tmp_path)
-    eos = () if theirs.eos_token_id is None else (theirs.eos_token_id,)
-    assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, eos)
+    eos = theirs.eos_token_id
+    expected = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, expected)
 
 
 def test_a_family_is_found_by_its_file() -> None:

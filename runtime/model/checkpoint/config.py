@@ -112,4 +112,4 @@ def _eos(path: Path, given: Given, family: Family) -> tuple[int, ...]:
         eos = eos if found is None else found
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+    return (eos,) if isinstance(eos, int) else tuple(eos)

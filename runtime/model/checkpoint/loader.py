@@ -63,10 +63,13 @@ def load_weights(
     report("embedding", 0.0)
     embedding = reader.mapped(embedding_name)
     tied = head_name == embedding_name
+    final_norm = reader.read([f"{spec.names.final_norm}.weight"])
+    if spec.norm.offset:
+        final_norm.add_(spec.norm.offset)
     return ModelWeights(
         embedding=embedding,
         layers=_StoredLayers(spec, reader, report),
-        final_norm=reader.read([f"{spec.names.final_norm}.weight"]),
+        final_norm=final_norm,
         head=Dense(embedding if tied else reader.mapped(head_name)),
         release=lambda: checkpoint.release(head_name),
     )
@@ -180,6 +183,8 @@ class _Reader:
             weight = _ordered(self.read(part.weights()), order)
             bias = _ordered(self.read(part.biases()), order) if part.bias else None
             found[name] = weight if part.columns is None else Dense(weight, bias)
+            if part.columns is None and spec.norm.offset:
+                weight.add_(spec.norm.offset)
         return LayerWeights(**found)
 
 

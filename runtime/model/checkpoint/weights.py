@@ -16,14 +16,16 @@ from rootlace.runtime.model.families.spec import ModelSpec
 class LayerWeights:
     """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner."""
 
-    input_norm: torch.Tensor  # [H]
     qkv: Weight  # [Q + 2K, H]
     output: Weight  # [H, Q]
-    post_norm: torch.Tensor  # [H]
     gate_up: Weight  # [2I, H]
     down: Weight  # [H, I]
-    q_norm: torch.Tensor | None = None  # [D]
-    k_norm: torch.Tensor | None = None  # [D]
+    input_norm: torch.Tensor | None = None  # [H], before attention
+    attention_out_norm: torch.Tensor | None = None  # [H], after it
+    post_norm: torch.Tensor | None = None  # [H], before the MLP
+    mlp_out_norm: torch.Tensor | None = None  # [H], after it
+    q_norm: torch.Tensor | None = None  # [D], or of all heads [Q]
+    k_norm: torch.Tensor | None = None  # [D], or of all heads [K]
 
     def products(self) -> Iterator[Weight]:
         """What this layer multiplies by."""
@@ -109,34 +111,46 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
         return Part(modules, rows if len(modules) > 1 else (sum(rows),), columns, bias)
 
     parts = {
-        "input_norm": part("input_norm", (hidden,)),
         "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),
         "output": part("output", (hidden,), q, attention.output_bias),
-        "post_norm": part("post_norm", (hidden,)),
         "gate_up": part("gate_up", (inner, inner), hidden, spec.mlp.bias),
         "down": part("down", (hidden,), inner, spec.mlp.bias),
     }
+    norms = {
+        "before": ("input_norm", "post_norm"),
+        "after": ("attention_out_norm", "mlp_out_norm"),
+        "around": ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
+    }
+    parts |= {name: part(name, (hidden,)) for name in norms[spec.norm.placement]}
     if attention.head_norm:
         parts |= {name: part(name, (attention.head_dim,)) for name in ("q_norm", "k_norm")}
+    if attention.joint_norm:
+        parts |= {"q_norm": part("q_norm", (q,)), "k_norm": part("k_norm", (kv,))}
     return parts
 
 
 def row_order(spec: ModelSpec, name: str) -> list[int] | None:
     """The rows of a part as kernels want them, by their places in the file; None: as they are.
 
-    Kernels rotate number i of a head with number i + D / 2. Where a checkpoint rotates the first r
-    numbers alone, it pairs i with i + r / 2: queries and keys are put in another order, the same
-    for both, which changes no score.
+    Kernels rotate number i of a head with number i + D / 2. A checkpoint that rotates the first r
+    numbers alone pairs i with i + r / 2; one that rotates neighbours, 2i with 2i + 1. Queries and
+    keys are then put in another order, the same for both, which changes no score.
     """
-    attention, rotated = spec.attention, spec.rope.rotated
-    if rotated is None or name not in ("qkv", "q_norm", "k_norm"):
+    attention, rope = spec.attention, spec.rope
+    plain = rope.rotated is None and not rope.neighbours
+    if plain or name not in ("qkv", "q_norm", "k_norm"):
         return None
-    dim, kept = attention.head_dim, (attention.head_dim - rotated) // 2
-    first = [*range(rotated // 2), *range(rotated, rotated + kept)]
-    second = [*range(rotated // 2, rotated), *range(rotated + kept, dim)]
-    head = first + second
-    if name != "qkv":
-        return head
-    turned = attention.num_heads + attention.num_kv_heads
+    dim = attention.head_dim
+    rotated = rope.rotated or dim
+    middle = (rotated + dim) // 2
+    pairs = (range(0, rotated, 2), range(1, rotated, 2))
+    if not rope.neighbours:
+        pairs = (range(rotated // 2), range(rotated // 2, rotated))
+    head = [*pairs[0], *range(rotated, middle), *pairs[1], *range(middle, dim)]
+    heads = {"q_norm": attention.num_heads, "k_norm": attention.num_kv_heads}
+    turned = heads.get(name, sum(heads.values()))
+    if name != "qkv" and not attention.joint_norm:
+        turned = 1
     rows = [start * dim + row for start in range(turned) for row in head]
-    return [*rows, *range(len(rows), len(rows) + attention.num_kv_heads * dim)]
+    values = attention.num_kv_heads * dim if name == "qkv" else 0
+    return [*rows, *range(len(rows), len(rows) + values)]

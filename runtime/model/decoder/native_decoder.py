@@ -40,7 +40,7 @@ SUPPORT: Support = {
     "norm": kind(Norm),
     "norm.kind": one_of("rms"),
     "norm.placement": one_of("before"),
-    **any_value("norm.eps"),
+    **any_value("norm.eps", "norm.offset"),
     "attention": kind(Attention),
     **any_value("attention.num_heads", "attention.num_kv_heads"),
     "attention.head_dim": lambda dim: dim % 2 == 0 and dim <= MAX_HEAD_DIM,
@@ -51,7 +51,7 @@ SUPPORT: Support = {
     "mlp.activation": one_of("silu"),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters", "rope.rotated"),
+    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
 }

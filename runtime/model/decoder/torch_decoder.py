@@ -33,20 +33,22 @@ SUPPORT: Support = {
     **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
     "norm": kind(Norm),
     "norm.kind": one_of("rms"),
-    "norm.placement": one_of("before"),
-    **any_value("norm.eps"),
+    "norm.placement": one_of("before", "after", "around"),
+    **any_value("norm.eps", "norm.offset"),
     "attention": kind(Attention),
     **any_value("attention.num_heads", "attention.num_kv_heads", "attention.head_dim"),
     **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
-    **any_value("attention.qkv_bias", "attention.output_bias", "attention.head_norm"),
+    **any_value("attention.qkv_bias", "attention.output_bias"),
+    **any_value("attention.head_norm", "attention.joint_norm"),
     "mlp": kind(GatedMlp),
     "mlp.activation": one_of("silu", "gelu_tanh"),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
-    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.unrotated_layers"),
+    **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
+    **any_value("rope.unrotated_layers"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
-    **any_value("embedding_multiplier", "residual_multiplier"),
+    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap"),
 }
 """What this decoder, with its loader and rotations, can compute."""
@@ -97,6 +99,10 @@ class Decoder:
         self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
         gated = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
         self._gated = gated[spec.mlp.activation]
+        multiplier = spec.embedding_multiplier
+        if spec.rounded_multiplier:
+            multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
+        self._embedding_multiplier = multiplier
         self._unrotated = frozenset(spec.rope.unrotated_layers)
 
     @property
@@ -114,11 +120,12 @@ class Decoder:
     def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         """Run all layers -> final-normed hidden states of the wanted tokens, [N, H]."""
         kernels, spec, weights = self._kernels, self._spec, self._weights
-        eps = spec.norm.eps
         residual = _scaled(
-            kernels.embedding(weights.embedding, step.token_ids), spec.embedding_multiplier
+            kernels.embedding(weights.embedding, step.token_ids), self._embedding_multiplier
         )
-        x = kernels.rms_norm(residual, weights.layers[0].input_norm, eps)
+        x, first = residual, weights.layers[0].input_norm
+        if first is not None:
+            x = kernels.rms_norm(residual, first, spec.norm.eps)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
             q = self._write(index, layer, x, step, cache)
@@ -130,11 +137,11 @@ class Decoder:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
             x = _scaled(kernels.linear(attended, layer.output), spec.residual_multiplier)
-            x, residual = kernels.add_rms_norm(x, residual, layer.post_norm, eps)
+            x, residual = self._join(x, residual, layer.attention_out_norm, layer.post_norm)
             x = self._gated(kernels.linear(x, layer.gate_up))
             x = _scaled(kernels.linear(x, layer.down), spec.residual_multiplier)
             norm = weights.final_norm if index == last else weights.layers[index + 1].input_norm
-            x, residual = kernels.add_rms_norm(x, residual, norm, eps)
+            x, residual = self._join(x, residual, layer.mlp_out_norm, norm)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -151,6 +158,23 @@ class Decoder:
         cap = self._spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
+    def _join(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        own: torch.Tensor | None,
+        following: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the output x of attention or MLP, after its `own` norm, to the residual stream -> the
+        input of what follows, after its norm, and the stream. None: no norm."""
+        eps = self._spec.norm.eps
+        if own is not None:
+            x = self._kernels.rms_norm(x, own, eps)
+        if following is not None:
+            return self._kernels.add_rms_norm(x, residual, following, eps)
+        residual = residual + x
+        return residual, residual
+
     def _write(
         self,
         index: int,
@@ -161,7 +185,14 @@ class Decoder:
     ) -> torch.Tensor:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
         spec = self._spec
-        qkv = self._kernels.linear(x, layer.qkv).view(len(x), -1, spec.attention.head_dim)
+        qkv = self._kernels.linear(x, layer.qkv)
+        q_norm, k_norm = layer.q_norm, layer.k_norm
+        if spec.attention.joint_norm and q_norm is not None and k_norm is not None:
+            q, k, v = qkv.split((len(q_norm), len(k_norm), len(k_norm)), dim=1)
+            q = self._kernels.rms_norm(q.contiguous(), q_norm, spec.norm.eps)
+            k = self._kernels.rms_norm(k.contiguous(), k_norm, spec.norm.eps)
+            qkv, q_norm, k_norm = torch.cat((q, k, v), dim=1), None, None
+        qkv = qkv.view(len(x), -1, spec.attention.head_dim)
         cos, sin = step.cos, step.sin
         if index in self._unrotated:
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
@@ -173,8 +204,8 @@ class Decoder:
             cache[index, 1],
             step.write_slots,
             step.write_tokens,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
             eps=spec.norm.eps,
             scales=self._scales[index],
         )

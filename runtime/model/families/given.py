@@ -87,6 +87,7 @@ class Kind:
 SIZE = Kind("a positive integer", lambda value: type(value) is int and value > 0)
 COUNT = Kind("an integer of at least 0", lambda value: type(value) is int and value >= 0)
 NUMBER = Kind("a number", lambda v: type(v) in (int, float) and math.isfinite(v))
+POSITIVE = Kind("a positive number", lambda value: NUMBER.fits(value) and value > 0)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 TEXT = Kind("a text", lambda value: type(value) is str)
 TEXTS = Kind("a list of texts", lambda v: type(v) is list and all(type(one) is str for one in v))

@@ -4,9 +4,9 @@ from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -16,7 +16,7 @@ def _read(given: Given) -> ModelSpec:
     attention = grouped_attention(
         given, qkv_bias=biased, output_bias=biased, scale=given.number("attention_multiplier", 1.0)
     )
-    return pre_norm_decoder(
+    return decoder(
         given,
         llama.NAMES,
         attention,

@@ -3,9 +3,9 @@
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 
@@ -28,9 +28,7 @@ NAMES = WeightNames(
 def _read(given: Given) -> ModelSpec:
     biased = given.flag("attention_bias", False)
     attention = grouped_attention(given, qkv_bias=biased, output_bias=biased)
-    return pre_norm_decoder(
-        given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False))
-    )
+    return decoder(given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False)))
 
 
 FAMILY = Family(

@@ -5,9 +5,9 @@ from rootlace.runtime.model.families.given import SIZE, Given
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
     windows_by_layer,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -16,7 +16,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 def _read(given: Given) -> ModelSpec:
     windows = windows_by_layer(given, given("sliding_window", SIZE.or_none(), WINDOW))
     attention = grouped_attention(given, windows, kv_heads=8)
-    return pre_norm_decoder(given, llama.NAMES, attention, gated_mlp(given))
+    return decoder(given, llama.NAMES, attention, gated_mlp(given))
 
 
 FAMILY = Family(

@@ -7,9 +7,9 @@ from rootlace.runtime.model.families.given import SIZE, Given
 from rootlace.runtime.model.families.positions import read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -30,7 +30,7 @@ def _read(given: Given) -> ModelSpec:
     windows = (window,) * given.size("num_hidden_layers")
     attention = grouped_attention(given, windows)
     rope = read_rope(given, original=4096, head_dim=attention.head_dim, kinds=KINDS)
-    return pre_norm_decoder(given, NAMES, attention, gated_mlp(given), rope=rope, eps=1e-5)
+    return decoder(given, NAMES, attention, gated_mlp(given), rope=rope, eps=1e-5)
 
 
 FAMILY = Family(

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rootlace.runtime.model.families.given import NUMBER, SIZE, TABLE, TEXT, Given, Kind
+from rootlace.runtime.model.families.given import NUMBER, POSITIVE, SIZE, TABLE, TEXT, Given, Kind
 from rootlace.runtime.model.families.spec import Rope
 
-_POSITIVE = Kind("a positive number", lambda value: NUMBER.fits(value) and value > 0)
 _FACTORS = Kind("a list of numbers", lambda v: type(v) is list and all(map(NUMBER.fits, v)))
 _TRUE_OR_FALSE = Kind("true, false or null", lambda value: value in (True, False, None))
 
 PARAMETERS: dict[str, Kind] = {
     "rope_type": TEXT,
     "type": TEXT,
-    "rope_theta": _POSITIVE,
-    "factor": _POSITIVE.or_none(),
+    "rope_theta": POSITIVE,
+    "factor": POSITIVE.or_none(),
     "original_max_position_embeddings": SIZE.or_none(),
     "max_position_embeddings": SIZE.or_none(),
     "attention_factor": NUMBER.or_none(),
@@ -55,17 +54,21 @@ def read_rope(
     *,
     original: int | None = None,
     head_dim: int | None = None,
+    partial: float | None = None,
     kinds: Mapping[str, str] = KINDS,
 ) -> Rope:
-    """How a family rotates. `theta` and `original` (the context before it was extended) are those
-    of a file that has none; `head_dim` is given where the family can rotate a part of a head;
-    `kinds` are the rope types that it has, by what it calls them."""
+    """How a family rotates.
+
+    `theta`, `original` (the context before it was extended) and `partial` (the share of a head that
+    is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
+    part of a head. `kinds` are the rope types that it has, by what it calls them.
+    """
     where = "rope_scaling" if given("rope_scaling", TABLE.or_none(), None) else "rope_parameters"
     parameters: dict[str, Any] = dict(given("rope_parameters", TABLE.or_none(), None) or {})
     if where == "rope_scaling":
         parameters = dict(given("rope_scaling", TABLE))
     parameters.setdefault("rope_theta", given("rope_theta", NUMBER, theta))
-    partial = given("partial_rotary_factor", NUMBER.or_none(), None)
+    partial = given("partial_rotary_factor", NUMBER.or_none(), partial)
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", partial)
     name = parameters.get("rope_type", parameters.get("type", "default"))

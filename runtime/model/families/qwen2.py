@@ -4,9 +4,9 @@ from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
     upper_windows,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -15,7 +15,7 @@ from rootlace.runtime.model.families.spec import ModelSpec
 def _read(given: Given) -> ModelSpec:
     given.only("attention_bias", True)
     attention = grouped_attention(given, upper_windows(given), kv_heads=32, qkv_bias=True)
-    return pre_norm_decoder(given, llama.NAMES, attention, gated_mlp(given))
+    return decoder(given, llama.NAMES, attention, gated_mlp(given))
 
 
 FAMILY = Family(architectures=("Qwen2ForCausalLM",), model_types=("qwen2",), read=_read)

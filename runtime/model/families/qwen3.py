@@ -6,9 +6,9 @@ from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
     upper_windows,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -30,7 +30,7 @@ def _read(given: Given) -> ModelSpec:
         output_bias=biased,
         head_norm=True,
     )
-    return pre_norm_decoder(given, NAMES, attention, gated_mlp(given))
+    return decoder(given, NAMES, attention, gated_mlp(given))
 
 
 FAMILY = Family(architectures=("Qwen3ForCausalLM",), model_types=("qwen3",), read=_read)

@@ -14,6 +14,7 @@ from rootlace.runtime.model.families.spec import (
     GatedMlp,
     ModelSpec,
     Norm,
+    Placement,
     Rope,
     WeightNames,
 )
@@ -38,29 +39,31 @@ class Family:
     model_types: tuple[str, ...]
     read: Callable[[Given], ModelSpec]
     bos_token_id: int | None = None
-    eos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
 
 
-def pre_norm_decoder(
+def decoder(
     given: Given,
     names: WeightNames,
     attention: Attention,
     mlp: GatedMlp,
     *,
     rope: Rope | None = None,
+    placement: Placement = "before",
+    norm_offset: float = 0.0,
     eps: float = 1e-6,
     tied: bool = False,
     **features: Any,
 ) -> ModelSpec:
-    """A decoder with RMSNorm before each part. `eps` and `tied` are those of a file without the
-    keys; `rope` None: as `read_rope` finds it; `features` are fields of `ModelSpec`."""
+    """A decoder with RMSNorm (see `Norm`). `eps` and `tied` are those of a file without the keys;
+    `rope` None: as `read_rope` finds it; `features` are fields of `ModelSpec`."""
     rope = rope or read_rope(given)
     return ModelSpec(
         vocab_size=given.size("vocab_size"),
         hidden_size=given.size("hidden_size"),
         num_layers=given.size("num_hidden_layers"),
         max_context=read_context(given, rope),
-        norm=Norm(eps=given.number("rms_norm_eps", eps)),
+        norm=Norm(given.number("rms_norm_eps", eps), placement=placement, offset=norm_offset),
         attention=attention,
         mlp=mlp,
         rope=rope,
@@ -102,11 +105,13 @@ def grouped_attention(
     )
 
 
-def gated_mlp(given: Given, bias: bool = False) -> GatedMlp:
-    """An MLP whose activation is `hidden_act`."""
-    activation = ACTIVATIONS.get(given("hidden_act", TEXT, "silu"))
+def gated_mlp(
+    given: Given, bias: bool = False, key: str = "hidden_act", default: str = "silu"
+) -> GatedMlp:
+    """An MLP whose activation is what `key` says, `default` where it is not there."""
+    activation = ACTIVATIONS.get(given(key, TEXT, default))
     if activation is None:
-        given.refuse("hidden_act", f"only {', '.join(ACTIVATIONS)} are supported")
+        given.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
     return GatedMlp(given.size("intermediate_size"), activation, bias)
 
 

@@ -7,9 +7,9 @@ from rootlace.runtime.model.families.given import COUNT, SIZE, Given, Kind
 from rootlace.runtime.model.families.positions import read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
+    decoder,
     gated_mlp,
     grouped_attention,
-    pre_norm_decoder,
     windows_by_layer,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -38,7 +38,7 @@ def _read(given: Given) -> ModelSpec:
         output_bias=biased,
     )
     unrotated = tuple(index for index in range(count) if not rotates[index])
-    return pre_norm_decoder(
+    return decoder(
         given,
         llama.NAMES,
         attention,

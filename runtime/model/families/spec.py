@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Activation = Literal["silu", "gelu_tanh"]
+Placement = Literal["before", "after", "around"]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The norms of the layers and the one before the head. `placement` "before": one before
-    attention and one before the MLP, each inside the residual branch."""
+    """The norms of the layers and the one before the head. `placement` in each residual branch:
+    "before" attention or MLP, "after" it, or "around" it, which is both. `offset` is added to the
+    weights that a checkpoint has."""
 
     eps: float
     kind: Literal["rms"] = "rms"
-    placement: Literal["before"] = "before"
+    placement: Placement = "before"
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Attention:
     c * tanh(score / c).
 
     `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
-    it), None for full attention. `head_norm`: queries and keys are normed per head, before they are
-    rotated.
+    it), None for full attention. Before they are rotated, queries and keys are normed: with
+    `head_norm` each head, with `joint_norm` all heads of a token together.
     """
 
     num_heads: int
@@ -42,6 +45,7 @@ class Attention:
     qkv_bias: bool = False
     output_bias: bool = False
     head_norm: bool = False
+    joint_norm: bool = False
     soft_cap: float = 0.0
 
 
@@ -58,11 +62,13 @@ class GatedMlp:
 class Rope:
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
     `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
-    None: all; nothing is in the layers `unrotated_layers`."""
+    None: all; each with the one half of them further on, or with its neighbour if `neighbours`.
+    Nothing is rotated in the layers `unrotated_layers`."""
 
     kind: str
     parameters: Mapping[str, Any]
     rotated: int | None = None
+    neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
 
 
@@ -88,7 +94,8 @@ class ModelSpec:
 
     Features besides those of its parts: what the embedding is multiplied by, what each part's
     output is multiplied by before it is added to the residual stream, and what is done to logits,
-    in this order: multiplied, then capped as attention's scores are.
+    in this order: multiplied, then capped as attention's scores are. `rounded_multiplier`: that of
+    the embedding is rounded to the model's type first.
     """
 
     vocab_size: int
@@ -102,6 +109,7 @@ class ModelSpec:
     names: WeightNames = field(repr=False)
     tied_embeddings: bool = False
     embedding_multiplier: float = 1.0
+    rounded_multiplier: bool = False
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_soft_cap: float = 0.0

@@ -1,0 +1,62 @@
+"""Gemma 2: norms around attention and MLP, capped scores and logits, windows in half the layers."""
+
+from dataclasses import replace
+
+from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import POSITIVE, SIZE, TEXT, Given
+from rootlace.runtime.model.families.reading import (
+    WINDOW,
+    Family,
+    decoder,
+    gated_mlp,
+    grouped_attention,
+    windows_by_layer,
+)
+from rootlace.runtime.model.families.spec import ModelSpec
+
+NAMES = replace(
+    llama.NAMES,
+    parts={
+        **llama.NAMES.parts,
+        "attention_out_norm": ("post_attention_layernorm",),
+        "post_norm": ("pre_feedforward_layernorm",),
+        "mlp_out_norm": ("post_feedforward_layernorm",),
+    },
+)
+
+
+def _read(given: Given) -> ModelSpec:
+    given.only("use_bidirectional_attention", False)
+    given("hidden_act", TEXT.or_none(), None)  # files have it, and `hidden_activation` counts
+    biased = given.flag("attention_bias", False)
+    attention = grouped_attention(
+        given,
+        windows_by_layer(given, given("sliding_window", SIZE, WINDOW), lambda i: i % 2 == 0),
+        kv_heads=4,
+        head_dim=256,
+        qkv_bias=biased,
+        output_bias=biased,
+        scale=given("query_pre_attn_scalar", POSITIVE, 256) ** -0.5,
+        soft_cap=given("attn_logit_softcapping", POSITIVE.or_none(), 50.0) or 0.0,
+    )
+    return decoder(
+        given,
+        NAMES,
+        attention,
+        gated_mlp(given, key="hidden_activation", default="gelu_pytorch_tanh"),
+        placement="around",
+        norm_offset=1.0,
+        tied=True,
+        embedding_multiplier=given.size("hidden_size") ** 0.5,
+        rounded_multiplier=True,
+        logit_soft_cap=given("final_logit_softcapping", POSITIVE.or_none(), 30.0) or 0.0,
+    )
+
+
+FAMILY = Family(
+    architectures=("Gemma2ForCausalLM",),
+    model_types=("gemma2",),
+    read=_read,
+    bos_token_id=2,
+    eos_token_id=1,
+)
