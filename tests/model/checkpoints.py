@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import (
     Gemma2Config,
+    Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
     GraniteConfig,
@@ -15,6 +16,7 @@ from transformers import (
     MinistralConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -105,6 +107,25 @@ def configs() -> dict[str, PreTrainedConfig]:
             query_pre_attn_scalar=9,
             attn_logit_softcapping=3.0,
             final_logit_softcapping=4.0,
+        ),
+        "gemma3": Gemma3TextConfig(
+            **SHAPE,
+            head_dim=16,
+            sliding_window=6,
+            sliding_window_pattern=2,
+            query_pre_attn_scalar=9,
+            rope_parameters={
+                "full_attention": _rope("linear", factor=8.0),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        ),
+        "olmo3": Olmo3Config(
+            **{**SHAPE, "num_hidden_layers": 4},
+            sliding_window=5,
+            rope_parameters={
+                "full_attention": _rope("yarn", factor=4.0, original_max_position_embeddings=64),
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
         ),
         "glm": GlmConfig(**SHAPE, head_dim=16),
         "glm4": Glm4Config(

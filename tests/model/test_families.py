@@ -35,6 +35,8 @@ NAMES = (
     "smollm3-sliding",
     "olmo2-biased",
     "gemma2",
+    "gemma3",
+    "olmo3",
     "glm",
     "glm4",
 )
@@ -42,10 +44,11 @@ NAMES = (
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
 ABSENT = object()
 
-# Where transformers fails: it divides for every family but Ministral, and its own padding token is
-# beyond a small vocabulary.
+# Where transformers fails: it divides for every family but Ministral, wants 1.0 and not 1, and its
+# own padding token is beyond a small vocabulary.
 ONLY_OURS = [
     ("ministral", "head_dim", ABSENT),
+    ("gemma3", "final_logit_softcapping", 1),
     *((name, "pad_token_id", ABSENT) for name in ("phi3", "smollm3-sliding", "glm", "glm4")),
 ]
 
@@ -80,6 +83,12 @@ TELLING: dict[str, list[Any]] = {
         {"rope_theta": 500.0},
         {"rope_theta": "wide"},
         {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
+        {
+            "sliding_attention": {"rope_theta": 500.0},
+            "full_attention": {"partial_rotary_factor": 0.5},
+        },
+        {"sliding_attention": {"rope_type": "linear", "factor": 2.0}, "full_attention": {}},
+        {"sliding_attention": {"rope_theta": 500.0}, "full_attention": [1.0]},
         [500.0],
     ],
     "architectures": [["GemmaForCausalLM"], []],
@@ -95,6 +104,8 @@ STRANGERS: dict[str, list[Any]] = {
     "attention_bias": [True, False],
     "mlp_bias": [True],
     "rope_theta": [500.0],
+    "rope_local_base_freq": [500.0],
+    "sliding_window_pattern": [1, 3],
     "rope_scaling": [
         {"type": "linear", "factor": 2.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
@@ -266,7 +277,8 @@ def test_keys_that_say_how_to_sample_are_known() -> None:
 def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
     """Where neither file says any, they are those of the family."""
     config = configs()[name]
-    config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+    name = type(config).__name__.removesuffix("Config").removesuffix("Text")
+    config.architectures = [f"{name}ForCausalLM"]
     config.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     plain = {k: v for k, v in json.loads(file.read_text()).items() if not k.endswith("_token_id")}
@@ -275,6 +287,15 @@ def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
     eos = theirs.eos_token_id
     expected = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     assert (ours.bos_token_id, ours.eos_token_ids) == (theirs.bos_token_id, expected)
+
+
+def test_a_length_that_scaling_has_led_to(tmp_path: Path) -> None:
+    """Gemma 3 states it, though its scaling is `linear`."""
+    config = configs()["gemma3"]
+    config.architectures = ["Gemma3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    assert config.rope_parameters["full_attention"]["rope_type"] == "linear"
+    assert ModelConfig.read(tmp_path).spec.max_context == config.max_position_embeddings
 
 
 def test_a_family_is_found_by_its_file() -> None:

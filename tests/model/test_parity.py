@@ -30,7 +30,10 @@ ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=VOCAB % 128, s
 
 Kernels = Literal["native", "reference"]
 KERNELS: tuple[Kernels, ...] = ("native", "reference")
-NOT_NATIVE = {"granite", "smollm3", "smollm3-sliding", "olmo2", "olmo2-biased", "gemma2", "glm4"}
+NOT_NATIVE = {
+    *("granite", "smollm3", "smollm3-sliding", "glm4"),
+    *("olmo2", "olmo2-biased", "olmo3", "gemma2", "gemma3"),
+}
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def test_a_feature_that_only_torch_knows_falls_back(
 FEATURES: dict[str, dict[str, Any]] = {
     "attention.soft_cap": {"attention": {"soft_cap": 5.0}},
     "attention.joint_norm": {"attention": {"joint_norm": True}},
+    "rope.local_theta": {"rope": {"local_theta": 100.0}},
     "rope.unrotated_layers": {"rope": {"unrotated_layers": (1,)}},
     "attention.head_dim": {"attention": {"head_dim": 258}},
     "attention.scale": {"attention": {"scale": -1.0}},

@@ -8,6 +8,7 @@ import torch
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
+from rootlace.runtime.model.families.spec import Rope
 from rootlace.wire.errors import UnsupportedModel
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ class RotaryEmbedding:
         found = torch.nn.functional.pad(found, (0, pairs - rotated))
         factor = torch.full((pairs,), scaling)
         factor[rotated:] = 1.0
+        if rope.local_theta:
+            local, _ = frequencies(Rope("default", {"rope_theta": rope.local_theta}), 2 * pairs, 0)
+            found, factor = torch.cat((found, local)), torch.cat((factor, torch.ones(pairs)))
         self._frequencies = found.to(device, torch.float32)
         self._scaling = None if scaling == 1.0 else factor.to(device)
         self._dtype = dtype
@@ -83,7 +87,10 @@ class RotaryEmbedding:
         return self.rotations(positions)
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype."""
+        """positions int [T] -> (cos, sin), each [T, head_dim / 2] in the model's dtype.
+
+        Where layers with windows have other ones, these stand behind them in the same rows.
+        """
         if self._tables is None:
             return self._rotations(positions)
         cos, sin = self._tables

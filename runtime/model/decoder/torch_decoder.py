@@ -45,7 +45,7 @@ SUPPORT: Support = {
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
-    **any_value("rope.unrotated_layers"),
+    **any_value("rope.unrotated_layers", "rope.local_theta"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
@@ -59,13 +59,17 @@ def why_not(spec: ModelSpec) -> str | None:
     return support.why_not(spec, SUPPORT)
 
 
+Rotations = tuple[torch.Tensor, torch.Tensor]
+"""cos and sin of a step's tokens in a layer, each [T, D/2]."""
+
+
 @dataclass(frozen=True)
 class StepInput:
     """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
 
     token_ids: torch.Tensor  # [T] int64
-    cos: torch.Tensor  # [T, D/2]
-    sin: torch.Tensor  # [T, D/2]
+    cos: torch.Tensor  # [T, D/2], or [T, D] with those of layers with windows behind them
+    sin: torch.Tensor  # the same
     write_slots: torch.Tensor  # [M] int64
     write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
     attention: dict[int | None, Any]  # per window: what plan_attention returned
@@ -103,7 +107,6 @@ class Decoder:
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
         self._embedding_multiplier = multiplier
-        self._unrotated = frozenset(spec.rope.unrotated_layers)
 
     @property
     def vocab_size(self) -> int:
@@ -127,8 +130,9 @@ class Decoder:
         if first is not None:
             x = kernels.rms_norm(residual, first, spec.norm.eps)
         last = len(weights.layers) - 1
+        rotations = self._rotations(step)
         for index, layer in enumerate(weights.layers):
-            q = self._write(index, layer, x, step, cache)
+            q = self._write(index, layer, x, rotations[index], step, cache)
             # Beyond its keys and values, the last layer is needed only where logits are wanted.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
@@ -158,6 +162,22 @@ class Decoder:
         cap = self._spec.logit_soft_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
+    def _rotations(self, step: StepInput) -> list[Rotations]:
+        """cos and sin of each layer."""
+        spec = self._spec
+        everywhere = local = (step.cos, step.sin)
+        if spec.rope.local_theta:
+            halves = [part.chunk(2, dim=1) for part in everywhere]
+            everywhere, local = (
+                (cos.contiguous(), sin.contiguous()) for cos, sin in zip(*halves, strict=True)
+            )
+        found = [everywhere if window is None else local for window in spec.attention.windows]
+        if spec.rope.unrotated_layers:
+            still = (torch.ones_like(everywhere[0]), torch.zeros_like(everywhere[1]))
+            for index in spec.rope.unrotated_layers:
+                found[index] = still
+        return found
+
     def _join(
         self,
         x: torch.Tensor,
@@ -180,6 +200,7 @@ class Decoder:
         index: int,
         layer: LayerWeights,
         x: torch.Tensor,
+        rotations: Rotations,
         step: StepInput,
         cache: torch.Tensor,
     ) -> torch.Tensor:
@@ -193,13 +214,9 @@ class Decoder:
             k = self._kernels.rms_norm(k.contiguous(), k_norm, spec.norm.eps)
             qkv, q_norm, k_norm = torch.cat((q, k, v), dim=1), None, None
         qkv = qkv.view(len(x), -1, spec.attention.head_dim)
-        cos, sin = step.cos, step.sin
-        if index in self._unrotated:
-            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         return self._kernels.rope_and_write(
             qkv,
-            cos,
-            sin,
+            *rotations,
             cache[index, 0],
             cache[index, 1],
             step.write_slots,

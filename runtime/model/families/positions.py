@@ -71,24 +71,33 @@ def read_rope(
     partial = given("partial_rotary_factor", NUMBER.or_none(), partial)
     if partial is not None:
         parameters.setdefault("partial_rotary_factor", partial)
-    name = parameters.get("rope_type", parameters.get("type", "default"))
-    _check(given, where, parameters)
-    if name not in kinds:
-        given.refuse(where, f"rope_type {name!r} is not supported ({', '.join(kinds)})")
-    kind = kinds[name]
-    for needed in NEEDED[kind]:
-        if parameters.get(needed) is None:
-            given.refuse(where, f"rope_type {name!r} needs {needed}")
-    rotated = _rotated(given, where, parameters, head_dim)
-    context = given.size("max_position_embeddings")
     original = given("original_max_position_embeddings", SIZE.or_none(), original)
-    if kind in ("yarn", "longrope", "llama3"):
-        # Outside of `rope_parameters` it counts for more.
-        original = original or parameters.get("original_max_position_embeddings") or context
-        parameters["original_max_position_embeddings"] = original
-    if kind == "longrope" and parameters.get("factor") is None:
-        parameters["factor"] = context / parameters["original_max_position_embeddings"]
-    return Rope(kind, parameters, rotated)
+    kind = _kind(given, where, parameters, kinds, original)
+    return Rope(kind, parameters, _rotated(given, where, parameters, head_dim))
+
+
+def read_two_ropes(given: Given, theta: float, local_theta: float) -> Rope:
+    """How a family rotates whose layers with windows never were extended to longer contexts:
+    `rope_parameters` has an object for each type of layer, an older `rope_scaling` is that of the
+    layers without windows. `theta` and `local_theta` are those of a file that has none."""
+    nested = given("rope_parameters", TABLE.or_none(), None) or {}
+    if not nested.keys() <= {"full_attention", "sliding_attention"}:
+        given.refuse("rope_parameters", "only full_attention and sliding_attention are known")
+    parts: list[dict[str, Any]] = []
+    for name, default in (("full_attention", theta), ("sliding_attention", local_theta)):
+        if not TABLE.or_none().fits(nested.get(name)):
+            given.refuse("rope_parameters", f"{name} is not {TABLE.words}")
+        parts.append(dict(nested.get(name) or {}))
+        if name == "full_attention":
+            parts[0].update(given("rope_scaling", TABLE.or_none(), None) or {})
+        parts[-1].setdefault("rope_theta", default)
+    kind, local = (_kind(given, "rope_parameters", part, KINDS, None) for part in parts)
+    if local != "default":
+        given.refuse("rope_parameters", "only the default rope_type is supported with windows")
+    for part in parts:
+        if part.get("partial_rotary_factor") not in (1.0, None) or not part.get("truncate", True):
+            given.refuse("rope_parameters", "partial_rotary_factor and truncate are not supported")
+    return Rope(kind, parts[0], local_theta=parts[1]["rope_theta"])
 
 
 def read_context(given: Given, rope: Rope) -> int:
@@ -108,6 +117,33 @@ def read_context(given: Given, rope: Rope) -> int:
         original = rope.parameters["original_max_position_embeddings"]
         return max(stated, int(rope.parameters["factor"] * original))
     return stated
+
+
+def _kind(
+    given: Given,
+    where: str,
+    parameters: dict[str, Any],
+    kinds: Mapping[str, str],
+    original: int | None,
+) -> str:
+    """The rope type, of one of `kinds`, after a check that its parameters are known and complete;
+    those that follow from others are added. `original`: what the file says outside of them."""
+    _check(given, where, parameters)
+    name = parameters.get("rope_type", parameters.get("type", "default"))
+    if name not in kinds:
+        given.refuse(where, f"rope_type {name!r} is not supported ({', '.join(kinds)})")
+    kind = kinds[name]
+    for needed in NEEDED[kind]:
+        if parameters.get(needed) is None:
+            given.refuse(where, f"rope_type {name!r} needs {needed}")
+    context = given.size("max_position_embeddings")
+    if kind in ("yarn", "longrope", "llama3"):
+        # Outside of `rope_parameters` it counts for more.
+        original = original or parameters.get("original_max_position_embeddings") or context
+        parameters["original_max_position_embeddings"] = original
+        if kind == "longrope" and parameters.get("factor") is None:
+            parameters["factor"] = context / original
+    return kind
 
 
 def _rotated(

@@ -49,6 +49,7 @@ def decoder(
     mlp: GatedMlp,
     *,
     rope: Rope | None = None,
+    context: int | None = None,
     placement: Placement = "before",
     norm_offset: float = 0.0,
     eps: float = 1e-6,
@@ -56,13 +57,14 @@ def decoder(
     **features: Any,
 ) -> ModelSpec:
     """A decoder with RMSNorm (see `Norm`). `eps` and `tied` are those of a file without the keys;
-    `rope` None: as `read_rope` finds it; `features` are fields of `ModelSpec`."""
+    `rope` and `context` None: as `read_rope` and `read_context` find them; `features` are fields of
+    `ModelSpec`."""
     rope = rope or read_rope(given)
     return ModelSpec(
         vocab_size=given.size("vocab_size"),
         hidden_size=given.size("hidden_size"),
         num_layers=given.size("num_hidden_layers"),
-        max_context=read_context(given, rope),
+        max_context=context or read_context(given, rope),
         norm=Norm(given.number("rms_norm_eps", eps), placement=placement, offset=norm_offset),
         attention=attention,
         mlp=mlp,

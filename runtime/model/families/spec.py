@@ -63,13 +63,15 @@ class Rope:
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
     `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
     None: all; each with the one half of them further on, or with its neighbour if `neighbours`.
-    Nothing is rotated in the layers `unrotated_layers`."""
+    Nothing is rotated in the layers `unrotated_layers`. With a `local_theta`, layers with a window
+    have the `kind` "default" with this `rope_theta`."""
 
     kind: str
     parameters: Mapping[str, Any]
     rotated: int | None = None
     neighbours: bool = False
     unrotated_layers: tuple[int, ...] = ()
+    local_theta: float = 0.0
 
 
 @dataclass(frozen=True)
