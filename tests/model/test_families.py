@@ -224,6 +224,63 @@ def test_harmless_keys(tmp_path: Path) -> None:
     assert ModelConfig.read(tmp_path).spec == spec
 
 
+# What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2, Gemma 3 (1B and
+# 270M), SmolLM3, OLMo 3 and Llama 3.2's like.
+HUB_KEYS: dict[str, dict[str, Any]] = {
+    "phi3": {
+        "attention_bias": False,
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        "full_attn_mod": 1,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "mlp_bias": False,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 6,
+            "long_factor": [1.1] * 6,
+        },
+    },
+    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+    "gemma3": {
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 10000,
+        "sliding_window_pattern": 6,
+        "_sliding_window_pattern": 6,
+        "layer_types": None,
+        "cache_implementation": "hybrid",
+    },
+    "smollm3": {"max_window_layers": 28, "rope_theta": 5000000.0, "rope_scaling": None},
+    "olmo3": {
+        "rope_parameters": None,
+        "rope_theta": 500000,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "attention_factor": 1.2079441541679836,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "glm4": {"rope_parameters": None, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    "llama": {"rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 2}
+    | {"rope_interleaved": False, "is_llama_config": True, "_flash_attn_2_enabled": True},
+}
+
+
+@pytest.mark.parametrize("name", HUB_KEYS)
+def test_files_of_the_hub_are_computed(name: str, tmp_path: Path) -> None:
+    save(configs()[name], tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | HUB_KEYS[name]))
+    found, expected = ours(tmp_path), theirs(tmp_path)
+    assert found is not None and expected is not None
+    assert (expected[: len(found)] - found).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

@@ -59,9 +59,12 @@ IGNORED = _names(
 ONLY: dict[str, Any] = {
     "add_cross_attention": False,
     "attention_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
     "is_causal": True,
     "is_decoder": False,
     "is_encoder_decoder": False,
+    "lm_head_bias": False,
     "mlp_bias": False,
     "pruned_heads": {},
     "rope_interleaved": False,
