@@ -297,16 +297,14 @@ def _check_shape(schema: Any, dialect: Dialect) -> None:
                 parts.append((node, inside, pointer))
             queue += [(below, inside, pointer + path) for path, below in subschemas(node)]
     for part, dialect, pointer in parts:
-        errors = _metaschema(dialect).iter_errors(part)
-        wrong = {pointer + place: message for place, message in map(_described, errors)}
-        for _, _, other in parts:
-            if other.startswith(f"{pointer}/"):
-                wrong = {
-                    at: said for at, said in wrong.items() if not f"{at}/".startswith(f"{other}/")
-                }
+        foreign = tuple(f"{other}/" for _, _, other in parts if other.startswith(f"{pointer}/"))
+        wrong = [
+            (pointer + place, reason[:300])
+            for place, reason in map(_described, _metaschema(dialect).iter_errors(part))
+            if not f"{pointer}{place}/".startswith(foreign)
+        ]
         if wrong:
-            place = min(wrong)
-            raise invalid(place, wrong[place][:300])
+            raise invalid(*min(wrong))
 
 
 @cache
