@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -91,8 +92,7 @@ def test_version_1(tmp_path: Path) -> None:
 
 def test_the_pool_is_sized_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
-    dtype, cache = config.checkpoint_dtype, CacheConfig()
-    assert dtype is not None
+    dtype, cache = torch.float32, CacheConfig()
     size = pool.block_bytes(config, cache.block_size, dtype)
     monkeypatch.setattr(pool, "main_memory", lambda: MainMemory(1 << 30, 40 * size))
     assert pool.choose_num_blocks(config, cache, None, 512, dtype) == 40 * pool.CPU_SHARE
