@@ -306,6 +306,9 @@ def test_plans_that_name_what_there_is_not(folder: Path) -> None:
         plan = replace(plan, copies=np.array([copy], np.int32))
         with pytest.raises(ValueError, match="to be copied is not in"):
             runner.run(plan)
+    plan = make_plan([Work(row) for row in rows_of(runner, PROMPTS[:1])])
+    for last in ((blocks - 1, blocks - 2, SIZE), (blocks - 2, blocks - 1, SIZE)):
+        runner.run(replace(plan, copies=np.array([last], np.int32)))
     assert cold(runner, PROMPTS[1])  # it goes on
 
 
