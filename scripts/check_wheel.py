@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import platform
 import shutil
@@ -22,7 +23,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import platform_wheel
@@ -139,7 +141,7 @@ def check_kernels(wheel: Path, architecture: str, work: Path) -> None:
     files = [f"{platform_wheel.FOLDER}/{name}.so" for name in wanted]
     with zipfile.ZipFile(wheel) as archive:
         paths = [archive.extract(file, work / architecture) for file in files]
-    emulator = [] if architecture == platform.machine() else [f"qemu-{architecture}-static"]
+    emulator = [] if is_own(architecture) else [f"qemu-{architecture}-static"]
     if emulator and shutil.which(emulator[0]) is None:
         print(f"wheel: kernels for {architecture} not tried: there is no {emulator[0]}", flush=True)
         return
@@ -186,6 +188,29 @@ def announce(wheel: Path) -> None:
     print(f"wheel: {wheel.name} ({wheel.stat().st_size / 2**20:.1f} MiB)", flush=True)
 
 
+def is_own(architecture: str) -> bool:
+    return architecture == platform.machine()
+
+
+def with_kernels(plain: Path, architecture: str, work: Path) -> Path:
+    """The checked wheel of an architecture; `plain` where there is no compiler for it."""
+    compiler = platform_wheel.compiler_for(architecture)
+    if find_compiler(compiler) is None:
+        print(f"wheel: none for {architecture}: there is no {compiler}", flush=True)
+        return plain
+    made = platform_wheel.make(plain, architecture, work)
+    check_contents(made)
+    check_kernels(made, architecture, work)
+    announce(made)
+    return made
+
+
+def timed(name: str, check: Callable[[Path, Path], None], wheel: Path, work: Path) -> None:
+    start = time.monotonic()
+    check(wheel, work)
+    print(f"wheel: {name} works ({time.monotonic() - start:.0f} s)", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Build the wheel and try it in fresh environments."
@@ -199,21 +224,20 @@ def main() -> None:
         wheel = plain = build(work)
         check_contents(plain)
         announce(plain)
-        for architecture in ARCHITECTURES:
-            compiler = platform_wheel.compiler_for(architecture)
-            if find_compiler(compiler) is None:
-                print(f"wheel: none for {architecture}: there is no {compiler}", flush=True)
-                continue
-            made = platform_wheel.make(plain, architecture, work)
-            check_contents(made)
-            check_kernels(made, architecture, work)
-            announce(made)
-            if architecture == platform.machine():
-                wheel = made
-        for name, check in (("light client", check_light), ("runtime", check_runtime)):
-            start = time.monotonic()
-            check(wheel, work)
-            print(f"wheel: {name} works ({time.monotonic() - start:.0f} s)", flush=True)
+        for architecture in filter(is_own, ARCHITECTURES):
+            wheel = with_kernels(plain, architecture, work)
+        # Two at a time: an installation keeps one core busy.
+        with ThreadPoolExecutor(2) as pool:
+            tasks = [
+                pool.submit(timed, "runtime", check_runtime, wheel, work),
+                *(
+                    pool.submit(with_kernels, plain, architecture, work)
+                    for architecture in itertools.filterfalse(is_own, ARCHITECTURES)
+                ),
+                pool.submit(timed, "light client", check_light, wheel, work),
+            ]
+            for task in tasks:
+                task.result()
 
 
 if __name__ == "__main__":

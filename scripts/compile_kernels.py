@@ -236,7 +236,9 @@ def faults(report: Report, variant: Variant) -> list[str]:
 
 
 def run_all(jobs: list[Job], processes: int, console: Console) -> list[Report]:
-    """All reports, in the order of the jobs, with a progress bar."""
+    """All reports, in the order of the jobs; with a progress bar where there are processes."""
+    if processes == 1:
+        return [run(job) for job in jobs]
     reports: dict[Job, Report] = {}
     columns = (
         TextColumn("{task.description}"),
@@ -311,7 +313,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="compute capabilities, 90 for 9.0 (80 90)",
     )
     parser.add_argument("--json", type=Path, help="also write the reports here")
-    parser.add_argument("--processes", type=int, default=2, help="how many compile at a time (2)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="how many compile at a time; 1: this one (2)"
+    )
     return parser.parse_args(arguments)
 
 

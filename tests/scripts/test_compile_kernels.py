@@ -36,7 +36,7 @@ def compile_kernels(*arguments: str, interpret: bool = False) -> subprocess.Comp
 def bad(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """What is printed and written of the kernels with faults."""
     path = tmp_path_factory.mktemp("kernels") / "out.json"
-    done = compile_kernels(BAD, "--arch", "90", "--json", str(path))
+    done = compile_kernels(BAD, "--arch", "90", "--json", str(path), "--processes", "1")
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout, json.loads(path.read_text())
 
