@@ -137,7 +137,13 @@ def start_server(demo_model: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(engine: EngineConfig | None = None, **gateway: Any) -> Server:
-        settings = {"program_address": "tcp://127.0.0.1:0", "http_port": 0, **gateway}
+        settings = {
+            "program_address": "tcp://127.0.0.1:0",
+            "http_port": 0,
+            # A bare client sends no pings: it must not be dropped while it waits on a slow machine.
+            "client_timeout": 3600.0,
+            **gateway,
+        }
         config = GatewayConfig(**{"model": str(demo_model), **settings})
         servers.append(Server(config, engine or engine_config(demo_model)))
         return servers[-1]
