@@ -54,6 +54,7 @@ def walk_together(
         assert first.advance(token) and second.advance(token)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_masks_are_llguidances(
     vocabulary: Vocabulary, ours: GrammarCompiler, theirs: GrammarCompiler, pattern: str

@@ -375,10 +375,12 @@ def check_text(
         jsonschema.validate(json.loads(text), arguments["json_schema"])
 
 
+@pytest.mark.slow
 def test_the_interface_on_a_byte_level_tokenizer(shared_dir: Path) -> None:
     check_api(AutoTokenizer.from_pretrained(shared_dir / "data" / "tokenizers" / "gpt2"))
 
 
+@pytest.mark.slow
 def test_the_interface_on_sentencepiece_with_byte_fallback(shared_dir: Path) -> None:
     folder = shared_dir / "data" / "models" / "stories3M"
     check_api(AutoTokenizer.from_pretrained(folder))
