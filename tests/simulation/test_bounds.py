@@ -33,7 +33,7 @@ def test_infinite_bound_is_the_best_order_of_a_cache_that_forgets_nothing(prompt
         ideal = IdealCache()
         for prompt in order:
             ideal.submit(prompt)
-        return ideal.hit_rate
+        return ideal.cached_tokens / ideal.prompt_tokens
 
     best = max(served_in(order) for order in itertools.permutations(prompts))
     assert infinite_bound(_workload(prompts)) == pytest.approx(best)

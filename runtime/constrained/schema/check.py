@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from typing import Any
 
 import jsonschema_rs
 import jsonschema_specifications
+from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from rootlace.runtime.constrained.schema.dialect import (
     IN_PLACE,
+    LIST,
+    MAP,
+    ONE,
     Dialect,
     dialect_of,
     keywords,
@@ -32,6 +35,7 @@ MAX_DEPTH = 128
 """How deep a schema's JSON may be nested; the checks of values recurse along it."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _UNSUPPORTED = {"http://json-schema.org/draft-03/schema"}
+_ANYTHING = {"$schema", "default", "const", "examples"}
 _BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
@@ -283,48 +287,57 @@ def invalid(pointer: str, reason: str) -> InvalidConstraint:
 
 
 def _check_shape(schema: Any, dialect: Dialect) -> None:
-    """Against the metaschema of its draft; what is of another draft inside, against that one's."""
-    parts = [(schema, dialect, "#")]
-    queue = list(parts)
+    """Against the metaschema, one schema at a time: also those that it would not look into."""
+    queue = [(schema, dialect, "#")]
     while queue:
         node, dialect, pointer = queue.pop()
-        if isinstance(node, dict):
-            for key in _BOUNDS & node.keys():
-                if not _is_finite(node[key]):
-                    raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
-            inside = dialect_of(node, dialect)
-            if inside is not dialect:
-                parts.append((node, inside, pointer))
-            queue += [(below, inside, pointer + path) for path, below in subschemas(node)]
-    for part, dialect, pointer in parts:
-        foreign = tuple(f"{other}/" for _, _, other in parts if other.startswith(f"{pointer}/"))
-        wrong = [
-            (pointer + place, reason[:300])
-            for place, reason in map(_described, _metaschema(dialect).iter_errors(part))
-            if not f"{pointer}{place}/".startswith(foreign)
-        ]
-        if wrong:
-            raise invalid(*min(wrong))
+        if isinstance(node, bool):
+            if dialect.number == 4 and pointer == "#":
+                raise invalid(pointer, "draft-04 has no boolean schemas")
+            continue
+        if not isinstance(node, dict):
+            raise invalid(pointer, f"{type(node).__name__} is not a schema (an object or boolean)")
+        if not isinstance(node.get("$schema", ""), str):
+            raise invalid(f"{pointer}/$schema", "it must be a string")
+        dialect = dialect_of(node, dialect)
+        for key in _BOUNDS & node.keys():
+            if isinstance(node[key], int | float) and not abs(node[key]) <= sys.float_info.max:
+                raise invalid(f"{pointer}/{key}", "a number beyond the range of floats")
+        _check_flat(_without_subschemas(node), dialect, pointer)
+        queue += [(below, dialect, pointer + path) for path, below in subschemas(node)]
+
+
+def _without_subschemas(node: dict[str, Any]) -> dict[str, Any]:
+    """A schema with `{}` for those below it, and without what constrains nothing."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in MAP and isinstance(value, dict):
+            value = {name: {} if isinstance(v, dict | bool) else v for name, v in value.items()}
+        elif key in LIST and isinstance(value, list):
+            value = [{} if isinstance(v, dict | bool) else v for v in value]
+        elif key in ONE and isinstance(value, dict):
+            value = {}
+        elif key == "enum" and isinstance(value, list) and value:
+            value = value[:1]  # draft-04 wants each once
+        if key not in _ANYTHING:
+            flat[key] = value
+    return flat
+
+
+def _check_flat(flat: dict[str, Any], dialect: Dialect, pointer: str) -> None:
+    with suppress(ValueError):  # of what is no Unicode, say: the other library tells
+        if _metaschema(dialect).is_valid(flat):
+            return
+    metaschema = dialect.validator(dialect.validator.META_SCHEMA, format_checker=None)
+    errors = sorted(metaschema.iter_errors(flat), key=lambda error: list(map(str, error.path)))
+    for error in errors[:1]:
+        # What is wrong with the likeliest alternative says more than that none of them fits.
+        error = best_match([error]) or error
+        error = error.context[0] if error.context else error
+        path = "".join(f"/{pointer_part(str(part))}" for part in error.absolute_path)
+        raise invalid(pointer + path, error.message[:300])
 
 
 @cache
 def _metaschema(dialect: Dialect) -> jsonschema_rs.Validator:
     return jsonschema_rs.validator_for(dialect.validator.META_SCHEMA, validate_formats=False)
-
-
-def _described(error: jsonschema_rs.ValidationError) -> tuple[str, str]:
-    """Where and what. What is wrong deepest inside an alternative says more than that none fits."""
-    while options := getattr(error.kind, "context", None):
-        error = max(chain(*options), key=lambda inner: len(inner.instance_path))
-    place = "".join(f"/{pointer_part(str(part))}" for part in error.instance_path)
-    if not (listed := getattr(error.kind, "options", None)):
-        return place, error.message
-    # The library lists some of them only.
-    return place, f"{json.dumps(error.instance)} is not one of {json.dumps(listed)}"
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return not isinstance(value, int | float) or math.isfinite(value)
-    except OverflowError:
-        return False

@@ -17,11 +17,11 @@ from tests.constrained.schema.test_regular import compact, matches
 @pytest.mark.parametrize(
     ("schema", "start"),
     [
-        ({"properties": {"a": {"type": "strin"}}}, '#/properties/a/type: "strin"'),
+        ({"properties": {"a": {"type": "strin"}}}, "#/properties/a/type: 'strin'"),
         ({"items": {"minLength": -1}}, "#/items/minLength: -1"),
         ({"properties": {"a/b": 3}}, "#/properties/a~1b: 3"),
         ({"anyOf": []}, "#/anyOf: "),
-        ({"required": "a"}, '#/required: "a"'),
+        ({"required": "a"}, "#/required: 'a'"),
         ({"required": ["a", "a"]}, "#/required: "),
         ({"enum": 3}, "#/enum: 3"),
         ({"not": [1]}, "#/not: "),
@@ -37,8 +37,8 @@ from tests.constrained.schema.test_regular import compact, matches
             },
             "#/$defs/a: the schema refers to itself",
         ),
-        ({"type": "strin"}, '#/type: "strin" is not one of ["array", "boolean", '),
-        ({"type": ["string", "x"]}, '#/type/1: "x" is not one of ["array", "boolean", '),
+        ({"type": "strin"}, "#/type: 'strin' is not one of ['array', 'boolean', "),
+        ({"type": ["string", "x"]}, "#/type/1: 'x' is not one of ['array', 'boolean', "),
         ({"items": {"maximum": 10**400}}, "#/items/maximum: a number beyond the range of floats"),
         ({"patternProperties": {"(a)\\1": True}}, "#/patternProperties: '(a)\\\\1': "),
         ({"$schema": "http://json-schema.org/draft-03/schema#"}, "#/$schema: "),
@@ -70,6 +70,44 @@ def test_a_part_of_another_draft_is_well_formed_in_that_one(schema: Any, wrong: 
         return
     with pytest.raises(InvalidConstraint, match=wrong):
         CheckedSchema({"items": schema}, {})
+
+
+@pytest.mark.parametrize("draft", [4, 6, 7])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"uniqueItems": "yes"}, {"allOf": {"type": "null"}}, {"required": "ab"}, {"maximum": "5"}],
+    ids=str,
+)
+def test_what_is_referred_to_is_checked_wherever_it_stands(draft: int, wrong: Any) -> None:
+    """Metaschemas of old drafts know no `$defs`."""
+    schema = {
+        "$schema": f"http://json-schema.org/draft-0{draft}/schema#",
+        "properties": {"q": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": wrong},
+    }
+    with pytest.raises(InvalidConstraint, match=f"json_schema: #/\\$defs/a/{next(iter(wrong))}"):
+        CheckedSchema(schema, {})
+
+
+def test_an_error_beside_a_part_of_another_draft_is_told() -> None:
+    other = {"$schema": DRAFT4, "minimum": 1, "exclusiveMinimum": True}
+    items = {"minLength": -1, "properties": {"a": other}}
+    with pytest.raises(InvalidConstraint, match="#/items/minLength: -1"):
+        CheckedSchema({"$schema": "http://json-schema.org/draft-07/schema#", "items": items}, {})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"\ud800": {}}, "title": "\udfff"},
+        {"examples": "no list", "default": {"type": 3}},
+        {"$schema": DRAFT4, "enum": ["a", "a"]},
+        {"$schema": DRAFT4, "properties": {"a": True}},
+    ],
+    ids=ascii,
+)
+def test_what_constrains_nothing_is_no_mistake(schema: Any) -> None:
+    CheckedSchema(schema, {})
 
 
 @pytest.mark.parametrize("separator", ["\0", "!", "/", "~2"])
