@@ -18,6 +18,7 @@ from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.schema.regular import MARK, declared_part
 from rootlace.runtime.contracts.matcher import Grammar
+from rootlace.runtime.contracts.plan import MaskRow
 from tests.constrained.random_schemas import random_schema
 
 
@@ -277,6 +278,27 @@ def test_an_automaton_of_something_else_is_given_up(wrong: HybridGrammar) -> Non
     Walker(wrong.vocabulary, 3).walk(wrong.matcher(), wrong.inner.matcher(), 20)
     assert not wrong.trusted
     assert not isinstance(wrong.matcher(), Cursor)
+
+
+def test_trust_that_is_lost_while_a_row_is_looked_up_leaves_no_mask(
+    wrong: HybridGrammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another thread may do: it forgets all masks before this one stores its row."""
+    matcher = wrong.matcher()
+    assert isinstance(matcher, Cursor)
+    matcher.prepare_mask()
+    looked_up = wrong.row
+
+    def row_then_lost(state: int) -> MaskRow | None:
+        row = looked_up(state)
+        wrong.trusted = False
+        wrong.places.forget()
+        return row
+
+    monkeypatch.setattr(wrong, "row", row_then_lost)
+    matcher.place.mask = None
+    assert matcher.mask_row() is None
+    assert matcher.ready is None and matcher.mask_row() is None
 
 
 def test_who_is_under_way_goes_on_in_llguidance_when_the_automaton_is_given_up(

@@ -70,6 +70,8 @@ class Cursor(Matcher):
         row = self._grammar.row(place.state)
         if row is not None and row.address:
             place.mask = row
+            if not self._grammar.trusted:  # lost meanwhile: masks may be forgotten already
+                place.mask = row = None
         return row
 
     def prepare_mask(self) -> None:
