@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -211,13 +211,13 @@ def test_a_child_that_is_gone_is_replaced(service: CompileService) -> None:
     assert service.submit(long("c")).result(timeout=60).matcher().forced_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_bounds_nothing_is_refused(seconds: float) -> None:
     with pytest.raises(msgspec.ValidationError, match="compile_seconds"):
         CompileService(make_compiler, ConstraintConfig(compile_seconds=seconds))
 
 
+@pytest.mark.slow
 def test_an_ordinary_constraint_that_hangs_gives_its_thread_up() -> None:
     compiler = make_compiler()
     compiler.compile(Constraint("regex", "first"))  # it takes longer than those behind it
@@ -316,6 +316,47 @@ def test_failures_are_not_cached_as_grammars() -> None:
     with pytest.raises(KeyError):
         cache.get_or_build("a", lambda: {}["b"])  # type: ignore[arg-type]
     assert cache.get_or_build("a", lambda: Sized(1)).nbytes == 1  # type: ignore[arg-type,return-value]
+
+
+def test_a_failing_build_fails_once_for_all_that_wait() -> None:
+    """Builds of one key never overlap, and who comes after the failure builds anew."""
+    cache = GrammarCache(3, 100)
+    asked, gate = threading.Semaphore(0), threading.Event()
+    builds: list[int] = []
+    failures: list[Exception] = []
+    get = cache.get
+
+    def counted(key: Hashable) -> Grammar | None:
+        asked.release()
+        return get(key)
+
+    cache.get = counted  # type: ignore[method-assign]
+
+    def build() -> Grammar:
+        builds.append(1)
+        gate.wait(100)
+        raise InvalidConstraint("it cannot be")
+
+    def ask() -> None:
+        try:
+            cache.get_or_build("a", build)
+        except InvalidConstraint as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    assert all(asked.acquire(timeout=60) for _ in threads)
+    with cache._lock:  # the last of them asked while it held this
+        gate.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(builds) == 1
+    assert [str(error) for error in failures] == ["it cannot be"] * 10
+    assert not cache._building and cache.get("a") is None
+    with pytest.raises(InvalidConstraint):
+        cache.get_or_build("a", build)
+    assert len(builds) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 
 from rootlace.runtime.contracts.matcher import Grammar
 
@@ -19,8 +20,8 @@ class GrammarCache:
         self._max_entries = max_entries
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[Hashable, Grammar] = OrderedDict()
-        self._building: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._building: dict[Hashable, Future[Grammar]] = {}
+        self._lock = threading.RLock()
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
@@ -32,22 +33,27 @@ class GrammarCache:
     def get_or_build(self, key: Hashable, build: Callable[[], Grammar]) -> Grammar:
         """The grammar of `key`, built once however many threads ask at the same time.
 
-        Raises what `build` raises; a failure is not kept.
+        Raises what `build` raises, in all of these threads; who asks later builds again.
         """
+        own: Future[Grammar] = Future()
         with self._lock:
-            building = self._building.setdefault(key, threading.Lock())
-        with building:
+            grammar = self.get(key)
+            if grammar is not None:
+                return grammar
+            building = self._building.setdefault(key, own)
+        if building is own:
             try:
-                grammar = self.get(key)
-                if grammar is None:
-                    grammar = build()
-                    with self._lock:
-                        self._grammars[key] = grammar
-                        self._evict()
-            finally:
+                grammar = build()
                 with self._lock:
-                    self._building.pop(key, None)
-        return grammar
+                    self._grammars[key] = grammar
+                    self._evict()
+                    del self._building[key]
+            except BaseException as error:
+                del self._building[key]
+                own.set_exception(error)
+                raise
+            own.set_result(grammar)
+        return building.result()
 
     def _evict(self) -> None:
         """Oldest first; the one used last stays whatever its size."""
