@@ -240,6 +240,14 @@ def test_escapes_and_comments() -> None:
     [
         ('root ::= "a"\nother = "b"', "line 2"),
         ('root ::= "a" missing', "line 1: there is no rule 'missing'"),
+        ('root ::= "a"\n\n missing{0}', "line 3: there is no rule 'missing'"),
+        ('root ::= "a" | [] missing', "there is no rule 'missing'"),
+        ('root ::= "a"\nx ::= missing{0}', "line 2: there is no rule 'missing'"),
+        ("root ::= {2}", "line 1: unexpected '{'$"),
+        ("root ::= {" + "1" * 50_000 + "}", "line 1: unexpected '{'$"),
+        ('root ::= "a" | {', "unexpected '{'$"),
+        ('root ::= ("a" {)', r"expected a count like \{2\}"),
+        ('root ::= "a"{' + " " * 50_000 + "3,2}", r"the count \{3,2\} allows nothing$"),
         ('root ::= x\n\nx ::= "a" |\n  (y', "line 4: this group is not closed"),
         ('top ::= "a"', "no rule 'root'"),
         ('root ::= "a"\nroot ::= "b"', "line 2: rule 'root' is defined twice"),
@@ -268,6 +276,7 @@ def test_the_notation_is_recognised() -> None:
     assert is_gbnf('# x\n  root ::= "a"')
     assert is_gbnf('root\n::= "a"')
     assert not is_gbnf('start: "a::=b"')
+    assert is_gbnf("\r\n\t\f root\t::=") and is_gbnf("#" + "\n" * 200_000 + " root ::= x")
 
 
 def test_lark_is_taken_as_it_is(compiler: GrammarCompiler) -> None:
@@ -286,8 +295,9 @@ def test_a_long_chain_of_rules_and_a_large_one(compiler: GrammarCompiler) -> Non
     assert not compiler.compile(ebnf=f"root ::= r0\n{doubling}").matcher().is_accepting()
 
 
-def test_blanks_in_a_count_are_read_in_linear_time() -> None:
+def test_blanks_are_read_in_linear_time() -> None:
     """It would not end otherwise."""
     blanks = " " * 16_000
+    assert not is_gbnf("\n" * 1_000_000)
     with pytest.raises(InvalidConstraint, match="expected a count"):
         parse_gbnf('root ::= "a"{' + blanks + "," + blanks)

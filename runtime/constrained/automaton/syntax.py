@@ -70,7 +70,6 @@ class Reference:
     """What the rule `name` of a grammar describes; only grammars have it, not what is regular."""
 
     name: str
-    line: int = 0
 
 
 Regex = Literal | Chars | Concat | Either | Repeat | Look | LookBehind | Reference

@@ -14,7 +14,7 @@ from rootlace.runtime.constrained.sources.grammar_rules import Regular
 from rootlace.runtime.constrained.sources.lexemes import lark_of
 from rootlace.wire.errors import InvalidConstraint
 
-_GBNF_RULE = re.compile(r"^\s*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[^\S\n]*[A-Za-z_][A-Za-z0-9_-]*\s*::=", re.MULTILINE)
 _LARK_EXCERPT = re.compile(r"\s*(\d+ \||\^)")
 _LARK_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\)")
 

@@ -47,6 +47,7 @@ _UNCLOSED = {'"': "text", "'": "text", "[": "set of characters"}
 def parse_gbnf(text: str) -> Rules:
     """Raises InvalidConstraint naming the line."""
     rules: Rules = {}
+    references: dict[str, int] = {}  # where each is made first
     name = ""
     groups: list[_Group] = []
     at = 0
@@ -66,13 +67,19 @@ def parse_gbnf(text: str) -> Rules:
             elif not name:
                 raise ValueError("expected `name ::=`")
             else:
+                if kind == "name":
+                    references.setdefault(piece[kind], at)
                 _take(kind, piece, groups)
         if not name:
             raise ValueError("there is no rule")
         rules[name] = _closed(groups)
+        for name in references:
+            if name not in rules:
+                at = references[name]
+                raise ValueError(f"there is no rule {name!r}")
     except ValueError as error:
         at = groups[-1].opened if isinstance(error, _NotClosed) else at
-        raise InvalidConstraint(f"ebnf: line {_line(text, at)}: {error}") from None
+        raise InvalidConstraint(f"ebnf: line {text.count(chr(10), 0, at) + 1}: {error}") from None
     return rules
 
 
@@ -103,7 +110,7 @@ def _take(kind: str, piece: re.Match[str], groups: list[_Group]) -> None:
     parts = groups[-1].parts
     at, spelt = piece.start(kind), piece[kind]
     if kind == "name":
-        parts.append(Reference(spelt, _line(piece.string, at)))
+        parts.append(Reference(spelt))
     elif kind == "text":
         parts.append(Literal(_ESCAPED.sub(_character, spelt[1:-1])))
     elif kind == "set":
@@ -123,14 +130,14 @@ def _take(kind: str, piece: re.Match[str], groups: list[_Group]) -> None:
         groups.append(_Group(at))
     elif spelt == ")" and len(groups) > 1:
         groups[-2].parts.append(groups.pop().body())
-    elif spelt == "{":
+    elif spelt == "{" and parts:
         raise ValueError("expected a count like {2}, {2,} or {2,3}")
     elif spelt in _UNCLOSED:
         raise ValueError(f"this {_UNCLOSED[spelt]} is not closed")
     elif spelt == "=" and piece.string.endswith("(", 0, at):
         raise ValueError("look-ahead assertions are not supported")
     else:
-        raise ValueError(f"unexpected {spelt!r}")
+        raise ValueError(f"unexpected {spelt[0]!r}")
 
 
 def _counts(piece: re.Match[str]) -> tuple[int, int | None]:
@@ -140,7 +147,7 @@ def _counts(piece: re.Match[str]) -> tuple[int, int | None]:
     if max(len(least), len(most)) > 6 or max(int(least or 0), int(most or 0)) > MAX_COUNT:
         raise ValueError(f"counts are bounded to {MAX_COUNT}")
     if most and int(most) < int(least or 0):
-        raise ValueError(f"the count {piece['count']} allows nothing")
+        raise ValueError(f"the count {{{least},{most}}} allows nothing")
     return int(least or 0), int(most) if most else None if comma else int(least)
 
 
@@ -167,7 +174,3 @@ def _character(escape: re.Match[str]) -> str:
     if kind.isalnum() and kind not in _SIMPLE:
         raise ValueError(f"unknown escape \\{kind}")
     return _SIMPLE.get(kind, kind)
-
-
-def _line(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1

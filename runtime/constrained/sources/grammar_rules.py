@@ -46,7 +46,7 @@ class Regular:
     """
 
     def __init__(self, rules: Rules, root: str) -> None:
-        """Raises InvalidConstraint where a rule is missing."""
+        """Raises InvalidConstraint where there is no rule `root`."""
         if root not in rules:
             raise InvalidConstraint(f"ebnf: there is no rule {root!r}")
         self.rules = rules
@@ -57,10 +57,6 @@ class Regular:
         callers: dict[str, set[str]] = {name: set() for name in rules}
         for name, body in rules.items():
             for reference in _references(body):
-                if reference.name not in rules:
-                    raise InvalidConstraint(
-                        f"ebnf: line {reference.line}: there is no rule {reference.name!r}"
-                    )
                 callers[reference.name].add(name)
         waiting = deque(rules)
         while waiting:
