@@ -16,6 +16,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.given import IGNORED
+from rootlace.runtime.model.families.positions import OF_KIND
 from rootlace.runtime.model.families.table import families
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
@@ -172,18 +173,39 @@ def cases(config: PreTrainedConfig) -> list[tuple[str, Any]]:
     return [(key, value) for key, values in found.items() for value in values]
 
 
-def ours(folder: Path) -> torch.Tensor | None:
-    """The best logprobs after `TOKENS`, float64; None: refused, by name."""
+def ours(folder: Path, key: str = "") -> torch.Tensor | None:
+    """The best logprobs after `TOKENS`, float64; None: refused, by name of the `key`."""
     try:
         executor = ExecutorConfig(model=str(folder), kernels="reference", dtype="float32")
         runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
     except (UnsupportedModel, InvalidRequest) as error:
         assert str(folder) in str(error)
+        assert names_it(key, str(error).replace(str(folder), ""))
         return None
     work = Work(Row(Blocks(16, 4), list(TOKENS)), params=ALL)
     scores = runner.run(make_plan([work])).scores[0]
     assert scores is not None
     return torch.from_numpy(scores.top_logprobs[0]).double()
+
+
+# A value of these keys may be what another key does not fit.
+ELSEWHERE = {
+    "architectures": ("model_type",),
+    "num_hidden_layers": ("layer_types", "no_rope_layers"),
+    "num_attention_heads": ("num_key_value_heads", "hidden_size"),
+    "sliding_window": ("layer_types",),
+    "use_sliding_window": ("layer_types",),
+    "head_dim": ("partial_rotary_factor", "hidden_size"),
+}
+
+
+def names_it(key: str, message: str) -> bool:
+    """Whether a refusal says which key it is about: where weights do not fit, it names them."""
+    return (
+        key in message
+        or "weight" in message
+        or any(one in message for one in ELSEWHERE.get(key, ()))
+    )
 
 
 def theirs(folder: Path) -> torch.Tensor | None:
@@ -210,7 +232,7 @@ def test_every_key_is_computed_or_refused(name: str, tmp_path: Path) -> None:
     for key, value in edits:
         edited = plain | {key: value}
         file.write_text(json.dumps({k: v for k, v in edited.items() if v is not ABSENT}))
-        found = ours(tmp_path)
+        found = ours(tmp_path, key)
         if found is None:
             refused.add(key)
             continue
@@ -234,8 +256,8 @@ def test_harmless_keys(tmp_path: Path) -> None:
     assert ModelConfig.read(tmp_path).spec == spec
 
 
-# What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2, Gemma 3 (1B and
-# 270M), SmolLM3, OLMo 3 and Llama 3.2's like.
+# What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
+# (1B and 270M), SmolLM3, OLMo 3 and Llama 3.2's like.
 HUB_KEYS: dict[str, dict[str, Any]] = {
     "phi3": {
         "attention_bias": False,
@@ -251,7 +273,12 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
             "long_factor": [1.1] * 6,
         },
     },
-    "gemma2": {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+    "gemma2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "cache_implementation": "hybrid",
+        "sliding_window": 6,
+        "sliding_window_size": 6,
+    },
     "gemma3": {
         "rope_parameters": None,
         "rope_scaling": None,
@@ -291,22 +318,124 @@ def test_files_of_the_hub_are_computed(name: str, tmp_path: Path) -> None:
     assert (expected[: len(found)] - found).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        ({"no_such_key": 3}, ["config.json", "no_such_key", "3", "not known"]),
-        ({"is_causal": False}, ["is_causal", "False", "only True"]),
-        ({"model_type": "mistral"}, ["model_type", "mistral", "LlamaForCausalLM"]),
-    ],
-)
-def test_what_is_refused_is_named(tmp_path: Path, edit: dict[str, Any], words: list[str]) -> None:
-    save(configs()["llama"], tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | edit))
+def write_config(name: str, folder: Path, edit: dict[str, Any]) -> Path:
+    """The file of a configuration without weights, with other values of keys."""
+    config = configs()[name]
+    kind = type(config).__name__.removesuffix("Config").removesuffix("Text")
+    config.architectures = [f"{kind}ForCausalLM"]
+    config.save_pretrained(folder)
+    file = folder / "config.json"
+    edited = json.loads(file.read_text()) | edit
+    file.write_text(json.dumps({k: v for k, v in edited.items() if v is not ABSENT}))
+    return file
+
+
+OLD_LINEAR = {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear", "factor": 8.0}}
+REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("llama", {"no_such_key": 3}, ["config.json", "no_such_key 3", "not known"]),
+    ("llama", {"is_causal": False}, ["is_causal", "False", "only True"]),
+    ("llama", {"model_type": "mistral"}, ["model_type", "mistral", "LlamaForCausalLM"]),
+    # transformers takes these for files without a scaling, and we would not.
+    ("gemma3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
+    ("olmo3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
+    ("gemma2", {"sliding_window_size": 7}, ["sliding_window_size 7", "only 6"]),
+    ("gemma2", {"hidden_act": "relu"}, ["hidden_act 'relu'", "hidden_activation"]),
+    ("gemma3", {"hidden_act": "silu"}, ["hidden_act 'silu'", "hidden_activation"]),
+    ("granite", {"logits_scaling": 0}, ["logits_scaling 0", "positive"]),
+    ("llama", {"architectures": [["X"]]}, ["architectures [['X']]", "list of texts"]),
+    ("llama", {"architectures": "LlamaForCausalLM"}, ["architectures 'Llama", "list of texts"]),
+    ("llama", {"rms_norm_eps": -1}, ["rms_norm_eps -1", "at least 0"]),
+    ("llama", {"head_dim": None, "num_attention_heads": 128}, ["a head of 0 numbers"]),
+    ("llama", {"rope_parameters": None, "rope_theta": -5}, ["json: rope_theta -5", "positive"]),
+    ("gemma3", {"rope_parameters": None, "rope_theta": -5}, ["json: rope_theta -5", "positive"]),
+    ("glm", {"rope_parameters": None, "partial_rotary_factor": 3}, ["partial_rotary_factor 3:"]),
+    ("llama", {"torch_dtype": "bogus"}, ["torch_dtype 'bogus'", "bfloat16"]),
+    ("llama", {"layer_types": ["sliding_attention"] * LAYERS}, ["layer_types", "sliding"]),
+    (
+        "phi3-partial",
+        {"original_max_position_embeddings": None},
+        ["original_max_position_embeddings None", "longrope"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "words"), REFUSED)
+def test_what_is_refused_is_named(
+    name: str, edit: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    write_config(name, tmp_path, edit)
     with pytest.raises(UnsupportedModel) as caught:
         ModelConfig.read(tmp_path)
     for word in words:
         assert word in str(caught.value)
+
+
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"layer_types": ["full_attention"] * LAYERS}),
+    ("llama", {"rope_theta": None}),  # `rope_parameters` has it
+    (
+        "llama-yarn",
+        {"rope_parameters": {**configs()["llama-yarn"].rope_parameters, "type": "yarn"}},
+    ),
+    ("phi3-partial", {"torch_dtype": "torch.bfloat16", "dtype": None}),
+    ("gemma2", {"hidden_act": "gelu_new"}),
+]
+
+
+@pytest.mark.parametrize(("name", "edit"), ACCEPTED)
+def test_what_changes_nothing_is_accepted(name: str, edit: dict[str, Any], tmp_path: Path) -> None:
+    write_config(name, tmp_path, {})
+    plain = ModelConfig.read(tmp_path).spec
+    write_config(name, tmp_path, edit)
+    found = ModelConfig.read(tmp_path).spec
+    for spec in (found, plain):
+        spec.rope.parameters.pop("type", None)
+    assert found == plain
+
+
+def test_finetuned_is_a_remark(tmp_path: Path) -> None:
+    yarn = {"type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64}
+    for scaling in (yarn, yarn | {"finetuned": True}):
+        file = write_config("llama", tmp_path, {"rope_parameters": None, "rope_scaling": scaling})
+        assert file.exists() and ModelConfig.read(tmp_path).spec.max_context == 1024
+
+
+ODD = [None, True, 0, -1, 1, 5e-324, 1e308, 10**400, "x", [["x"]], [0], {"x": []}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            n, marks=() if n in ("phi3-partial", "granite", "gemma3") else pytest.mark.slow
+        )
+        for n in (*NAMES, "phi3-partial")
+    ],
+)
+def test_whatever_a_file_says_it_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    file = write_config(name, tmp_path, {})
+    plain = json.loads(file.read_text())
+    keys = {"rope_scaling", "rope_theta", *plain}
+    edits: list[dict[str, Any]] = [{key: odd} for key in keys - IGNORED for odd in ODD]
+    edits += [{key: odd} for key in ("architectures", "dtype", "eos_token_id") for odd in ODD]
+    for kind, parameters in OF_KIND.items() if name == "granite" else ():
+        rope = plain["rope_parameters"] | {"rope_type": kind}
+        edits += [{"rope_parameters": rope | {key: odd}} for key in parameters for odd in ODD]
+    outcomes = set()
+    for edit in edits:
+        file.write_text(json.dumps(plain | edit))
+        try:
+            outcomes.add(type(ModelConfig.read(tmp_path)))
+        except UnsupportedModel as error:
+            outcomes.add(type(error))
+    assert outcomes == {ModelConfig, UnsupportedModel}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "\udcff", '{"a": 1' + "0" * 5000 + "}"])
+def test_what_is_no_json_object_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UnsupportedModel, match=r"config\.json"):
+        ModelConfig.read(tmp_path)
 
 
 def test_original_context_outside_of_rope_parameters(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ def adapter(folder: Path) -> None:
 
 CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
     "nothing": (touch(), "nothing", ["nothing: there is no such folder", "never downloaded"]),
+    "no user": (touch(), "~nouser/x", ["~nouser/x: it cannot be looked up"]),
+    "a long name": (touch(), "x" * 5000, ["it cannot be looked up: File name too long"]),
     "empty": (touch(), ".", ["no config.json"]),
     "hub name": (touch(), "Qwen/Qwen3-0.6B", ["hf download Qwen/Qwen3-0.6B --local-dir Qwen3"]),
     "path like a hub name": (touch("models/a.txt"), "models/b", ["there is no such folder (mod"]),

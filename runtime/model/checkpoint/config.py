@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rootlace.runtime.model.checkpoint.folder import model_folder
-from rootlace.runtime.model.families.given import COUNT, TEXT, Given, Kind
+from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kind
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
@@ -50,13 +50,18 @@ class ModelConfig:
         return cls(
             path=path,
             spec=spec,
-            checkpoint_dtype=given("dtype", TEXT.or_none(), None)
-            or given("torch_dtype", TEXT.or_none(), None),
+            checkpoint_dtype=given("dtype", DTYPE.or_none(), None)
+            or given("torch_dtype", DTYPE.or_none(), None),
             bos_token_id=given("bos_token_id", TOKEN.or_none(), family.bos_token_id),
             eos_token_ids=_eos(path, given, family),
         )
 
 
+_DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPE = Kind(
+    f"one of {', '.join(_DTYPES)}",
+    lambda name: TEXT.fits(name) and name.removeprefix("torch.") in _DTYPES,
+)
 TOKEN = Kind("a token id", COUNT.fits)
 TOKENS = Kind(
     "a token id or a list of them",
@@ -70,6 +75,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModel(f"{file}: it is nested too deeply") from error
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{file}: not a JSON object")
     return raw
@@ -77,8 +84,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 def _family(file: Path, raw: dict[str, Any]) -> Family:
     known = families()
-    names = raw.get("architectures") or []
-    for name in names if isinstance(names, list) else []:
+    names = Given(file, raw)("architectures", TEXTS.or_none(), None) or []
+    for name in names:
         if name not in known:
             continue
         family = known[name]

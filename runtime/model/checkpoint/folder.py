@@ -27,7 +27,14 @@ def model_folder(given: str | Path) -> Path:
 
     Raises `UnsupportedModel`, saying what is there instead and what to do about it.
     """
-    folder = Path(given).expanduser()
+    try:
+        return _model_folder(given, Path(given).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:  # a user, name or right that is not there
+        why = getattr(error, "strerror", None) or error
+        raise _refusal(given, f"it cannot be looked up: {why}") from error
+
+
+def _model_folder(given: str | Path, folder: Path) -> Path:
     if not folder.is_dir():
         raise _not_a_folder(given, folder)
     if (folder / "adapter_config.json").is_file() and not _has_weights(folder):

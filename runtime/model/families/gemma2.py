@@ -5,6 +5,7 @@ from dataclasses import replace
 from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import POSITIVE, SIZE, TEXT, Given
 from rootlace.runtime.model.families.reading import (
+    ACTIVATIONS,
     WINDOW,
     Family,
     decoder,
@@ -12,7 +13,7 @@ from rootlace.runtime.model.families.reading import (
     grouped_attention,
     windows_by_layer,
 )
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import GatedMlp, ModelSpec
 
 NAMES = replace(
     llama.NAMES,
@@ -25,13 +26,23 @@ NAMES = replace(
 )
 
 
+def read_mlp(given: Given) -> GatedMlp:
+    """The MLP, whose activation is `hidden_activation`; files have it as `hidden_act`, too."""
+    mlp = gated_mlp(given, key="hidden_activation", default="gelu_pytorch_tanh")
+    other = given("hidden_act", TEXT.or_none(), None)
+    if other is not None and ACTIVATIONS.get(other) != mlp.activation:
+        given.refuse("hidden_act", "it is not hidden_activation, which counts")
+    return mlp
+
+
 def _read(given: Given) -> ModelSpec:
     given.only("use_bidirectional_attention", False)
-    given("hidden_act", TEXT.or_none(), None)  # files have it, and `hidden_activation` counts
+    window = given("sliding_window", SIZE, WINDOW)
+    given.only("sliding_window_size", window)  # files have it, and nobody reads it
     biased = given.flag("attention_bias", False)
     attention = grouped_attention(
         given,
-        windows_by_layer(given, given("sliding_window", SIZE, WINDOW), lambda i: i % 2 == 0),
+        windows_by_layer(given, window, lambda index: index % 2 == 0),
         kv_heads=4,
         head_dim=256,
         qkv_bias=biased,
@@ -43,7 +54,7 @@ def _read(given: Given) -> ModelSpec:
         given,
         NAMES,
         attention,
-        gated_mlp(given, key="hidden_activation", default="gelu_pytorch_tanh"),
+        read_mlp(given),
         placement="around",
         norm_offset=1.0,
         tied=True,

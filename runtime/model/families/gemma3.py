@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 from rootlace.runtime.model.families import gemma2
-from rootlace.runtime.model.families.given import NUMBER, POSITIVE, SIZE, TEXT, Given
+from rootlace.runtime.model.families.given import POSITIVE, SIZE, Given
 from rootlace.runtime.model.families.positions import read_two_ropes
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
     decoder,
-    gated_mlp,
     grouped_attention,
     windows_by_layer,
 )
@@ -24,7 +23,6 @@ NAMES = replace(
 def _read(given: Given) -> ModelSpec:
     given.only("use_bidirectional_attention", False)
     given.only("attn_logit_softcapping", None)
-    given("hidden_act", TEXT.or_none(), None)  # files have it, and `hidden_activation` counts
     given("_sliding_window_pattern", SIZE, 6)  # what transformers writes, and does not read
     pattern = given("sliding_window_pattern", SIZE, 6)
     window = given("sliding_window", SIZE, WINDOW)
@@ -39,13 +37,12 @@ def _read(given: Given) -> ModelSpec:
         head_norm=True,
         scale=given("query_pre_attn_scalar", POSITIVE, 256) ** -0.5,
     )
-    theta = given("rope_theta", NUMBER, 1e6)
     return decoder(
         given,
         NAMES,
         attention,
-        gated_mlp(given, key="hidden_activation", default="gelu_pytorch_tanh"),
-        rope=read_two_ropes(given, theta, given("rope_local_base_freq", NUMBER, 1e4)),
+        gemma2.read_mlp(given),
+        rope=read_two_ropes(given, 1e6, 1e4, "rope_local_base_freq"),
         # Here `linear` scaling leads to the length that the file states, not beyond it.
         context=given.size("max_position_embeddings"),
         placement="around",

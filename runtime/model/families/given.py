@@ -9,7 +9,6 @@ Nothing here imports torch: a model that is refused is refused at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +86,13 @@ class Kind:
         return Kind(f"{self.words} or null", lambda value: value is None or self.fits(value))
 
 
-SIZE = Kind("a positive integer", lambda value: type(value) is int and value > 0)
-COUNT = Kind("an integer of at least 0", lambda value: type(value) is int and value >= 0)
-NUMBER = Kind("a number", lambda v: type(v) in (int, float) and math.isfinite(v))
+_LARGE = 1 << 48
+"""No size or number of a model is as large; products of smaller ones do not overflow."""
+SIZE = Kind("a positive integer", lambda value: type(value) is int and 0 < value < _LARGE)
+COUNT = Kind("an integer of at least 0", lambda value: type(value) is int and 0 <= value < _LARGE)
+NUMBER = Kind("a number", lambda v: type(v) in (int, float) and abs(v) < _LARGE)
 POSITIVE = Kind("a positive number", lambda value: NUMBER.fits(value) and value > 0)
+NOT_NEGATIVE = Kind("a number of at least 0", lambda value: NUMBER.fits(value) and value >= 0)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 TEXT = Kind("a text", lambda value: type(value) is str)
 TEXTS = Kind("a list of texts", lambda v: type(v) is list and all(type(one) is str for one in v))
@@ -125,6 +127,13 @@ class Given:
     def size(self, key: str, default: Any = REQUIRED) -> int:
         """A positive integer."""
         found: int = self(key, SIZE, default)
+        return found
+
+    def layers(self) -> int:
+        """`num_hidden_layers`, of which a list is made."""
+        found = self.size("num_hidden_layers")
+        if found > 1 << 16:
+            self.refuse("num_hidden_layers", "these are too many")
         return found
 
     def number(self, key: str, default: Any = REQUIRED) -> float:

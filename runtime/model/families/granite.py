@@ -1,7 +1,7 @@
 """Granite 3 (dense): Llama with multipliers for embedding, scores, branches and logits."""
 
 from rootlace.runtime.model.families import llama
-from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.given import POSITIVE, Given
 from rootlace.runtime.model.families.reading import (
     Family,
     decoder,
@@ -23,7 +23,7 @@ def _read(given: Given) -> ModelSpec:
         gated_mlp(given, bias=given.flag("mlp_bias", False)),
         embedding_multiplier=given.number("embedding_multiplier", 1.0),
         residual_multiplier=given.number("residual_multiplier", 1.0),
-        logit_multiplier=1.0 / given.number("logits_scaling", 1.0),
+        logit_multiplier=1.0 / given("logits_scaling", POSITIVE, 1.0),
     )
 
 

@@ -27,7 +27,7 @@ KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn":
 
 def _read(given: Given) -> ModelSpec:
     window = given("sliding_window", SIZE.or_none(), None)
-    windows = (window,) * given.size("num_hidden_layers")
+    windows = (window,) * given.layers()
     attention = grouped_attention(given, windows)
     rope = read_rope(given, original=4096, head_dim=attention.head_dim, kinds=KINDS)
     return decoder(given, NAMES, attention, gated_mlp(given), rope=rope, eps=1e-5)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rootlace.runtime.model.families.given import COUNT, SIZE, TEXT, TEXTS, Given
+from rootlace.runtime.model.families.given import COUNT, NOT_NEGATIVE, SIZE, TEXT, TEXTS, Given
 from rootlace.runtime.model.families.positions import read_context, read_rope
 from rootlace.runtime.model.families.spec import (
     Activation,
@@ -63,9 +63,11 @@ def decoder(
     return ModelSpec(
         vocab_size=given.size("vocab_size"),
         hidden_size=given.size("hidden_size"),
-        num_layers=given.size("num_hidden_layers"),
+        num_layers=given.layers(),
         max_context=context or read_context(given, rope),
-        norm=Norm(given.number("rms_norm_eps", eps), placement=placement, offset=norm_offset),
+        norm=Norm(
+            float(given("rms_norm_eps", NOT_NEGATIVE, eps)), placement=placement, offset=norm_offset
+        ),
         attention=attention,
         mlp=mlp,
         rope=rope,
@@ -93,15 +95,16 @@ def grouped_attention(
         given.refuse(
             "num_key_value_heads", f"num_attention_heads ({heads}) is not a multiple of it"
         )
-    if head_dim % 2:
-        given.refuse("head_dim" if "head_dim" in given else "hidden_size", "heads are of odd size")
+    if head_dim % 2 or head_dim == 0:
+        key = "head_dim" if "head_dim" in given else "hidden_size"
+        given.refuse(key, f"a head of {head_dim} numbers is not supported")
     return Attention(
         **{
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": head_dim,
             "scale": head_dim**-0.5,
-            "windows": windows or (None,) * given.size("num_hidden_layers"),
+            "windows": windows or windows_by_layer(given, None),
         }
         | features
     )
@@ -122,7 +125,7 @@ def windows_by_layer(
 ) -> tuple[int | None, ...]:
     """The windows that `layer_types` gives, where `window` is that of the layers which have one.
     Without `layer_types`, these are the layers whose index `slides`."""
-    count = given.size("num_hidden_layers")
+    count = given.layers()
     kinds = given("layer_types", TEXTS.or_none(), None)
     if kinds is None:
         return tuple(window if slides(index) else None for index in range(count))

@@ -18,7 +18,7 @@ _FLAGS = Kind("a list of 0 and 1", lambda v: type(v) is list and all(one in (0, 
 
 
 def _read(given: Given) -> ModelSpec:
-    count = given.size("num_hidden_layers")
+    count = given.layers()
     interval = given("no_rope_layer_interval", SIZE, 4)
     rotates = given("no_rope_layers", _FLAGS.or_none(), None)
     if rotates is None:
