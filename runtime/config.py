@@ -67,7 +67,11 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class ExecutorConfig:
-    """Model execution. `dtype="auto"` takes the checkpoint's; `context_length` may only shorten."""
+    """Model execution. `dtype="auto"` takes the checkpoint's.
+
+    `context_length` shortens the context; with `longrope` one beyond the original context, which is
+    the default there, is served by the other set of factors, for texts of every length.
+    """
 
     model: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = option(
@@ -75,7 +79,9 @@ class ExecutorConfig:
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
     threads: Positive | None = option(None, "CPU threads of the engine.")
-    context_length: Positive | None = option(None, "Shorten the context window.")
+    context_length: Positive | None = option(
+        None, "Context window; by default the model's, with longrope the original one."
+    )
     kv_memory_bytes: Positive | None = option(
         None, "Memory of the KV pool, such as 512M or 4G.", flag="--kv-memory", size=True
     )

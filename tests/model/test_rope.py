@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.decoder.frequencies import frequencies
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.positions import NEEDED
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
@@ -53,6 +55,10 @@ SCALINGS: list[dict[str, Any]] = [
         "long_factor": [3.0] * 32,
     },
 ]
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SETS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
 
 
 def saved(folder: Path, **fields: Any) -> LlamaConfig:
@@ -118,6 +124,20 @@ def test_length_of_the_context(tmp_path: Path) -> None:
         ({"rope_type": "linear", "factor": 2.0, "mystery": 1}, "mystery is not known"),
         ({"rope_type": "proportional"}, "'proportional' is not supported"),
         ({"rope_type": ["yarn"]}, "rope_type is not a text"),
+        ({"factor": 4.0, ORIGINAL: 64}, "factor is not known with rope_type 'default'"),
+        ({"rope_type": "default", "factor": 2.0}, "factor is not known with"),
+        ({"rope_type": "linear", "factor": 2.0, "low_freq_factor": 1.0}, "low_freq_factor is not"),
+        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "contradict"),
+        ({"rope_type": "yarn", "factor": 2.0, "max_position_embeddings": 9}, "max_position_embed"),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419},
+            r"\(1\), for what",
+        ),
+        ({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1.0}, "a rope_theta of 1"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}, "beta_fast is not"),
+        ({"rope_type": "llama3", **LLAMA3, "low_freq_factor": 0}, "low_freq_factor is not"),
+        ({"rope_type": "longrope", **SETS, ORIGINAL: 1}, f"{ORIGINAL} is 1"),
+        ({"rope_type": "longrope", **SETS, "long_factor": [0.0]}, "long_factor is not"),
     ],
 )
 def test_a_scaling_that_is_refused(scaling: Any, words: str, tmp_path: Path) -> None:
@@ -152,3 +172,25 @@ def test_yarn_beyond_the_original_context(kernels: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="context_length 1025"):
         longer = ExecutorConfig(model=str(tmp_path), context_length=1025)
         ModelRunner.load(longer, CacheConfig(16, 40), 1024, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "context", "words"),
+    [
+        (None, 128, "with short_factor, which serves up to 128; for texts of up to 256"),
+        (100, 100, "with short_factor, which serves up to 128; for texts of up to 256"),
+        (200, 200, "long_factor is used for texts of every length, also for those of up to 128"),
+    ],
+)
+def test_which_set_of_longrope_serves_is_said(
+    asked: int | None, context: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configs()["phi3-partial"]
+    config.architectures = ["Phi3ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        rotary = RotaryEmbedding(
+            ModelConfig.read(tmp_path), asked, torch.device("cpu"), torch.float32
+        )
+    assert rotary.context_length == context
+    assert words in caplog.text

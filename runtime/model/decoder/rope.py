@@ -39,14 +39,9 @@ class RotaryEmbedding:
         spec = config.spec
         rope, most = spec.rope, spec.max_context
         self.context_length = min(requested or most, most)
-        if rope.kind == "longrope" and requested is None:
-            original = int(rope.parameters["original_max_position_embeddings"])
-            self.context_length = min(most, original)
-            log.info(
-                "the context is %d tokens, for which short_factor was made; one of up to %d, with "
-                "long_factor for all, is to be asked for (context_length)",
-                self.context_length,
-                most,
+        if rope.kind == "longrope":
+            self._choose_factors(
+                requested, int(rope.parameters["original_max_position_embeddings"]), most
             )
         pairs = spec.attention.head_dim // 2
         rotated = (rope.rotated or spec.attention.head_dim) // 2
@@ -67,6 +62,30 @@ class RotaryEmbedding:
         self._scaling = None if scaling == 1.0 else factor.to(device)
         self._dtype = dtype
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _choose_factors(self, requested: int | None, original: int, most: int) -> None:
+        """Of `longrope`; says which set serves all texts where both could."""
+        if requested is None:
+            self.context_length = min(most, original)
+        if most <= original:
+            return
+        if self.context_length > original:
+            log.warning(
+                "the context is %d tokens: long_factor is used for texts of every length, also for "
+                "those of up to %d, which get other numbers than with a context of up to %d",
+                self.context_length,
+                original,
+                original,
+            )
+        else:
+            log.warning(
+                "the context is %d tokens, with short_factor, which serves up to %d; for texts of "
+                "up to %d, ask for a longer context (context_length): then long_factor is used for "
+                "texts of every length",
+                self.context_length,
+                original,
+                most,
+            )
 
     def tabulate(self, max_bytes: int = TABLE_BYTES) -> None:
         """Compute the rotations of all positions now, if they take no more than `max_bytes`: then
