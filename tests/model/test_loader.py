@@ -94,7 +94,7 @@ def resident(file: Path) -> int:
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is mapped")
 def test_weights_are_not_in_memory_twice(tmp_path: Path) -> None:
     """What was copied from the file goes, and the embedding is the file itself."""
-    shape = {**SHAPE, "vocab_size": 4096}
+    shape = {**SHAPE, "vocab_size": 4096, "intermediate_size": 4096}
     theirs = tmp_path / "theirs"  # which transformers may still have mapped
     save(LlamaConfig(**shape, tie_word_embeddings=True), theirs, dtype=torch.bfloat16)
     stored = load_file(theirs / "model.safetensors")

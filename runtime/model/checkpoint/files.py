@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,12 @@ class _Place:
 
 
 class Checkpoint:
-    """The safetensors files of a model folder, memory-mapped.
+    """The safetensors files of a model folder, memory-mapped to be read only.
 
-    A file stays mapped as long as this object or a tensor of it lives. It may be replaced or
-    deleted meanwhile, but not be written to: tensors would change, or end the process.
+    A file may be larger than the machine's memory: of a mapping that may be written to, the system
+    wants to know at once that it can keep all of it. A file stays mapped as long as this object or
+    a tensor of it lives. It may be replaced or deleted meanwhile, but not be written to: tensors
+    would change, or end the process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +81,7 @@ class Checkpoint:
         return self._places.keys()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The stored tensor, backed by the mapped file; what is written to it stays in memory."""
+        """The stored tensor, backed by the mapped file; writing to it ends the process."""
         if name not in self._places:
             raise UnsupportedModel(f"{self._folder}: weights are missing: {name}")
         place, dtype = self._places[name], self._dtype(name)
@@ -87,7 +90,10 @@ class Checkpoint:
             end = place.begin + count * dtype.itemsize
             found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
         else:
-            found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
+            with warnings.catch_warnings():
+                # torch cannot mark a tensor as read-only, and says so.
+                warnings.filterwarnings("ignore", "The given buffer is not writable")
+                found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
         return found.view(place.shape)
 
     def release(self, name: str) -> None:
@@ -115,7 +121,7 @@ class Checkpoint:
             raise UnsupportedModel(f"{self._folder}: neither {SINGLE} nor {INDEX} is there")
         try:
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UnsupportedModel(f"{index}: not a weight index: {error!r}") from error
         for name in names:
             # The index is data: it may not lead out of the folder.
@@ -132,7 +138,7 @@ class Checkpoint:
             with file.open("rb") as opened:
                 size = int.from_bytes(opened.read(8), "little")
                 header = json.loads(opened.read(size))
-                self._files[name] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._files[name] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise UnsupportedModel(f"{file}: the file is missing") from None
         except (OSError, SafetensorError) as error:
