@@ -24,7 +24,7 @@ PATIENCE = 3
 """After so many refusals of one value it is begun anew; after so many beginnings, the value that
 contains it."""
 BASE_BYTES = 1 << 14
-_NOT_NUMBER = frozenset(range(256)) - NUMBER_BYTES
+_NOT_NUMBER = [bytes((byte,)) for byte in range(256) if byte not in NUMBER_BYTES]
 
 
 class CheckedGrammar:
@@ -199,9 +199,10 @@ class CheckedMatcher(Matcher):
         prefix = self._vocabulary.token_bytes[token_id][: violation.length]
         if not prefix:
             return np.array([token_id], np.int32)
+        order = self._vocabulary.order
         if violation.number:
-            return self._vocabulary.order.going_on_with(prefix[:-1], _NOT_NUMBER)
-        return self._vocabulary.order.beginning_with(prefix)
+            return np.concatenate([order.beginning_with(prefix[:-1] + b) for b in _NOT_NUMBER])
+        return order.beginning_with(prefix)
 
     def error(self) -> str:
         return self._error or self._inner.error()

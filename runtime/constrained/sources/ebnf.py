@@ -40,9 +40,5 @@ def lark_error(error: InvalidConstraint) -> InvalidConstraint:
     """llguidance writes places as `line(column)`, and below it the lines around the place; those
     are left out, because the last of them are not the user's."""
     lines = [line for line in str(error).splitlines() if not _LARK_EXCERPT.match(line)]
-    said = " ".join(" ".join(lines).split())
-    return InvalidConstraint(f"ebnf: {_LARK_PLACE.sub(_place, said)}")
-
-
-def _place(match: re.Match[str]) -> str:
-    return f"line {match[1]}, column {match[2]}"
+    said = _LARK_PLACE.sub(r"line \1, column \2", " ".join(" ".join(lines).split()))
+    return InvalidConstraint(f"ebnf: {said}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,10 +20,6 @@ class TokenOrder:
         """int32: the tokens whose bytes begin with `prefix`."""
         start = bisect_left(self._texts, prefix)
         return self._tokens[start : bisect_left(self._texts, bytes_after(prefix), start)]
-
-    def going_on_with(self, prefix: bytes, following: Iterable[int]) -> np.ndarray:
-        """int32: the tokens that begin with `prefix` and one of the bytes `following`."""
-        return np.concatenate([self.beginning_with(prefix + bytes((b,))) for b in following])
 
 
 def bytes_after(prefix: bytes) -> bytes:
