@@ -48,11 +48,10 @@ class GrammarCache:
                     self._grammars[key] = grammar
                     self._evict()
                     del self._building[key]
+                own.set_result(grammar)
             except BaseException as error:
                 del self._building[key]
                 own.set_exception(error)
-                raise
-            own.set_result(grammar)
         return building.result()
 
     def _evict(self) -> None:
