@@ -6,17 +6,22 @@ Every slot that is not part of a sequence is NaN before a test begins: reading o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import Gemma2Config, PreTrainedModel
 
+from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
@@ -248,6 +253,32 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(
     mean, most = (1.0, 1.5) if kernels == "native" else (1.5, 3.0)
     assert ours_error.mean() < mean * theirs_error.mean()
     assert ours_error.max() < most * theirs_error.max()
+
+
+class Enough(Exception):
+    """What is asked about has been seen."""
+
+
+def test_gemma_rounds_what_embeddings_are_multiplied_by(tmp_path: Path) -> None:
+    """The root of 96, where that of 64 would be the same in every type."""
+    theirs = save(
+        Gemma2Config(**{**SHAPE, "hidden_size": 96}, head_dim=16), tmp_path, dtype=torch.bfloat16
+    )
+    seen: list[torch.Tensor] = []
+
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        seen.append(x)
+        raise Enough
+
+    config = ModelConfig.read(tmp_path)
+    weights = load_weights(config, torch.bfloat16, torch.device("cpu"))
+    decoder = Decoder(config.spec, weights, replace(REFERENCE, rms_norm=rms_norm))
+    ids = torch.arange(VOCAB)
+    step: Any = SimpleNamespace(token_ids=ids)
+    with torch.inference_mode():
+        with pytest.raises(Enough):
+            decoder.forward(step, torch.empty(0))
+        assert torch.equal(seen[0], theirs.get_input_embeddings()(ids))
 
 
 def test_float32_of_a_bfloat16_checkpoint(tmp_path: Path) -> None:
