@@ -65,8 +65,11 @@ def test_the_same_places_every_time_through_all_of_the_product(mutants: Any) -> 
         assert any((ROOT / path).exists() for path in mutants.tests_of(place.file)), place.file
 
 
-def test_a_fault_is_found_or_not(mutants: Any, tmp_path: Path) -> None:
+def test_a_fault_is_found_or_not(
+    mutants: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder of two functions, of which one is tested."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starting them takes seconds
     (tmp_path / "frontend").mkdir()
     (tmp_path / "tests").mkdir()
     code = "def f(a):\n    return a + 1\n\ndef g(a):\n    return a * 2\n"
