@@ -24,8 +24,9 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import platform_wheel
 
@@ -228,7 +229,7 @@ def main() -> None:
             wheel = with_kernels(plain, architecture, work)
         # Two at a time: an installation keeps one core busy.
         with ThreadPoolExecutor(2) as pool:
-            tasks = [
+            tasks: list[Future[Any]] = [
                 pool.submit(timed, "runtime", check_runtime, wheel, work),
                 *(
                     pool.submit(with_kernels, plain, architecture, work)
