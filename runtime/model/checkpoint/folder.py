@@ -113,7 +113,7 @@ def _base_of_adapter(folder: Path) -> str:
     try:
         found = json.loads((folder / "adapter_config.json").read_text("utf-8"))
         return str(found["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "adapter_config.json names it"
 
 

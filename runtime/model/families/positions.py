@@ -177,7 +177,7 @@ def _kind(
     for needed in NEEDED[kind]:
         if parameters.get(needed) is None:
             given.refuse(where, f"rope_type {name!r} needs {needed}")
-    _check(given, where, parameters, name, COMMON | OF_KIND[kind])
+    _check(given, where, parameters, name, kind)
     context = given.size("max_position_embeddings")
     if ORIGINAL in OF_KIND[kind]:
         # Outside of `rope_parameters` it counts for more.
@@ -226,11 +226,10 @@ def _rotated(
     return None if rotated == head_dim else rotated
 
 
-def _check(
-    given: Given, where: str, parameters: dict[str, Any], name: str, known: Mapping[str, Kind]
-) -> None:
-    """Refuse what a rotation of this name does not use, unless it has no value."""
-    if "attn_factor" in parameters and "attention_factor" in known:
+def _check(given: Given, where: str, parameters: dict[str, Any], name: str, kind: str) -> None:
+    """Refuse what a rotation of this kind, by this name, does not use, unless it has no value."""
+    known = COMMON | OF_KIND[kind]
+    if kind == "yarn" and parameters.get("attn_factor") is not None:
         given.refuse(where, _of_attn_factor(parameters))
     for key, value in sorted(parameters.items()):
         if key in known and not known[key].fits(value):
