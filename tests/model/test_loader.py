@@ -263,6 +263,20 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ),
         ["model.safetensors.index.json"],
     ),
+    "list as index": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text("[]"),
+        ),
+        ["model.safetensors.index.json", "not a weight index"],
+    ),
+    "deep index": (
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text("[" * 100_000),
+        ),
+        ["model.safetensors.index.json", "not a weight index"],
+    ),
     "index leads outside": (
         lambda f: (
             (f / "model.safetensors").unlink(),
