@@ -83,7 +83,17 @@ class _Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default or "nonzero" in str(func):
             raise RuntimeError(f"{func} makes the host wait: not permitted while capturing")
         if func._schema.is_mutable:
-            for leaf in tree_leaves((args, kwargs)):
+            # Only what is written to: weights may lie in files that are mapped to be read.
+            named = {
+                one.name: value for one, value in zip(func._schema.arguments, args, strict=False)
+            }
+            named |= kwargs
+            written = [
+                named[one.name]
+                for one in func._schema.arguments
+                if one.name in named and one.alias_info and one.alias_info.is_write
+            ]
+            for leaf in tree_leaves(written):
                 if _is_tensor(leaf) and _storage(leaf) not in self._before:
                     storage = leaf.untyped_storage()
                     self._before[_storage(leaf)] = (storage, storage.clone())
