@@ -11,14 +11,10 @@ from rootlace.runtime.model.families.positions import read_rope
 from rootlace.runtime.model.families.reading import Family, decoder, gated_mlp, grouped_attention
 from rootlace.runtime.model.families.spec import ModelSpec
 
-NAMES = replace(
-    llama.NAMES,
-    parts={
-        **llama.NAMES.parts,
-        "gate_up": ("mlp.gate_up_proj",),
-        "attention_out_norm": ("post_self_attn_layernorm",),
-        "mlp_out_norm": ("post_mlp_layernorm",),
-    },
+NAMES = llama.NAMES.with_parts(
+    gate_up="mlp.gate_up_proj",
+    attention_out_norm="post_self_attn_layernorm",
+    mlp_out_norm="post_mlp_layernorm",
 )
 
 

@@ -4,6 +4,7 @@ from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import POSITIVE, Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    biases,
     decoder,
     gated_mlp,
     grouped_attention,
@@ -12,9 +13,8 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
-        given, qkv_bias=biased, output_bias=biased, scale=given.number("attention_multiplier", 1.0)
+        given, scale=given.number("attention_multiplier", 1.0), **biases(given)
     )
     return decoder(
         given,

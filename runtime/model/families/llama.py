@@ -3,6 +3,7 @@
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    biases,
     decoder,
     gated_mlp,
     grouped_attention,
@@ -26,8 +27,7 @@ NAMES = WeightNames(
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given.flag("attention_bias", False)
-    attention = grouped_attention(given, qkv_bias=biased, output_bias=biased)
+    attention = grouped_attention(given, **biases(given))
     return decoder(given, NAMES, attention, gated_mlp(given, bias=given.flag("mlp_bias", False)))
 
 

@@ -1,27 +1,26 @@
 """OLMo 2: norms behind attention and MLP, and of all queries and all keys of a token."""
 
-from dataclasses import replace
-
 from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import Given
-from rootlace.runtime.model.families.reading import Family, decoder, gated_mlp, grouped_attention
+from rootlace.runtime.model.families.reading import (
+    Family,
+    biases,
+    decoder,
+    gated_mlp,
+    grouped_attention,
+)
 from rootlace.runtime.model.families.spec import ModelSpec
 
-NAMES = replace(
-    llama.NAMES,
-    parts={
-        **llama.NAMES.parts,
-        "q_norm": ("self_attn.q_norm",),
-        "k_norm": ("self_attn.k_norm",),
-        "attention_out_norm": ("post_attention_layernorm",),
-        "mlp_out_norm": ("post_feedforward_layernorm",),
-    },
+NAMES = llama.NAMES.with_parts(
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    attention_out_norm="post_attention_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
 )
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given.flag("attention_bias", False)
-    attention = grouped_attention(given, qkv_bias=biased, output_bias=biased, joint_norm=True)
+    attention = grouped_attention(given, **biases(given), joint_norm=True)
     return decoder(given, NAMES, attention, gated_mlp(given), placement="after", eps=1e-5)
 
 

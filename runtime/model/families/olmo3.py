@@ -6,6 +6,7 @@ from rootlace.runtime.model.families.positions import read_two_ropes
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
+    biases,
     decoder,
     gated_mlp,
     grouped_attention,
@@ -20,12 +21,10 @@ def _read(given: Given) -> ModelSpec:
     # Of another one it would be unclear whether it is that of the layers with windows, too.
     given.only("rope_theta", THETA)
     window = given("sliding_window", SIZE, WINDOW)
-    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
         given,
         windows_by_layer(given, window, lambda index: (index + 1) % 4 != 0),
-        qkv_bias=biased,
-        output_bias=biased,
+        **biases(given),
         joint_norm=True,
     )
     return decoder(

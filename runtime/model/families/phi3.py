@@ -1,7 +1,5 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused projections, of whose heads a part may be rotated."""
 
-from dataclasses import replace
-
 from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import SIZE, Given
 from rootlace.runtime.model.families.positions import read_rope
@@ -13,14 +11,7 @@ from rootlace.runtime.model.families.reading import (
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
-NAMES = replace(
-    llama.NAMES,
-    parts={
-        **llama.NAMES.parts,
-        "qkv": ("self_attn.qkv_proj",),
-        "gate_up": ("mlp.gate_up_proj",),
-    },
-)
+NAMES = llama.NAMES.with_parts(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 """What files call the rope types: `su` is longrope's first name, `yarn` was never YaRN's."""
 

@@ -1,11 +1,10 @@
 """Qwen3 (dense): queries and keys are normed per head; windows as Qwen2's."""
 
-from dataclasses import replace
-
 from rootlace.runtime.model.families import llama
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.reading import (
     Family,
+    biases,
     decoder,
     gated_mlp,
     grouped_attention,
@@ -13,21 +12,16 @@ from rootlace.runtime.model.families.reading import (
 )
 from rootlace.runtime.model.families.spec import ModelSpec
 
-NAMES = replace(
-    llama.NAMES,
-    parts={**llama.NAMES.parts, "q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)},
-)
+NAMES = llama.NAMES.with_parts(q_norm="self_attn.q_norm", k_norm="self_attn.k_norm")
 
 
 def _read(given: Given) -> ModelSpec:
-    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
         given,
         upper_windows(given),
         kv_heads=32,
         head_dim=128,
-        qkv_bias=biased,
-        output_bias=biased,
+        **biases(given),
         head_norm=True,
     )
     return decoder(given, NAMES, attention, gated_mlp(given))

@@ -110,6 +110,12 @@ def grouped_attention(
     )
 
 
+def biases(given: Given) -> dict[str, Any]:
+    """Fields of `Attention`: `attention_bias` is that of all its projections."""
+    biased = given.flag("attention_bias", False)
+    return {"qkv_bias": biased, "output_bias": biased}
+
+
 def gated_mlp(
     given: Given, bias: bool = False, key: str = "hidden_act", default: str = "silu"
 ) -> GatedMlp:
@@ -138,10 +144,12 @@ def windows_by_layer(
 
 
 def upper_windows(given: Given) -> tuple[int | None, ...]:
-    """As `windows_by_layer`, of the layers from `max_window_layers` on; `sliding_window` counts
-    only where `use_sliding_window` says so."""
-    window = given("sliding_window", SIZE.or_none(), WINDOW)
+    """As `windows_by_layer`, of the layers from `max_window_layers` on."""
     first = given("max_window_layers", COUNT, 28)
-    if not given.flag("use_sliding_window", False):
-        window = None
-    return windows_by_layer(given, window, lambda index: index >= first)
+    return windows_by_layer(given, chosen_window(given, WINDOW), lambda index: index >= first)
+
+
+def chosen_window(given: Given, default: int | None) -> int | None:
+    """`sliding_window`, `default` where it is not there; None unless `use_sliding_window`."""
+    window: int | None = given("sliding_window", SIZE.or_none(), default)
+    return window if given.flag("use_sliding_window", False) else None

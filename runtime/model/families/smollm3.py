@@ -7,6 +7,8 @@ from rootlace.runtime.model.families.given import COUNT, SIZE, Given, Kind
 from rootlace.runtime.model.families.positions import read_rope
 from rootlace.runtime.model.families.reading import (
     Family,
+    biases,
+    chosen_window,
     decoder,
     gated_mlp,
     grouped_attention,
@@ -25,17 +27,12 @@ def _read(given: Given) -> ModelSpec:
         rotates = [(index + 1) % interval != 0 for index in range(count)]
     if len(rotates) < count:
         given.refuse("no_rope_layers", f"there are {count} layers")
-    window = given("sliding_window", SIZE.or_none(), None)
-    if not given.flag("use_sliding_window", False):
-        window = None
     given("max_window_layers", COUNT, 0)  # files have it, and nobody reads it
-    biased = given.flag("attention_bias", False)
     attention = grouped_attention(
         given,
-        windows_by_layer(given, window, lambda index: not rotates[index]),
+        windows_by_layer(given, chosen_window(given, None), lambda index: not rotates[index]),
         kv_heads=4,
-        qkv_bias=biased,
-        output_bias=biased,
+        **biases(given),
     )
     unrotated = tuple(index for index in range(count) if not rotates[index])
     return decoder(

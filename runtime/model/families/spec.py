@@ -8,7 +8,7 @@ decoder that has never heard of a feature may run every model without it and ref
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -88,6 +88,10 @@ class WeightNames:
     parts: Mapping[str, tuple[str, ...]]
     final_norm: str
     head: str
+
+    def with_parts(self, **parts: str) -> WeightNames:
+        """These names, with parts that are one module each, further ones or other ones."""
+        return replace(self, parts={**self.parts, **{name: (one,) for name, one in parts.items()}})
 
 
 @dataclass(frozen=True)
