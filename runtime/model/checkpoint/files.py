@@ -71,11 +71,6 @@ class Checkpoint:
                 )
             self._dtype(name)
 
-    @staticmethod
-    def exists(folder: Path) -> bool:
-        """Whether a folder has weights at all."""
-        return (folder / SINGLE).exists() or (folder / INDEX).exists()
-
     def names(self) -> Collection[str]:
         """Every stored tensor."""
         return self._places.keys()

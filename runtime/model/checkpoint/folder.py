@@ -37,7 +37,7 @@ def model_folder(given: str | Path) -> Path:
 def _model_folder(given: str | Path, folder: Path) -> Path:
     if not folder.is_dir():
         raise _not_a_folder(given, folder)
-    if (folder / "adapter_config.json").is_file() and not _has_weights(folder):
+    if (folder / "adapter_config.json").is_file() and not has_weights(folder):
         base = _base_of_adapter(folder)
         raise _refusal(
             given,
@@ -59,7 +59,7 @@ def _model_folder(given: str | Path, folder: Path) -> Path:
 def servable_folder(given: str | Path) -> Path:
     """As `model_folder`, of a model that has weights and a tokenizer in files that are read."""
     folder = model_folder(given)
-    if not _has_weights(folder):
+    if not has_weights(folder):
         raise _no_weights(given, folder)
     if not (folder / "tokenizer.json").is_file():
         resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
@@ -69,7 +69,8 @@ def servable_folder(given: str | Path) -> Path:
     return folder
 
 
-def _has_weights(folder: Path) -> bool:
+def has_weights(folder: Path) -> bool:
+    """Whether there are weights in files that are read."""
     return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
