@@ -246,17 +246,19 @@ TEXT = (
 
 def test_an_fp8_cache_is_near(demo_model: Path, device: torch.device) -> None:
     """Keys and values have 3 bits of mantissa instead of bfloat16's 7, 16 times coarser: what comes
-    of that is less than 16 times what bfloat16 throughout costs (10 times, on a CPU)."""
+    of that is less than 10 times what bfloat16 throughout costs (6 times, on a CPU)."""
     ids = AutoTokenizer.from_pretrained(demo_model)(TEXT * 4)["input_ids"][:180]
     model = Model("demo", demo_model, None, device)
     exact = prompt_logprobs(model.runner(dtype="float32"), ids)
-    rounded = np.abs(prompt_logprobs(model.runner(dtype="bfloat16"), ids) - exact)
+    # On a CPU the native kernels, which have no such cache, round less than those that serve it.
+    same = {"kernels": "reference"} if device.type == "cpu" else {}
+    rounded = np.abs(prompt_logprobs(model.runner(dtype="bfloat16", **same), ids) - exact)
     for dtype in ("float32", "bfloat16"):
         runner = model.runner(dtype=dtype, kv_dtype="fp8_e4m3")
         assert runner.kv_cache.dtype == torch.float8_e4m3fn
         error = np.abs(prompt_logprobs(runner, ids) - exact)
         assert np.isfinite(error).all()
-        assert 0 < error.mean() < 16 * rounded.mean(), dtype
+        assert 0 < error.mean() < 10 * rounded.mean(), dtype
         prompts = [ids[:40], ids[:60]]
         harness = serve(runner, prompts, lambda _: greedy(8, ignore_eos=True), overlap=True)
         assert all(len(o.token_ids) == 8 for o in harness.outcomes.values())
