@@ -7,7 +7,7 @@ multiply by. `native/` is a whole decoder's forward pass for a CPU, in C++.
 
 from rootlace.kernels.dispatch import kernels_for
 from rootlace.kernels.interface import AttentionBatch, KernelSet
-from rootlace.kernels.weights import Dense, Quantised, Scheme, Weight
+from rootlace.kernels.weights import Dense, Quantised, Scheme, Stacked, Weight
 
 __all__ = [
     "AttentionBatch",
@@ -15,6 +15,7 @@ __all__ = [
     "KernelSet",
     "Quantised",
     "Scheme",
+    "Stacked",
     "Weight",
     "kernels_for",
 ]

@@ -1,16 +1,50 @@
-"""What activations are multiplied by: a matrix as it is, or one of small integers with scales.
+"""What activations are multiplied by: a matrix as it is, or one of small codes with scales.
 
 `KernelSet.linear` multiplies by a `Weight`, whatever kind it is, and `KernelSet.weights` names the
-kinds that it can. A new scheme is a new `Scheme`, and its kernels beside the reference's.
+kinds that it can. A new code is a line of `CODES`, and its kernels beside the reference's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
+
+Codes = Literal["int8", "int4", "fp8_e4m3", "e2m1", "nl4"]
+
+
+@dataclass(frozen=True)
+class CodeType:
+    """How codes are stored.
+
+    With `table`, two share a byte: the code of input 2i is the lower half of byte i, and stands for
+    `table[half]`. Else a code is one number of `dtype`, and stands for that number.
+    """
+
+    dtype: torch.dtype
+    table: tuple[float, ...] | None = None
+
+    @property
+    def in_byte(self) -> int:
+        return 1 if self.table is None else 2
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+CODES: dict[Codes, CodeType] = {
+    "int8": CodeType(torch.int8),
+    "int4": CodeType(torch.uint8, tuple(float(i - 16 if i > 7 else i) for i in range(16))),
+    "fp8_e4m3": CodeType(torch.float8_e4m3fn),
+    "e2m1": CodeType(torch.uint8, (*_E2M1, *(-value for value in _E2M1))),
+    "nl4": CodeType(torch.uint8, tuple(float(value) for value in _NL4)),
+}
+"""e2m1: the four-bit floats of MXFP4. nl4: the levels of GGUF's IQ4_NL."""
+
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
+INTEGER_SCALES = (torch.uint8, torch.int8)
 
 
 @dataclass(frozen=True)
@@ -24,48 +58,202 @@ class Dense:
     def kind(self) -> str:
         return "dense"
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.matrix.shape[0], self.matrix.shape[1]
+
 
 @dataclass(frozen=True)
 class Scheme:
-    """Symmetric integers of `bits`: a weight is its integer times the scale of its group, `group`
-    consecutive inputs of one output (None: all of them)."""
+    """What stored codes mean: a weight is what its code stands for, times the scale of its group
+    (`group` consecutive inputs of one output; None: all of them), plus, with `offsets`, the group's
+    offset. Weights with zero points have offsets, of -zero point x scale."""
 
-    bits: Literal[4, 8]
+    codes: Codes
     group: int | None = None
-
-    @property
-    def largest(self) -> int:
-        """The integers are -largest ... largest."""
-        return (1 << (self.bits - 1)) - 1
+    offsets: bool = False
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """Integers and scales of a W [outputs, inputs], by a `scheme`.
+    """Codes and scales of a W [outputs, inputs], by a `scheme`:
 
-    values: int8 [outputs, inputs]; of four bits uint8 [outputs, inputs / 2], input 2i in the lower
-    half of byte i, each half as two's complement. scales: [outputs, groups].
+        W[o, i] = code(values[o, i]) * scale[o, i // group] + offset[o, i // group]
+
+    Product and sum are in float32, each rounded once; W is then rounded to the activations' type.
+
+    Scales and offsets are [outputs, groups] in one of `SCALES`. Or both are small integers, in one
+    of `INTEGER_SCALES`, and `units` [outputs, units] says what they are multiplied by: one unit is
+    that of groups / units consecutive groups. `offset_units` is the same of offsets.
+
+    order: int32 [inputs]. Column i of the stored matrix belongs to input order[i].
+
+    Raises ValueError for parts that do not fit together.
     """
 
     scheme: Scheme
-    values: torch.Tensor
+    values: torch.Tensor  # [outputs, inputs], or [outputs, inputs / 2] where two share a byte
     scales: torch.Tensor
+    offsets: torch.Tensor | None = None
     bias: torch.Tensor | None = None  # [outputs]
+    units: torch.Tensor | None = None
+    offset_units: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheme.codes not in CODES:
+            raise ValueError(f"{self.scheme.codes!r} is not among the codes {', '.join(CODES)}")
+        code = CODES[self.scheme.codes]
+        if self.values.dim() != 2 or self.values.dtype != code.dtype:
+            found = f"{list(self.values.shape)} of {self.values.dtype}"
+            raise ValueError(f"{self.kind} codes are a matrix of {code.dtype}, not {found}")
+        outputs, inputs = self.shape
+        group = self.group
+        if group <= 0 or inputs % group:
+            raise ValueError(f"{inputs} inputs are not whole groups of {group}")
+        if self.scheme.offsets != (self.offsets is not None):
+            raise ValueError("offsets are given where the scheme has them, and only there")
+        groups = inputs // group
+        self._check_scales("scales", self.scales, self.units, (outputs, groups))
+        if self.offsets is not None:
+            self._check_scales("offsets", self.offsets, self.offset_units, (outputs, groups))
+        elif self.offset_units is not None:
+            raise ValueError("there are units of offsets, but no offsets")
+        if self.bias is not None and self.bias.shape != (outputs,):
+            raise ValueError(f"a bias of shape {list(self.bias.shape)} for {outputs} outputs")
+        order = self.order
+        if order is None:
+            return
+        if order.dtype != torch.int32 or order.shape != (inputs,):
+            raise ValueError(f"an order of {inputs} inputs is as many numbers of int32")
+        if not torch.equal(order.sort().values.cpu(), torch.arange(inputs, dtype=torch.int32)):
+            raise ValueError(f"an order of {inputs} inputs has each of them once")
+
+    def _check_scales(
+        self, name: str, scales: torch.Tensor, units: torch.Tensor | None, shape: tuple[int, int]
+    ) -> None:
+        allowed = SCALES if units is None else INTEGER_SCALES
+        if scales.shape != shape or scales.dtype not in allowed:
+            types = ", ".join(str(one).removeprefix("torch.") for one in allowed)
+            found = f"{list(scales.shape)} of {scales.dtype}"
+            raise ValueError(f"{name} of these codes are {list(shape)} in {types}, not {found}")
+        if units is None:
+            return
+        fits = units.dim() == 2 and len(units) == shape[0] and units.shape[1] > 0
+        if not fits or shape[1] % units.shape[1] or units.dtype not in SCALES:
+            found = f"{list(units.shape)} of {units.dtype}"
+            raise ValueError(f"units of {list(shape)} {name} are not {found}")
 
     @property
     def kind(self) -> str:
-        return f"int{self.scheme.bits}"
+        return self.scheme.codes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        in_byte = CODES[self.scheme.codes].in_byte
+        return self.values.shape[0], self.values.shape[1] * in_byte
+
+    @property
+    def group(self) -> int:
+        """How many inputs share a scale."""
+        return self.shape[1] if self.scheme.group is None else self.scheme.group
 
 
-Weight = Dense | Quantised
+@dataclass(frozen=True)
+class Stacked:
+    """Weights of unlike schemes for the same inputs: their outputs one behind the other."""
+
+    parts: tuple[Dense | Quantised, ...]
+
+    @property
+    def kind(self) -> str:
+        return " and ".join(dict.fromkeys(part.kind for part in self.parts))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+
+Weight = Dense | Quantised | Stacked
+
+
+def parts_of(weight: Weight) -> tuple[Dense | Quantised, ...]:
+    return weight.parts if isinstance(weight, Stacked) else (weight,)
 
 
 def tensors(weight: Weight) -> list[torch.Tensor]:
     """What a weight keeps in memory."""
-    return [value for value in vars(weight).values() if isinstance(value, torch.Tensor)]
+    return [tensor for part in parts_of(weight) for _, tensor in _fields(part)]
 
 
 def unknown_kind(weights: Iterable[Weight], known: Iterable[str]) -> str | None:
     """The first kind of weights that is not among `known`; None if all are."""
     kinds = frozenset(known)
-    return next((weight.kind for weight in weights if weight.kind not in kinds), None)
+    parts = (part for weight in weights for part in parts_of(weight))
+    return next((part.kind for part in parts if part.kind not in kinds), None)
+
+
+def stacked(weights: Sequence[Weight]) -> Weight:
+    """One weight whose outputs are theirs, one behind the other. Neighbours that differ in nothing
+    but what they hold are joined. Raises ValueError where inputs differ in number."""
+    parts = [part for weight in weights for part in parts_of(weight)]
+    if len({part.shape[1] for part in parts}) != 1:
+        raise ValueError(f"weights of unlike inputs: {[list(part.shape) for part in parts]}")
+    found: list[Dense | Quantised] = []
+    for part in parts:
+        joined = _joined(found[-1], part) if found else None
+        if joined is None:
+            found.append(part)
+        else:
+            found[-1] = joined
+    return found[0] if len(found) == 1 else Stacked(tuple(found))
+
+
+def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
+    """The outputs of these numbers (int64), in this order."""
+    chosen = {
+        name: tensor if name == "order" else _bytes(tensor)[rows].view(tensor.dtype)
+        for name, tensor in _fields(weight)
+    }
+    return replace(weight, **chosen)  # type: ignore[arg-type]
+
+
+def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantised | None:
+    """Both, as one weight of their type; None where they differ in type, scheme or order."""
+    if isinstance(one, Quantised) != isinstance(other, Quantised):
+        return None
+    if isinstance(one, Quantised) and isinstance(other, Quantised):
+        if one.scheme != other.scheme or not _same(one.order, other.order):
+            return None
+    mine, others = dict(_fields(one)), dict(_fields(other))
+    if mine.keys() != others.keys():
+        return None
+    parts: dict[str, torch.Tensor] = {}
+    for name, tensor in mine.items():
+        beside = others[name]
+        if tensor.dtype != beside.dtype or tensor.shape[1:] != beside.shape[1:]:
+            return None
+        both = (_bytes(tensor), _bytes(beside))
+        parts[name] = tensor if name == "order" else torch.cat(both).view(tensor.dtype)
+    return replace(one, **parts)  # type: ignore[arg-type]
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
+def _fields(part: Dense | Quantised) -> Iterator[tuple[str, torch.Tensor]]:
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, torch.Tensor):
+            yield field.name, value
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes where it is of eight-bit floats, for which torch lacks most operations."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Quantised, Scheme
+from rootlace.kernels import Dense, Quantised, Scheme, Stacked, Weight
 from rootlace.kernels.reference import REFERENCE
-from rootlace.kernels.reference.linear import dequantise, quantise
-from rootlace.kernels.weights import unknown_kind
+from rootlace.kernels.reference.linear import AT_ONCE, LARGEST, dequantise, numbers, quantise
+from rootlace.kernels.weights import CODES, rows_of, stacked, tensors, unknown_kind
+from tests.kernels.quantised_cases import FORMS, make, meaning, number
 
-SCHEMES = [Scheme(8), Scheme(8, 8), Scheme(4), Scheme(4, 8)]
 RELATIVE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+ROUNDED = [Scheme("int8"), Scheme("int8", 8), Scheme("int4"), Scheme("int4", 8)]
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(0, 1, shape)).float()
-
-
-def integers(weight: Quantised) -> np.ndarray:
-    """The integers of a weight, number by number."""
-    values = weight.values.numpy()
-    if weight.scheme.bits == 8:
-        return values.astype(np.int64)
-    found = np.zeros((values.shape[0], 2 * values.shape[1]), np.int64)
-    for row, column in np.ndindex(*found.shape):
-        half = (int(values[row, column // 2]) >> 4 * (column % 2)) & 15
-        found[row, column] = half - 16 if half > 7 else half
-    return found
 
 
 @pytest.mark.parametrize("dtype", RELATIVE)
@@ -47,41 +39,175 @@ def test_dense(dtype: torch.dtype, biased: bool) -> None:
     assert torch.equal(out, REFERENCE.linear(x, Dense(matrix, bias), torch.empty_like(out)))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("codes", CODES)
+def test_codes_stand_for_what_their_format_says(codes: Any) -> None:
+    known = [code for code in range(256) if codes != "fp8_e4m3" or code & 127 != 127]
+    if CODES[codes].in_byte == 2:
+        known = list(range(16))
+        stored = torch.tensor(
+            [[low | high << 4] for low, high in zip(known, known[::-1], strict=True)]
+        )
+    else:
+        stored = torch.tensor([[code] for code in known])
+    values = stored.to(torch.uint8).view(CODES[codes].dtype)
+    found = dequantise(Quantised(Scheme(codes), values, torch.ones(len(values), 1)))
+    assert found[:, 0].tolist() == [number(codes, code) for code in known]
+    if found.shape[1] == 2:
+        assert found[:, 1].tolist() == [number(codes, code) for code in known[::-1]]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_weights_are_what_their_scheme_says(form: Any, ordered: bool) -> None:
+    weight = make(form, 7, 64, ordered=ordered)
+    assert np.array_equal(dequantise(weight).numpy(), meaning(weight))
+
+
 @pytest.mark.parametrize("biased", [False, True])
-def test_quantised(scheme: Scheme, biased: bool) -> None:
-    x, matrix = normal(5, 24), normal(7, 24, seed=1)
-    bias = normal(7, seed=2) if biased else None
-    weight = quantise(matrix, scheme, bias)
-    scales = weight.scales.double().numpy().repeat(24 // weight.scales.shape[1], axis=1)
-    meant = integers(weight) * scales
-    exact = x.double().numpy() @ meant.T + (0.0 if bias is None else bias.double().numpy())
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_products_with_quantised_weights(form: Any, biased: bool) -> None:
+    weight = make(form, 7, 64, bias=biased, ordered=True)
+    x = normal(5, 64)
+    bias = 0.0 if weight.bias is None else weight.bias.double().numpy()
+    exact = x.double().numpy() @ meaning(weight).astype(np.float64).T + bias
     for out in (None, torch.empty(5, 7)):
         found = REFERENCE.linear(x, weight, out)
-        np.testing.assert_allclose(found.double(), exact, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found.double(), exact, rtol=1e-4, atol=1e-5 * abs(exact).max())
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_rounding(scheme: Scheme) -> None:
-    """No weight is off by more than half a step, and a group's largest is met."""
+def test_products_of_lower_precision_are_those_of_rounded_weights() -> None:
+    weight, x = make(FORMS[0], 7, 64), normal(5, 64).bfloat16()
+    dense = Dense(torch.from_numpy(meaning(weight)).bfloat16())
+    assert torch.equal(REFERENCE.linear(x, weight), REFERENCE.linear(x, dense))
+
+
+# ------------------------------------------------------------ rounding
+
+
+@pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", ROUNDED)
+def test_rounding(scheme: Scheme, scales: torch.dtype) -> None:
+    """No weight is off by more than half a step, and a group's largest is met as nearly as the
+    scale allows."""
     matrix = normal(7, 24, seed=3)
     matrix[2] = 0.0
-    weight = quantise(matrix, scheme)
-    assert np.abs(integers(weight)).max() == scheme.largest
-    group = 24 // weight.scales.shape[1]
-    assert group == (scheme.group or 24)
-    error = (dequantise(weight) - matrix).abs().view(7, -1, group)
-    assert bool((error <= weight.scales.unsqueeze(2) * 0.5001).all())
-    assert bool((dequantise(weight)[2] == 0.0).all())
+    bias = normal(7)
+    weight = quantise(matrix, scheme, bias, scales)
+    assert weight.bias is bias and weight.scales.dtype == scales
+    largest = LARGEST[scheme.codes]
+    assert numbers(weight).abs().max() == largest
+    found, steps = dequantise(weight), weight.scales.float().unsqueeze(2)
+    slack = 0.0 if scales == torch.float32 else largest * 2.0**-8
+    error = (found - matrix).abs().view(7, -1, scheme.group or 24)
+    assert bool((error <= steps * (0.5001 + slack)).all())
+    assert bool((found[2] == 0.0).all())
 
 
-def test_groups_that_do_not_fit() -> None:
-    for matrix, scheme in ((normal(3, 24), Scheme(8, 7)), (normal(3, 7), Scheme(4))):
+def test_large_matrices_are_rounded_like_their_parts() -> None:
+    matrix = normal(AT_ONCE // 512 + 5, 512)
+    whole = quantise(matrix, Scheme("int4", 32))
+    for rows in (slice(7), slice(-7, None)):
+        part = quantise(matrix[rows], Scheme("int4", 32))
+        assert torch.equal(dequantise(part), dequantise(whole)[rows])
+
+
+def test_what_is_not_rounded() -> None:
+    for matrix, scheme in (
+        (normal(3, 24), Scheme("int8", 7)),
+        (normal(3, 7), Scheme("int4")),
+    ):
         with pytest.raises(ValueError, match="not whole groups"):
             quantise(matrix, scheme)
+    for scheme in (Scheme("nl4", 32), Scheme("int4", 32, offsets=True)):
+        with pytest.raises(ValueError, match="not rounded to"):
+            quantise(normal(3, 64), scheme)
+
+
+# ------------------------------------------------------------ kinds, parts, refusals
 
 
 def test_kinds() -> None:
-    weights = [Dense(normal(2, 4)), quantise(normal(2, 4), Scheme(4))]
+    weights: list[Weight] = [Dense(normal(2, 4)), quantise(normal(2, 4), Scheme("int4"))]
     assert unknown_kind(weights, REFERENCE.weights) is None
     assert unknown_kind(weights, ["dense", "int8"]) == "int4"
+    assert unknown_kind([stacked(weights)], ["dense", "int8"]) == "int4"
+    assert stacked(weights).kind == "dense and int4"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_weights_one_behind_the_other(form: Any) -> None:
+    """Those of one scheme are joined, others are kept apart; products are those of each."""
+    first = make(form, 3, 64, bias=True)
+    second = make(form, 5, 64, bias=True, seed=1)
+    other = Dense(normal(2, 64), normal(2))
+    weight = stacked([first, second, other])
+    assert isinstance(weight, Stacked) and weight.shape == (10, 64)
+    assert [part.shape[0] for part in weight.parts] == [8, 2]
+    x = normal(4, 64)
+    apart = torch.cat([REFERENCE.linear(x, one) for one in (first, second, other)], dim=1)
+    out = torch.empty(4, 10)
+    for found in (REFERENCE.linear(x, weight), REFERENCE.linear(x, weight, out), out):
+        assert torch.allclose(found, apart, rtol=1e-5, atol=1e-5 * apart.abs().max())
+    assert sum(tensor.nbytes for tensor in tensors(weight)) == sum(
+        tensor.nbytes for one in (first, second, other) for tensor in tensors(one)
+    )
+
+
+def test_what_is_not_joined() -> None:
+    one = make(FORMS[1], 3, 64)
+    for other in (
+        make(FORMS[2], 3, 64),
+        make((Scheme("int8", 16), {}), 3, 64),
+        make(FORMS[1], 3, 64, bias=True),
+        make(FORMS[1], 3, 64, ordered=True),
+    ):
+        assert isinstance(stacked([one, other]), Stacked)
+    ordered = make(FORMS[1], 3, 64, ordered=True)
+    assert isinstance(stacked([ordered, make(FORMS[1], 3, 64, ordered=True, seed=1)]), Stacked)
+    joined = stacked([ordered, ordered])
+    assert np.array_equal(dequantise(joined), np.tile(meaning(ordered), (2, 1)))  # type: ignore[arg-type]
+    assert stacked([Dense(normal(2, 8)), Dense(normal(3, 8))]).shape == (5, 8)
+    with pytest.raises(ValueError, match="unlike inputs"):
+        stacked([one, Dense(normal(3, 32))])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_in_another_order(form: Any) -> None:
+    weight = make(form, 7, 64, bias=True, ordered=True)
+    rows = torch.tensor([3, 0, 6])
+    found = rows_of(weight, rows)
+    assert np.array_equal(meaning(found), meaning(weight)[rows])  # type: ignore[arg-type]
+    assert torch.equal(found.bias, weight.bias[rows])  # type: ignore[arg-type, index]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"scheme": Scheme("int3", 16, True)}, "'int3' is not among the codes"),  # type: ignore[arg-type]
+    ({"scheme": Scheme("int8", 16, True)}, "int8 codes are a matrix of torch.int8"),
+    ({"values": torch.zeros(32, dtype=torch.uint8)}, "int4 codes are a matrix"),
+    ({"scheme": Scheme("int4", 24, True)}, "64 inputs are not whole groups of 24"),
+    ({"scheme": Scheme("int4", 0, True)}, "64 inputs are not whole groups of 0"),
+    ({"scheme": Scheme("int4", 16)}, "offsets are given where the scheme has them"),
+    ({"offsets": None, "offset_units": None}, "offsets are given where the scheme has them"),
+    ({"scales": torch.zeros(4, 7, dtype=torch.uint8)}, "scales of these codes are"),
+    ({"scales": torch.zeros(7, 4)}, "scales of these codes are .* in uint8, int8, not"),
+    ({"units": None}, "in float32, float16, bfloat16, not"),
+    ({"offset_units": None}, "offsets of these codes are"),
+    ({"units": torch.zeros(7, 3)}, r"units of \[7, 4\] scales are not"),
+    ({"units": torch.zeros(7, 2).double()}, r"units of \[7, 4\] scales are not"),
+    ({"bias": torch.zeros(3)}, r"a bias of shape \[3\] for 7 outputs"),
+    ({"order": torch.arange(64)}, "as many numbers of int32"),
+    ({"order": torch.zeros(64, dtype=torch.int32)}, "has each of them once"),
+]
+
+
+@pytest.mark.parametrize("changes, message", REFUSED, ids=[message for _, message in REFUSED])
+def test_parts_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    form = (Scheme("int4", 16, True), {"scales": torch.uint8, "units": 2, "unit": torch.float16})
+    weight = make(form, 7, 64)
+    with pytest.raises(ValueError, match=message):
+        replace(weight, **changes)
+
+
+def test_units_of_offsets_without_offsets() -> None:
+    with pytest.raises(ValueError, match="units of offsets, but no offsets"):
+        replace(make(FORMS[0], 2, 8), offset_units=torch.zeros(2, 1))

@@ -157,7 +157,7 @@ def test_weights_of_an_unknown_kind(config: ModelConfig, kernels: str) -> None:
 
     def weights_of(*given: Any) -> ModelWeights:
         weights = load_weights(*given)
-        head = quantise(weights.embedding, Scheme(8))
+        head = quantise(weights.embedding, Scheme("int8"))
         return replace(weights, head=head)
 
     if kernels == "native":
@@ -237,7 +237,7 @@ def test_scores_are_capped(config: ModelConfig) -> None:
     assert seen == [(0.3, 5.0)] * config.spec.num_layers
 
 
-@pytest.mark.parametrize("scheme", [Scheme(8), Scheme(8, 16), Scheme(4, 16)])
+@pytest.mark.parametrize("scheme", [Scheme("int8"), Scheme("int8", 16), Scheme("int4", 16)])
 def test_quantised_weights_are_multiplied_by(config: ModelConfig, scheme: Scheme) -> None:
     """As dense ones of what they stand for."""
     weights = load_weights(config, torch.float32, CPU)

@@ -1,0 +1,130 @@
+"""Quantised weights of every form, made up, and what they stand for, told independently."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from rootlace.kernels import Quantised, Scheme
+
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+
+FORMS: list[tuple[Scheme, dict[str, Any]]] = [
+    (Scheme("int8"), {}),
+    (Scheme("int8", 16), {"scales": BFLOAT16}),
+    (Scheme("int8", 8, offsets=True), {"scales": FLOAT16, "offsets": FLOAT32}),
+    (Scheme("int8", 16), {"scales": torch.int8, "units": 2, "unit": FLOAT16}),
+    (Scheme("int4"), {}),
+    (Scheme("int4", 32), {"scales": FLOAT16}),
+    (Scheme("int4", 32, offsets=True), {"scales": FLOAT32, "offsets": FLOAT32}),
+    (Scheme("int4", 32, offsets=True), {"scales": BFLOAT16, "offsets": BFLOAT16}),
+    (Scheme("int4", 16, offsets=True), {"scales": torch.uint8, "units": 2, "unit": FLOAT16}),
+    (Scheme("fp8_e4m3"), {}),
+    (Scheme("fp8_e4m3", 32), {"scales": BFLOAT16}),
+    (Scheme("e2m1", 32), {"scales": FLOAT32}),
+    (Scheme("nl4", 32), {"scales": FLOAT16}),
+]
+"""A scheme, and the types of its scales; `units`: how many groups share one."""
+
+
+def make(
+    form: tuple[Scheme, dict[str, Any]],
+    outputs: int,
+    inputs: int,
+    *,
+    bias: bool = False,
+    ordered: bool = False,
+    seed: int = 0,
+) -> Quantised:
+    """Any codes but NaN. Scales have either sign, and sizes that are far apart."""
+    scheme, types = form
+    generator = torch.Generator().manual_seed(seed)
+    groups = inputs // (scheme.group or inputs)
+    halved = scheme.codes in ("int4", "e2m1", "nl4")
+    shape = (outputs, inputs // 2 if halved else inputs)
+    values = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+    if scheme.codes == "int8":
+        values = values.view(torch.int8)
+    elif scheme.codes == "fp8_e4m3":
+        values[(values & 127) == 127] = 3
+        values = values.view(torch.float8_e4m3fn)
+
+    def floats(columns: int, dtype: torch.dtype) -> torch.Tensor:
+        numbers = torch.randn(outputs, columns, generator=generator)
+        return (numbers * torch.exp(torch.randn(outputs, columns, generator=generator))).to(dtype)
+
+    def scales(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        if dtype.is_floating_point:
+            return {"scales": floats(groups, dtype)}
+        least = -128 if dtype == torch.int8 else 0
+        shape = (outputs, groups)
+        integers = torch.randint(least, least + 256, shape, generator=generator).to(dtype)
+        units = floats(math.ceil(groups / types["units"]), types["unit"])
+        return {"scales": integers, "units": units}
+
+    parts = scales(types.get("scales", FLOAT32))
+    if scheme.offsets:
+        found = scales(types.get("offsets", types.get("scales", FLOAT32)))
+        parts["offsets"] = found["scales"]
+        if "units" in found:
+            parts["offset_units"] = found["units"]
+    if bias:
+        parts["bias"] = torch.randn(outputs, generator=generator)
+    if ordered:
+        parts["order"] = torch.randperm(inputs, generator=generator).int()
+    return Quantised(scheme, values, **parts)
+
+
+def number(codes: str, code: int) -> float:
+    """What a code stands for, by its format's definition."""
+    if codes == "int8":
+        return code - 256 if code > 127 else code
+    if codes == "int4":
+        return code - 16 if code > 7 else code
+    if codes == "nl4":  # kvalues_iq4nl of ggml-common.h
+        return (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)[code]
+    exponent_bits, bias = (4, 7) if codes == "fp8_e4m3" else (2, 1)
+    mantissa_bits = 3 if codes == "fp8_e4m3" else 1
+    width = exponent_bits + mantissa_bits
+    sign = -1.0 if code >> width else 1.0
+    exponent = code >> mantissa_bits & ((1 << exponent_bits) - 1)
+    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias)
+    return sign * (1 + mantissa) * 2.0 ** (exponent - bias)
+
+
+def meaning(weight: Quantised) -> np.ndarray:
+    """W, float32 [outputs, inputs], number by number."""
+    outputs, inputs = weight.shape
+    stored = weight.values.view(torch.uint8).numpy()
+    scales, units = _numbers(weight.scales), _numbers(weight.units)
+    offsets, offset_units = _numbers(weight.offsets), _numbers(weight.offset_units)
+    found = np.empty((outputs, inputs), np.float32)
+    for o, i in np.ndindex(outputs, inputs):
+        code = int(stored[o, i * stored.shape[1] // inputs])
+        if stored.shape[1] < inputs:
+            code = code >> 4 * (i % 2) & 15
+        group = i // weight.group
+        value = np.float32(number(weight.kind, code)) * _scale(scales, units, o, group)
+        if offsets is not None:
+            value = value + _scale(offsets, offset_units, o, group)
+        found[o, i if weight.order is None else int(weight.order[i])] = value
+    return found
+
+
+def _numbers(tensor: torch.Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.float().numpy()
+
+
+def _scale(
+    scales: np.ndarray | None, units: np.ndarray | None, output: int, group: int
+) -> np.float32:
+    assert scales is not None
+    found = np.float32(scales[output, group])
+    if units is None:
+        return found
+    return found * np.float32(units[output, group * units.shape[1] // scales.shape[1]])
