@@ -223,11 +223,12 @@ def rows_of(weight: Dense | Quantised, rows: torch.Tensor) -> Dense | Quantised:
 
 def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantised | None:
     """Both, as one weight of their type; None where they differ in type, scheme or order."""
-    if isinstance(one, Quantised) != isinstance(other, Quantised):
+    if isinstance(one, Dense) or isinstance(other, Dense):
+        alike = isinstance(one, Dense) and isinstance(other, Dense)
+    else:
+        alike = one.scheme == other.scheme and _same(one.order, other.order)
+    if not alike:
         return None
-    if isinstance(one, Quantised) and isinstance(other, Quantised):
-        if one.scheme != other.scheme or not _same(one.order, other.order):
-            return None
     mine, others = dict(_fields(one)), dict(_fields(other))
     if mine.keys() != others.keys():
         return None
