@@ -1,0 +1,86 @@
+"""What a GGUF file's weights stand for, compared with the `gguf` package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels.reference.linear import dequantise
+from rootlace.runtime.model.gguf.file import Tensor
+from rootlace.runtime.model.gguf.tensor_types import TYPES
+from rootlace.runtime.model.gguf.tensors import DENSE, QUANTISED, check_type, dense, quantised
+from rootlace.wire.errors import UnsupportedModel
+
+gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
+
+ROWS, BLOCKS = 5, 3
+KIND = {kind.name: kind for kind in TYPES.values()}
+SHIFTED = {"Q4_1", "Q4_K"}
+"""Types whose offsets are rounded otherwise."""
+
+
+def tensor(name: str, data: bytes, shape: tuple[int, ...]) -> Tensor:
+    return Tensor("blk.0.ffn_up.weight", KIND[name], shape, Path("m.gguf"), memoryview(data))
+
+
+def random_blocks(name: str, seed: int) -> np.ndarray:
+    """Bytes in which nothing is infinite or no number: any code may be there."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (ROWS, BLOCKS, KIND[name].bytes), dtype=np.uint8)
+    places = {"Q6_K": [209], "MXFP4": [], "Q4_1": [1, 3], "Q5_1": [1, 3]}
+    places |= {"Q4_K": [1, 3], "Q5_K": [1, 3]}
+    for place in places.get(name, [1]):
+        data[..., place] &= 0xBF  # float16 of less than 2
+    if name == "MXFP4":
+        data[..., 0] %= 250
+        data[0, :, 0] = [0, 1, 2]  # scales below what float32's exponents reach
+    return data.reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("seed", range(5))
+def test_dequantised_as_the_gguf_package_does(name: str, seed: int) -> None:
+    data = random_blocks(name, seed)
+    columns = BLOCKS * KIND[name].numbers
+    found = dequantise(quantised(tensor(name, data.tobytes(), (ROWS, columns)))).numpy()
+    expected = gguf.dequantize(data, gguf.GGMLQuantizationType[name])
+    assert found.shape == expected.shape == (ROWS, columns)
+    if name not in SHIFTED:
+        assert np.array_equal(found, expected)
+        return
+    # A weight is what is left of the offset and up to 15 scales.
+    largest = np.abs(expected).reshape(ROWS, -1, 32).max(axis=2).repeat(32, axis=1)
+    assert (np.abs(found - expected) <= 2.0**-22 * 2 * largest).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
+def test_rounded_by_the_gguf_package(name: str) -> None:
+    weights = np.random.default_rng(1).standard_normal((8, 96), dtype=np.float32)
+    data = gguf.quantize(weights, gguf.GGMLQuantizationType[name])
+    found = dequantise(quantised(tensor(name, data.tobytes(), (8, 96)))).numpy()
+    assert np.abs(found - weights).max() < (0.03 if name == "Q8_0" else 1.0)
+    assert np.allclose(found, gguf.dequantize(data, gguf.GGMLQuantizationType[name]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_floats_wherever_they_lie(name: str, shift: int) -> None:
+    expected = torch.arange(6).view(2, 3).to(DENSE[name]) / 3
+    data = b"\xff" * shift + expected.view(torch.uint8).numpy().tobytes()
+    given = Tensor("a", KIND[name], (2, 3), Path("m.gguf"), memoryview(data)[shift:])
+    check_type(given)
+    assert torch.equal(dense(given), expected)
+
+
+@pytest.mark.parametrize("name", sorted(KIND.keys() - DENSE.keys() - QUANTISED.keys()))
+def test_other_types_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"ffn_up\.weight .* stored as {name}, .*Q4_K_M"):
+        check_type(tensor(name, b"", (1, 256)))
+
+
+def test_vectors_are_floats() -> None:
+    with pytest.raises(UnsupportedModel, match="is stored as Q8_0"):
+        check_type(tensor("Q8_0", bytes(34), (32,)))
