@@ -47,8 +47,7 @@ class AutomatonGrammar(PlacedGrammar):
 
     @property
     def nbytes(self) -> int:
-        fallback = self._fallback.nbytes if self._fallback else 0
-        return super().nbytes + fallback + (self._stepped.nbytes if self._stepped else 0)
+        return super().nbytes + sum(part.nbytes for part in (self._fallback, self._stepped) if part)
 
     def matcher(self) -> Matcher:
         return Cursor(self) if self._fallback is None else self._fallback.matcher()
@@ -74,9 +73,9 @@ class AutomatonGrammar(PlacedGrammar):
     def _take(self, stepped: SteppedAutomaton | None) -> None:
         self._stepped = stepped
 
-    def write(self, state: int, out: np.ndarray) -> bool:
+    def write(self, state: int, out: np.ndarray | None) -> bool:
         try:
-            self.table.write(state, out)
+            self.table.fill(state) if out is None else self.table.write(state, out)
         except TooLarge:
             return False
         return True
@@ -99,7 +98,4 @@ class AutomatonGrammar(PlacedGrammar):
         if token_id in self.vocabulary.eos_token_ids:
             return ENDED if self.dfa.accepting(state) else DEAD
         data = self.vocabulary.token_bytes[token_id]
-        try:
-            return self.dfa.run(state, data) if data else DEAD
-        except TooLarge:
-            return None
+        return self.run(state, data) if data else DEAD

@@ -76,7 +76,7 @@ class Cursor(Matcher):
 
     def prepare_mask(self) -> None:
         row = self.mask_row()
-        if row is not None and not row.address:
+        if row is not None and not row.address and not self._grammar.write(self.place.state, None):
             self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:

@@ -82,12 +82,13 @@ class OutlinesGrammar(PlacedGrammar):
 
     # ------------------------------------------------------------ for cursors
 
-    def write(self, state: int, out: np.ndarray) -> bool:
+    def write(self, state: int, out: np.ndarray | None) -> bool:
         if not super().write(state, out):
-            out[:] = self._mask(state)
-            row = self.row(state)
+            mask, row = self._mask(state), self.row(state)
             if row is not None:
-                self.table.store(row.row, out)
+                self.table.store(row.row, mask)
+            if out is not None:
+                out[:] = mask
         return True
 
     def _mask(self, state: int) -> np.ndarray:

@@ -111,12 +111,14 @@ class PlacedGrammar:
         """The row of the table that has, or will have, the mask of `state`."""
         return self.table.row(state)
 
-    def write(self, state: int, out: np.ndarray) -> bool:
-        """Write the mask of `state` to `out`; False where another matcher has to make it."""
+    def write(self, state: int, out: np.ndarray | None) -> bool:
+        """Make the mask of `state`, in its row if it has one, and copy it to `out`; False where
+        another matcher has to make it."""
         row = self.row(state)
         if row is None or not self.table.filled(row.row):
             return False
-        out[:] = self.table.rows[row.row]
+        if out is not None:
+            out[:] = self.table.rows[row.row]
         return True
 
     def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
@@ -131,11 +133,15 @@ class PlacedGrammar:
         if token_id in self.vocabulary.eos_token_ids:
             return ENDED
         data = self.vocabulary.token_bytes[token_id]
+        found = self.run(state, data) if state >= 0 and data else DEAD
+        return BEYOND if found is None or found == DEAD else found
+
+    def run(self, state: int, data: bytes) -> int | None:
+        """The state after `data`; None where the automaton gets too large to know it."""
         try:
-            found = self.dfa.run(state, data) if state >= 0 and data else DEAD
+            return self.dfa.run(state, data)
         except TooLarge:
-            return BEYOND
-        return BEYOND if found == DEAD else found
+            return None
 
     def is_final(self, state: int) -> bool | None:
         """Whether the text is complete and nothing can follow."""
@@ -162,15 +168,10 @@ class PlacedGrammar:
             text, end = self.dfa.forced(state)
         except TooLarge:
             return None
+        # What is not known may follow: that forces fewer tokens, never a wrong one.
         return self.canonicalizer.tokens_after(
-            tail, text, lambda data: self._can_follow(end, data), self.dfa.accepting(end)
+            tail, text, lambda data: self.run(end, data) != DEAD, self.dfa.accepting(end)
         )
-
-    def _can_follow(self, state: int, data: bytes) -> bool:
-        try:
-            return self.dfa.run(state, data) != DEAD
-        except TooLarge:
-            return True  # not known; to say so forces fewer tokens, never a wrong one
 
     def stepped(self) -> SteppedAutomaton | None:
         """The whole automaton for a device. Never waits."""

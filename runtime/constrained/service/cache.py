@@ -21,7 +21,7 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._grammars: OrderedDict[Hashable, Grammar] = OrderedDict()
         self._building: dict[Hashable, Future[Grammar]] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Grammar | None:
         with self._lock:
@@ -35,23 +35,24 @@ class GrammarCache:
 
         Raises what `build` raises, in all of these threads; who asks later builds again.
         """
-        own: Future[Grammar] = Future()
         with self._lock:
-            grammar = self.get(key)
+            grammar = self._grammars.get(key)
             if grammar is not None:
+                self._grammars.move_to_end(key)
                 return grammar
-            building = self._building.setdefault(key, own)
-        if building is own:
+            own = key not in self._building
+            building = self._building.setdefault(key, Future())
+        if own:
             try:
                 grammar = build()
                 with self._lock:
                     self._grammars[key] = grammar
                     self._evict()
                     del self._building[key]
-                own.set_result(grammar)
+                building.set_result(grammar)
             except BaseException as error:
                 del self._building[key]
-                own.set_exception(error)
+                building.set_exception(error)
         return building.result()
 
     def _evict(self) -> None:

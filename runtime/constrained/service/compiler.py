@@ -111,4 +111,6 @@ class GrammarCompiler:
 
 def _key(constraint: Constraint) -> Constraint:
     """What two constraints that compile to the same have in common."""
+    if constraint.jump_forward == "canonical":
+        return constraint
     return msgspec.structs.replace(constraint, jump_forward="canonical")
