@@ -135,8 +135,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.quantised",
     },
     "rootlace.runtime.model.checkpoint.folder": {"rootlace.wire"},
+    "rootlace.runtime.model.checkpoint.expected": set(),
+    "rootlace.runtime.model.checkpoint.quantised": {
+        "rootlace.wire",
+        "rootlace.runtime.model.families",
+        "rootlace.runtime.model.checkpoint.expected",
+    },
+    "rootlace.runtime.model.checkpoint.quantised.reading": {
+        "rootlace.runtime.model.checkpoint.quantised",
+        "rootlace.kernels",
+    },
     "rootlace.kernels": set(),
 }
 
@@ -167,6 +178,9 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.expected": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.doctor": {"aiohttp", "zmq"},
     "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
 }

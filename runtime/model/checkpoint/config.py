@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rootlace.runtime.model.checkpoint.folder import model_folder
+from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
+from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kind
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -21,13 +23,15 @@ from rootlace.wire.errors import UnsupportedModel
 @dataclass(frozen=True)
 class ModelConfig:
     """A model folder. `spec` is what its decoder computes; `checkpoint_dtype` is torch's name of
-    the type that the weights are stored in, None where the configuration does not say."""
+    the type that weights which are not quantised are stored in, None where the configuration does
+    not say; `quantisation` is how others are stored, None where there are none."""
 
     path: Path
     spec: ModelSpec
     checkpoint_dtype: str | None
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantisation: Quantisation | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> ModelConfig:
@@ -40,11 +44,8 @@ class ModelConfig:
         file = path / "config.json"
         raw = _read_json(path, "config.json")
         family = _family(file, raw)
-        if _quantized_weights(raw):
-            raise UnsupportedModel(
-                f"{file}: quantization_config: quantized weights are not supported"
-            )
         given = Given(file, raw)
+        quantisation = read_quantisation(given)
         spec = family.read(given)
         given.finish()
         return cls(
@@ -54,6 +55,7 @@ class ModelConfig:
             or given("torch_dtype", DTYPE.or_none(), None),
             bos_token_id=given("bos_token_id", TOKEN.or_none(), family.bos_token_id),
             eos_token_ids=_eos(path, given, family),
+            quantisation=quantisation,
         )
 
 
@@ -98,15 +100,6 @@ def _family(file: Path, raw: dict[str, Any]) -> Family:
     raise UnsupportedModel(
         f"{file}: architectures {names} is not supported (supported: {', '.join(sorted(known))})"
     )
-
-
-def _quantized_weights(raw: dict[str, Any]) -> bool:
-    """False also where only the KV cache is to be quantized (its scales are used if it is)."""
-    found = raw.get("quantization_config")
-    if not isinstance(found, dict):
-        return bool(found)
-    only_cache = found.get("kv_cache_scheme") and not found.get("config_groups")
-    return bool(found) and not (only_cache and found.get("quant_method") == "compressed-tensors")
 
 
 def _eos(path: Path, given: Given, family: Family) -> tuple[int, ...]:

@@ -6,23 +6,28 @@ import json
 import math
 import mmap
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
 from rootlace.wire.errors import UnsupportedModel
-
-Shape = tuple[int, ...]
 
 _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
 }
 
 
@@ -51,35 +56,35 @@ class Checkpoint:
         self._places: dict[str, _Place] = {}
         for name in self._file_names():
             self._open(name)
+        self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
+        """Of every stored tensor, by the name that safetensors has for it."""
 
-    def expect(self, shapes: dict[str, Shape], ignored: Callable[[str], bool]) -> None:
+    def expect(self, expected: Mapping[str, Expected], ignored: Callable[[str], bool]) -> None:
         """Check names, shapes and types against the architecture's."""
-        missing = sorted(shapes.keys() - self._places.keys())
+        missing = sorted(expected.keys() - self._places.keys())
         if missing:
             raise UnsupportedModel(f"{self._folder}: weights are missing: {_some(missing)}")
-        extra = sorted(name for name in self._places.keys() - shapes.keys() if not ignored(name))
+        extra = sorted(name for name in self._places.keys() - expected.keys() if not ignored(name))
         if extra:
             raise UnsupportedModel(
                 f"{self._folder}: weights that the architecture does not have: {_some(extra)}"
             )
-        for name, shape in shapes.items():
+        for name, what in expected.items():
             place = self._places[name]
-            if place.shape != shape:
+            if place.shape not in what.shapes:
+                shapes = " or ".join(str(list(shape)) for shape in what.shapes)
                 raise UnsupportedModel(
                     f"{self._folder / place.file}: {name} has shape {list(place.shape)}, "
-                    f"expected {list(shape)}"
+                    f"expected {shapes}"
                 )
-            self._dtype(name)
+            self._dtype(name, what.types)
 
-    def names(self) -> Collection[str]:
-        """Every stored tensor."""
-        return self._places.keys()
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The stored tensor, backed by the mapped file; writing to it ends the process."""
+    def tensor(self, name: str, types: frozenset[str] = FLOATS) -> torch.Tensor:
+        """The stored tensor of one of these types, backed by the mapped file; writing to it ends
+        the process."""
         if name not in self._places:
             raise UnsupportedModel(f"{self._folder}: weights are missing: {name}")
-        place, dtype = self._places[name], self._dtype(name)
+        place, dtype = self._places[name], self._dtype(name, types)
         memory, count = self._files[place.file], math.prod(place.shape)
         if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
             end = place.begin + count * dtype.itemsize
@@ -94,17 +99,18 @@ class Checkpoint:
     def release(self, name: str) -> None:
         """Let go of the memory that a tensor's pages take; they are read again when needed."""
         place = self._places[name]
-        end = place.begin + math.prod(place.shape) * self._dtype(name).itemsize
+        end = place.begin + math.prod(place.shape) * _DTYPES[place.dtype].itemsize
         begin = -(-place.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._files[place.file].madvise(mmap.MADV_DONTNEED, begin, length)
 
-    def _dtype(self, name: str) -> torch.dtype:
+    def _dtype(self, name: str, types: frozenset[str]) -> torch.dtype:
         place = self._places[name]
-        if place.dtype not in _DTYPES:
+        if place.dtype not in types:
             raise UnsupportedModel(
-                f"{self._folder / place.file}: {name} has type {place.dtype}, not a float type"
+                f"{self._folder / place.file}: {name} has type {place.dtype}, expected "
+                f"{' or '.join(sorted(types))}"
             )
         return _DTYPES[place.dtype]
 

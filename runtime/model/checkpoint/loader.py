@@ -8,17 +8,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from typing import Any, overload
 
 import torch
 
-from rootlace.kernels import Dense
+from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.memory import mapped
+from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.files import Checkpoint, Shape
+from rootlace.runtime.model.checkpoint.expected import Expected, Shape
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
+from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
     LayerWeights,
     ModelWeights,
+    Part,
     layer_parts,
     row_order,
 )
@@ -50,28 +56,37 @@ def load_weights(
     """The weights in `dtype`; layers are read whenever they are asked for (see `resident`).
 
     What is one tensor in the checkpoint too, of this type, and needed in main memory, is the mapped
-    file itself. Strict: raises `UnsupportedModel` naming the file and the weights that are missing,
-    are not part of the architecture, or have another shape or type. `progress(what, fraction)` is
-    called per layer.
+    file itself. Quantised weights stay quantised. Strict: raises `UnsupportedModel` naming the file
+    and the weights that are missing, are not part of the architecture, or have another shape or
+    type. `progress(what, fraction)` is called per layer.
     """
     spec = config.spec
     checkpoint = Checkpoint(config.path)
-    embedding_name, head_name = _ends(spec, checkpoint)
-    checkpoint.expect(_expected_shapes(spec, embedding_name, head_name), _ignored(spec))
+    storage = Storage(config.path, checkpoint.types, config.quantisation)
+    embedding_module, head_module = _ends(spec, checkpoint, storage)
+    expected = _expected(spec, storage, embedding_module, head_module)
+    checkpoint.expect(expected, _ignored(spec, storage))
+    _log(config)
     report = progress or _silent
-    reader = _Reader(checkpoint, dtype, device)
+    reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
-    embedding = reader.mapped(embedding_name)
-    tied = head_name == embedding_name
+    embedding = reader.mapped(f"{embedding_module}.weight")
     final_norm = reader.read([f"{spec.names.final_norm}.weight"])
     if spec.norm.offset:
         final_norm.add_(spec.norm.offset)
+    head: Weight
+    if head_module == embedding_module:
+        head = Dense(embedding)
+    elif storage.layout(head_module) is None:
+        head = Dense(reader.mapped(f"{head_module}.weight"))
+    else:
+        head = reader.module(head_module, spec.vocab_size, spec.hidden_size, biased=False)
     return ModelWeights(
         embedding=embedding,
         layers=_StoredLayers(spec, reader, report),
         final_norm=final_norm,
-        head=Dense(embedding if tied else reader.mapped(head_name)),
-        release=lambda: checkpoint.release(head_name),
+        head=head,
+        release=lambda: checkpoint.release(f"{head_module}.weight"),
     )
 
 
@@ -81,7 +96,8 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     if isinstance(named, torch.dtype):
         return named
     checkpoint = Checkpoint(config.path)
-    return checkpoint.tensor(_ends(config.spec, checkpoint)[0]).dtype
+    storage = Storage(config.path, checkpoint.types, config.quantisation)
+    return checkpoint.tensor(f"{_ends(config.spec, checkpoint, storage)[0]}.weight").dtype
 
 
 def is_kv_scale(name: str) -> bool:
@@ -89,37 +105,53 @@ def is_kv_scale(name: str) -> bool:
     return name.endswith((*KV_SCALES["k"], *KV_SCALES["v"], KV_SCALE))
 
 
-def _ends(spec: ModelSpec, checkpoint: Checkpoint) -> tuple[str, str]:
-    """The tensors of the embedding and of the head, which are one where they are tied.
+def _ends(spec: ModelSpec, checkpoint: Checkpoint, storage: Storage) -> tuple[str, str]:
+    """The modules of the embedding and of the head, which are one where they are tied.
 
     Tied weights may be stored under either name. Where both are there and differ they are not tied,
     whatever the configuration says; transformers takes them so too.
     """
-    embedding, head = f"{spec.names.embedding}.weight", f"{spec.names.head}.weight"
-    if not spec.tied_embeddings:
+    embedding, head = spec.names.embedding, spec.names.head
+    if not spec.tied_embeddings or storage.layout(head) is not None:
         return embedding, head
-    if head not in checkpoint.names():
+    if f"{head}.weight" not in checkpoint.types:
         return embedding, embedding
-    if embedding not in checkpoint.names():
+    if f"{embedding}.weight" not in checkpoint.types:
         return head, head
-    one, other = checkpoint.tensor(embedding), checkpoint.tensor(head)
+    one, other = (checkpoint.tensor(f"{module}.weight") for module in (embedding, head))
     if one.dtype == other.dtype and torch.equal(one, other):
         return embedding, embedding
-    log.warning("%s and %s differ: they are not tied, though config.json says so", embedding, head)
+    log.warning(
+        "%s.weight and %s.weight differ: they are not tied, though config.json says so",
+        embedding,
+        head,
+    )
     return embedding, head
 
 
-def _expected_shapes(spec: ModelSpec, embedding: str, head: str) -> dict[str, Shape]:
-    """Every weight of the architecture, by its name in the checkpoint."""
-    shapes: dict[str, Shape] = {
-        embedding: (spec.vocab_size, spec.hidden_size),
-        head: (spec.vocab_size, spec.hidden_size),
-        f"{spec.names.final_norm}.weight": (spec.hidden_size,),
-    }
+def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> dict[str, Expected]:
+    """Every tensor of the architecture, by its name in the checkpoint."""
+    ends = (spec.vocab_size, spec.hidden_size)
+    found = {f"{spec.names.final_norm}.weight": Expected(((spec.hidden_size,),))}
+    found |= storage.possible(head, *ends) | storage.needed(head, *ends)
+    found[f"{embedding}.weight"] = Expected((ends,))
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
-            shapes |= part.weights() | part.biases()
-    return shapes
+            for module, rows in zip(part.modules, part.rows, strict=True):
+                if part.columns is None:
+                    found[f"{module}.weight"] = Expected(((rows,),))
+                    continue
+                found |= storage.possible(module, rows, part.columns)
+                found |= storage.needed(module, rows, part.columns)
+            found |= {name: Expected((shape,)) for name, shape in part.biases().items()}
+    return found
+
+
+def _log(config: ModelConfig) -> None:
+    if config.quantisation is not None:
+        log.info("%s: quantised weights (%s)", config.path, config.quantisation.method)
+        for remark in config.quantisation.remarks:
+            log.info("%s: %s", config.path, remark)
 
 
 class _StoredLayers(Sequence[LayerWeights]):
@@ -151,8 +183,15 @@ class _StoredLayers(Sequence[LayerWeights]):
 class _Reader:
     """Places weights: converts type and device, joins what is fused."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        storage: Storage,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._checkpoint = checkpoint
+        self._storage = storage
         self._dtype = dtype
         self._device = device
 
@@ -180,22 +219,64 @@ class _Reader:
         found: dict[str, Any] = {}
         for name, part in layer_parts(spec, index).items():
             order = row_order(spec, name)
-            weight = _ordered(self.read(part.weights()), order)
-            bias = _ordered(self.read(part.biases()), order) if part.bias else None
-            found[name] = weight if part.columns is None else Dense(weight, bias)
-            if part.columns is None and spec.norm.offset:
-                weight.add_(spec.norm.offset)
+            if part.columns is not None:
+                found[name] = self._product(part, part.columns, order)
+                continue
+            found[name] = _ordered(self.read(part.weights()), order)
+            if spec.norm.offset:
+                found[name].add_(spec.norm.offset)
         return LayerWeights(**found)
 
+    def _product(self, part: Part, columns: int, order: list[int] | None) -> Weight:
+        """A part's modules, joined."""
+        if all(self._storage.layout(module) is None for module in part.modules):
+            bias = _ordered(self.read(part.biases()), order) if part.bias else None
+            return Dense(_ordered(self.read(part.weights()), order), bias)
+        found, start = [], 0
+        for module, rows in zip(part.modules, part.rows, strict=True):
+            weight = self.module(module, rows, columns, biased=part.bias)
+            if order is not None:  # which never takes a row to another module
+                own = torch.tensor(order[start : start + rows], device=self._device) - start
+                weight = rows_of(weight, own)
+            found.append(weight)
+            start += rows
+        return stacked(found)
 
-def _ignored(spec: ModelSpec) -> Callable[[str], bool]:
+    def module(self, module: str, rows: int, columns: int, *, biased: bool) -> Dense | Quantised:
+        """A module's weight [rows, columns] as it is stored, and its bias."""
+        bias = self.read([f"{module}.bias"]) if biased else None
+        layout = self._storage.layout(module)
+        if layout is None:
+            return Dense(self.read([f"{module}.weight"]), bias)
+        names = self._storage.possible(module, rows, columns)
+        names |= self._storage.needed(module, rows, columns)
+        stored = {
+            name.removeprefix(module): self._checkpoint.tensor(name, what.types)
+            for name, what in names.items()
+        }
+        if not biased and ".bias" in stored and bool(stored[".bias"].any()):
+            raise self._storage.refusal(
+                f"{module}.bias is not zero, and the architecture does not have it"
+            )
+        try:
+            weight = read_weight(layout, stored, rows, columns)
+        except ValueError as error:
+            raise self._storage.refusal(f"{module}{error}") from error
+        for name in names:
+            self._checkpoint.release(name)
+        return _placed(replace(weight, bias=bias), self._device)
+
+
+def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     """Names that need not be there: what old checkpoints carry, a head that is the embedding, and
-    scales of a cache."""
+    scales of a cache or of activations."""
 
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings
-        return name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name)
+        if name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name):
+            return True
+        return storage.passed_over(name)
 
     return ignored
 
@@ -214,6 +295,12 @@ def _ordered(rows: torch.Tensor, order: list[int] | None) -> torch.Tensor:
         return rows
     ordered = _empty(tuple(rows.shape), rows.dtype, rows.device)
     return torch.index_select(rows, 0, torch.tensor(order, device=rows.device), out=ordered)
+
+
+def _placed(weight: Quantised, device: torch.device) -> Quantised:
+    parts = {field.name: getattr(weight, field.name) for field in fields(weight)}
+    there = {n: part.to(device) for n, part in parts.items() if isinstance(part, torch.Tensor)}
+    return replace(weight, **there)  # type: ignore[arg-type]
 
 
 def _silent(what: str, fraction: float) -> None:

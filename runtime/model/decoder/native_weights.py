@@ -14,6 +14,9 @@ from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.wire.errors import UnsupportedModel
 
+KINDS = frozenset({"dense"})
+"""The kinds of weights that the native kernels multiply by."""
+
 
 class NativeWeights:
     """The `RlModel` of a checkpoint, and the memory that it points to.

@@ -20,7 +20,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
-from rootlace.runtime.model.decoder.native_weights import NativeWeights
+from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
@@ -104,7 +104,7 @@ def _library(
     """The native kernels, None where the reference is to run."""
     if asked == "reference":
         return None
-    reason = native_decoder.why_not(config.spec, kv_dtype)
+    reason = native_decoder.why_not(config.spec, kv_dtype) or _unknown_weights(config)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))
@@ -113,6 +113,13 @@ def _library(
     check_without_native(asked, reason)
     log.warning("the reference kernels run, which are slower than native ones: %s", reason)
     return None
+
+
+def _unknown_weights(config: ModelConfig) -> str | None:
+    """Why the native kernels cannot multiply by the checkpoint's weights; None if they can."""
+    codes = config.quantisation.codes if config.quantisation is not None else frozenset()
+    unknown = sorted(codes - KINDS)
+    return f"they have no products of {' or '.join(unknown)} weights" if unknown else None
 
 
 def _report(what: str, progress: Progress | None) -> None:

@@ -9,7 +9,7 @@ Nothing here imports torch: a model that is refused is refused at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -102,11 +102,13 @@ REQUIRED: Any = object()
 
 
 class Given:
-    """The keys of a `config.json`; remembers which were read. What is refused names the file."""
+    """The keys of a `config.json`, or of an object `inside` it; remembers which were read. What is
+    refused names the file."""
 
-    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, values: Mapping[str, Any], inside: str = "") -> None:
         self._file = file
         self._values = values
+        self._inside = inside
         self._read: set[str] = set()
 
     def __call__(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
@@ -118,11 +120,22 @@ class Given:
                 self.refuse(key, f"it is not {kind.words}")
             return value
         if default is REQUIRED:
-            raise UnsupportedModel(f"{self._file}: {key} is missing")
+            raise UnsupportedModel(f"{self._file}: {self._inside}{key} is missing")
         return default
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def pass_over(self, *keys: str) -> None:
+        """These keys change nothing, whatever they say."""
+        self._read.update(keys)
+
+    def table(self, key: str) -> Given:
+        """The keys of an object."""
+        return Given(self._file, self(key, TABLE), f"{self._inside}{key}.")
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
         """A positive integer."""
@@ -153,11 +166,14 @@ class Given:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raises `UnsupportedModel`, naming the key and its value."""
-        raise UnsupportedModel(f"{self._file}: {key} {self._values.get(key)!r}: {why}")
+        raise UnsupportedModel(
+            f"{self._file}: {self._inside}{key} {self._values.get(key)!r}: {why}"
+        )
 
-    def finish(self) -> None:
-        """Refuse the keys that nobody has read, unless they change nothing or have no value."""
-        for key in sorted(self._values.keys() - self._read - IGNORED):
+    def finish(self, ignored: Set[str] = IGNORED) -> None:
+        """Refuse the keys that nobody has read, unless they change nothing (those that are
+        `ignored`) or have no value."""
+        for key in sorted(self._values.keys() - self._read - ignored):
             if key in ONLY:
                 self.only(key, ONLY[key])
             elif self._values[key] is not None:

@@ -56,7 +56,7 @@ def stored_scales(config: ModelConfig, device: torch.device) -> tuple[KVScales, 
     if not has_weights(config.path):
         return None
     checkpoint = Checkpoint(config.path)
-    if not any(is_kv_scale(name) for name in checkpoint.names()):
+    if not any(is_kv_scale(name) for name in checkpoint.types):
         return None
     return tuple(
         KVScales(
@@ -72,7 +72,7 @@ def _stored(
 ) -> torch.Tensor:
     prefix = config.spec.names.layer.format(layer)
     names = [prefix + name for name in (*KV_SCALES[kind], KV_SCALE)]
-    name = next((name for name in names if name in checkpoint.names()), None)
+    name = next((name for name in names if name in checkpoint.types), None)
     if name is None:
         raise UnsupportedModel(f"{config.path}: weights are missing: {names[0]}")
     found = checkpoint.tensor(name)

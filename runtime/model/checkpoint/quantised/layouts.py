@@ -1,0 +1,261 @@
+"""How files store a quantised weight W [rows, columns]: which tensors, of what shapes and types.
+
+A layout's tensors are named by what follows the module's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
+
+I8, I32, U8 = frozenset({"I8"}), frozenset({"I32"}), frozenset({"U8"})
+FP8 = frozenset({"F8_E4M3"})
+EXPONENTS = frozenset({"U8", "F8_E8M0"})
+"""Scales that are powers of two: byte b is 2^(b - 127)."""
+
+
+class Layout(Protocol):
+    """A way to store a weight."""
+
+    @property
+    def codes(self) -> str:
+        """What the weight is read as: one of `rootlace.kernels.weights.CODES`."""
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        """Whether a checkpoint has a module in this layout; `types`: of all of its tensors."""
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        """Why no weight of this shape can be stored so; None if one can."""
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        """The tensors of a weight."""
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        """Further tensors that a weight may have."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights that share a scale: those of so many rows and columns, None: of all."""
+
+    rows: int | None = None
+    columns: int | None = None
+
+    def shapes(self, rows: int, columns: int) -> tuple[Shape, ...]:
+        """Of the scales of a weight: a matrix, or fewer dimensions where they say as much."""
+        high, wide = blocks(rows, self.rows), blocks(columns, self.columns)
+        if (high, wide) == (1, 1):
+            return (), (1,), (1, 1)
+        return ((high, 1), (high,)) if wide == 1 else ((high, wide),)
+
+
+def blocks(count: int, block: int | None) -> int:
+    """How many blocks there are in `count`, the last one perhaps smaller than the others."""
+    return 1 if block is None else -(-count // block)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A matrix of numbers of eight bits, and scales: floats or powers of two. `block` None: one for
+    all weights or one for each row, as the file has it. Integers may have zero points."""
+
+    codes: Literal["int8", "fp8_e4m3"]
+    block: Block | None
+    scale: str = ".weight_scale"
+    symmetric: bool = True
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return types.get(f"{module}.weight", "F32") not in FLOATS and module + self.scale in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return None
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {
+            ".weight": Expected(((rows, columns),), I8 if self.codes == "int8" else FP8),
+            self.scale: Expected(self._shapes(rows, columns), FLOATS | EXPONENTS),
+            **({} if self.symmetric else self._zeros(rows, columns)),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return self._zeros(rows, columns)
+
+    def _zeros(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {".weight_zero_point": Expected(self._shapes(rows, columns), I8 | FLOATS | FP8)}
+
+    def _shapes(self, rows: int, columns: int) -> tuple[Shape, ...]:
+        if self.block is not None:
+            return self.block.shapes(rows, columns)
+        return Block().shapes(rows, columns) + Block(rows=1).shapes(rows, columns)
+
+
+@dataclass(frozen=True)
+class PackedInts:
+    """compressed-tensors' integers of four or eight bits: 32 / bits neighbours of a row in a number
+    of 32 bits, the first one in the lowest, each plus half of its range. Zero points likewise, but
+    those of neighbouring rows; old files have them as they are. With `.weight_g_idx`, column i is
+    of group weight_g_idx[i]."""
+
+    bits: Literal[4, 8]
+    block: Block
+    symmetric: bool = True
+
+    @property
+    def codes(self) -> str:
+        return f"int{self.bits}"
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return f"{module}.weight_packed" in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return _not_whole(8 // self.bits, columns)
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {
+            ".weight_packed": Expected(((rows, self._words(columns)),), I32),
+            ".weight_scale": Expected(self.block.shapes(rows, columns)),
+            **({} if self.symmetric else self._zeros(rows, columns)),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {
+            ".weight_shape": Expected(((2,),), frozenset({"I64", "I32"})),
+            ".weight_g_idx": Expected(((columns,),), I32),
+            **self._zeros(rows, columns),
+        }
+
+    def _zeros(self, rows: int, columns: int) -> dict[str, Expected]:
+        packed = (self._words(rows), blocks(columns, self.block.columns))
+        return {
+            ".weight_zero_point": Expected((packed, *self.block.shapes(rows, columns)), I32 | I8)
+        }
+
+    def _words(self, count: int) -> int:
+        return -(-count * self.bits // 32)
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """GPTQ's integers: 32 / bits neighbours of a row in a number of 32 bits, the first one in the
+    lowest, and zero points, those of neighbouring rows in a number. `minus_one`: what is stored is
+    the zero point less one. Column i is of group g_idx[i]."""
+
+    bits: Literal[4, 8]
+    group: int | None
+    minus_one: bool
+
+    @property
+    def codes(self) -> str:
+        return f"int{self.bits}"
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return f"{module}.qweight" in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return _not_whole(32 // self.bits, rows, columns)
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        words, groups = 32 // self.bits, blocks(columns, self.group)
+        return {
+            ".qweight": Expected(((columns // words, rows),), I32),
+            ".qzeros": Expected(((groups, rows // words),), I32),
+            ".scales": Expected(((groups, rows),)),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {".g_idx": Expected(((columns,),), I32)}
+
+
+@dataclass(frozen=True)
+class Awq:
+    """AWQ's integers of four bits in the version `gemm`: eight neighbours of a column in a number
+    of 32 bits, in the order 0 2 4 6 1 3 5 7 from the lowest on; zero points likewise."""
+
+    group: int | None
+
+    @property
+    def codes(self) -> str:
+        return "int4"
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return f"{module}.qweight" in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return _not_whole(8, rows) or _not_whole(2, columns)
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        groups = blocks(columns, self.group)
+        return {
+            ".qweight": Expected(((columns, rows // 8),), I32),
+            ".qzeros": Expected(((groups, rows // 8),), I32),
+            ".scales": Expected(((groups, rows),)),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Floats4:
+    """Floats of four bits, two neighbours of a row in a byte, the first one in the lower half; with
+    scales of groups: in MXFP4 powers of two, in NVFP4 floats of eight bits that are divided by one
+    for all weights."""
+
+    form: Literal["mxfp4", "nvfp4"]
+
+    @property
+    def codes(self) -> str:
+        return "e2m1"
+
+    @property
+    def group(self) -> int:
+        return 32 if self.form == "mxfp4" else 16
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return f"{module}.weight_packed" in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return _not_whole(self.group, columns)
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        groups = ((rows, columns // self.group),)
+        found = {".weight_packed": Expected(((rows, columns // 2),), U8)}
+        if self.form == "mxfp4":
+            return found | {".weight_scale": Expected(groups, EXPONENTS)}
+        return found | {
+            ".weight_scale": Expected(groups, FP8),
+            ".weight_global_scale": Expected(((), (1,))),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """MXFP4 as gpt-oss has it: `Floats4` with each group's bytes apart, and without ".weight"."""
+
+    codes: Literal["e2m1"] = "e2m1"
+
+    def stores(self, module: str, types: Mapping[str, str]) -> bool:
+        return f"{module}_blocks" in types
+
+    def why_not(self, rows: int, columns: int) -> str | None:
+        return _not_whole(32, columns)
+
+    def needed(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {
+            "_blocks": Expected(((rows, columns // 32, 16),), U8),
+            "_scales": Expected(((rows, columns // 32),), EXPONENTS),
+        }
+
+    def possible(self, rows: int, columns: int) -> dict[str, Expected]:
+        return {}
+
+
+def _not_whole(count: int, *sizes: int) -> str | None:
+    wrong = next((size for size in sizes if size % count), None)
+    return None if wrong is None else f"{wrong} is not a multiple of {count}"

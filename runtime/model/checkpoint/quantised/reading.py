@@ -1,0 +1,229 @@
+"""A quantised weight from the tensors that a file has of it. No weight is made dense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+
+from rootlace.kernels.weights import CODES, SCALES, Codes, Quantised, Scheme
+from rootlace.runtime.model.checkpoint.quantised.layouts import (
+    Awq,
+    Block,
+    Blocks,
+    Floats4,
+    Gptq,
+    Layout,
+    Numbers,
+    PackedInts,
+)
+
+Stored = Mapping[str, torch.Tensor]
+"""A module's tensors, as `Layout.needed` names them."""
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a number of 32 bits AWQ has each of eight neighbours."""
+MIDDLE = {4: 8, 8: 128}
+"""What is added to integers so that none is negative."""
+
+
+def read_weight(layout: Layout, stored: Stored, rows: int, columns: int) -> Quantised:
+    """W [rows, columns] without bias, in memory of its own. Raises ValueError for what the tensors
+    of such a module cannot hold, with a text that goes on behind the module's name."""
+    match layout:
+        case Numbers():
+            return _numbers(layout, stored, rows, columns)
+        case PackedInts():
+            return _packed_ints(layout, stored, rows, columns)
+        case Gptq():
+            return _gptq(layout, stored, rows, columns)
+        case Awq():
+            return _awq(layout, stored, rows, columns)
+        case Floats4() | Blocks():
+            return _floats4(layout, stored, rows, columns)
+    raise TypeError(f"{layout} has no reader")
+
+
+def _numbers(layout: Numbers, stored: Stored, rows: int, columns: int) -> Quantised:
+    block = layout.block or Block(rows=1)
+    scales = _spread(_floats(stored[layout.scale]), block, rows, columns)
+    shift = _shift(stored.get(".weight_zero_point"), layout.symmetric, block, rows, columns)
+    return _weight(layout, stored[".weight"].clone(), scales, shift, columns)
+
+
+def _packed_ints(layout: PackedInts, stored: Stored, rows: int, columns: int) -> Quantised:
+    shape = stored.get(".weight_shape")
+    if shape is not None and shape.tolist() != [rows, columns]:
+        raise ValueError(f".weight_shape is {shape.tolist()}, expected [{rows}, {columns}]")
+    values = _bytes(stored[".weight_packed"])[:, : columns * layout.bits // 8]
+    scales = _spread(_floats(stored[".weight_scale"]), layout.block, rows, columns)
+    zeros = stored.get(".weight_zero_point")
+    if zeros is not None and zeros.dtype == torch.int32:
+        unpacked = _unpacked(zeros.t(), layout.bits)[:, :rows].t()
+        zeros = unpacked.to(torch.int16) - MIDDLE[layout.bits]
+    shift = _shift(zeros, layout.symmetric, layout.block, rows, columns)
+    values = _signed(values, layout.bits)
+    groups = stored.get(".weight_g_idx")
+    if groups is None or bool((groups == -1).all()):
+        return _weight(layout, values, scales, shift, columns)
+    return _sorted(layout, values, scales, shift, groups)
+
+
+def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
+    # 32 / bits neighbours of a column are the bytes of a number: bytes go behind their row.
+    words = _bytes(stored[".qweight"].unsqueeze(2)).permute(1, 0, 2)
+    values = _signed(words.reshape(rows, columns * layout.bits // 8), layout.bits)
+    zeros = _unpacked(stored[".qzeros"], layout.bits).t().to(torch.int16)
+    if layout.minus_one:
+        zeros = (zeros + 1) & ((1 << layout.bits) - 1)
+    scales = _floats(stored[".scales"]).t().contiguous()
+    groups = stored.get(".g_idx")
+    if groups is None:
+        groups = torch.arange(columns) // (layout.group or columns)
+    return _sorted(layout, values, scales, MIDDLE[layout.bits] - zeros, groups)
+
+
+def _awq(layout: Awq, stored: Stored, rows: int, columns: int) -> Quantised:
+    def in_order(packed: torch.Tensor) -> torch.Tensor:
+        return _unpacked(packed, 4).view(len(packed), -1, 8)[:, :, AWQ_ORDER].flatten(1).t()
+
+    values = _in_bytes(in_order(stored[".qweight"]))
+    scales = _floats(stored[".scales"]).t().contiguous()
+    shift = MIDDLE[4] - in_order(stored[".qzeros"]).to(torch.int16)
+    groups = torch.arange(columns) // (layout.group or columns)
+    return _sorted(layout, _signed(values, 4), scales, shift, groups)
+
+
+def _floats4(layout: Floats4 | Blocks, stored: Stored, rows: int, columns: int) -> Quantised:
+    if isinstance(layout, Blocks):
+        values, scales = stored["_blocks"].reshape(rows, -1), stored["_scales"]
+    else:
+        values, scales = stored[".weight_packed"], stored[".weight_scale"]
+    scales = _floats(scales)
+    if ".weight_global_scale" in stored:
+        scales = scales.float() / stored[".weight_global_scale"].float()
+    return _weight(layout, values.clone(), scales, None, columns)
+
+
+# ------------------------------------------------------------ parts
+
+
+def _weight(
+    layout: Layout,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    shift: torch.Tensor | None,
+    columns: int,
+    order: torch.Tensor | None = None,
+) -> Quantised:
+    """Of codes and scales [rows, groups], where `shift` (small integers) is added to each code."""
+    offsets = None
+    if shift is not None and bool(shift.any()):
+        offsets = scales.float() * shift
+    group = None if scales.shape[1] == 1 else columns // scales.shape[1]
+    scheme = Scheme(_codes(layout), group, offsets is not None)
+    order = None if order is None else order.to(torch.int32)
+    return Quantised(scheme, values, scales, offsets, order=order)
+
+
+def _sorted(
+    layout: Layout,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    shift: torch.Tensor | None,
+    groups: torch.Tensor,
+) -> Quantised:
+    """As `_weight`, where column i is of group groups[i]: columns are put in the order of their
+    groups. Groups of unlike sizes become smaller ones of the same size."""
+    columns = len(groups)
+    if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
+        raise ValueError(f": a group of columns is not among {scales.shape[1]}")
+    order = None
+    if bool((groups[1:] < groups[:-1]).any()):
+        order = torch.argsort(groups, stable=True)
+        values = _reordered(layout, values, order)
+    sizes = torch.bincount(groups, minlength=scales.shape[1])
+    repeats = sizes // math.gcd(*sizes.tolist())
+    scales = scales.repeat_interleave(repeats, dim=1)
+    if shift is not None:
+        shift = shift.repeat_interleave(repeats, dim=1)
+    return _weight(layout, values, scales, shift, columns, order)
+
+
+def _reordered(layout: Layout, values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Codes with their columns in this order."""
+    if CODES[_codes(layout)].in_byte == 1:
+        return values.index_select(1, order)
+    return _in_bytes(_halves(values).index_select(1, order))
+
+
+def _codes(layout: Layout) -> Codes:
+    return cast(Codes, layout.codes)
+
+
+def _spread(found: torch.Tensor, block: Block, rows: int, columns: int) -> torch.Tensor:
+    """Scales or zero points of blocks, for each row and group."""
+    if found.dim() < 2:
+        found = found.reshape(-1, 1)
+    if len(found) == 1:
+        found = found.expand(rows, -1)
+    elif len(found) != rows:
+        found = found.repeat_interleave(block.rows or 1, dim=0)[:rows]
+    if found.shape[1] > 1 and block.columns is not None and columns % block.columns:
+        # The last block is smaller than the others: all are cut into groups of one size.
+        size = math.gcd(block.columns, columns)
+        found = found.repeat_interleave(block.columns // size, dim=1)[:, : columns // size]
+    return found.contiguous()
+
+
+def _shift(
+    zeros: torch.Tensor | None, symmetric: bool, block: Block, rows: int, columns: int
+) -> torch.Tensor | None:
+    """What zero points, if there are any, add to codes. Symmetric ones may be there as zeros."""
+    if zeros is None:
+        return None
+    if symmetric and bool(zeros.float().any()):
+        raise ValueError(".weight_zero_point is not zero, though the weights are symmetric")
+    return -_spread(zeros.to(torch.int16), block, rows, columns)
+
+
+def _floats(scales: torch.Tensor) -> torch.Tensor:
+    """Scales in a type that weights may have. What is stored as exponents are powers of two."""
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        exponents = scales.view(torch.uint8).to(torch.int16)
+        # bfloat16's exponent has the same excess; its 2^-127 is not normal.
+        return torch.where(exponents > 0, exponents << 7, 64).to(torch.int16).view(torch.bfloat16)
+    return scales if scales.dtype in SCALES else scales.float()
+
+
+# ------------------------------------------------------------ integers in bits
+
+
+def _bytes(words: torch.Tensor) -> torch.Tensor:
+    """The bytes of numbers of 32 bits, those of the lowest bits first, as neighbours."""
+    return words.contiguous().view(torch.uint8)
+
+
+def _halves(values: torch.Tensor) -> torch.Tensor:
+    """What is in the halves of bytes, the lower one first, as neighbours."""
+    return torch.stack((values & 15, values >> 4), dim=2).flatten(1)
+
+
+def _in_bytes(halves: torch.Tensor) -> torch.Tensor:
+    """The reverse of `_halves`."""
+    return halves[:, ::2] | (halves[:, 1::2] << 4)
+
+
+def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The integers of `bits` in numbers of 32, uint8."""
+    values = _bytes(words)
+    return values if bits == 8 else _halves(values)
+
+
+def _signed(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Integers less `MIDDLE`, as two's complement, where they are."""
+    if bits == 8:
+        return (values ^ 128).view(torch.int8)
+    return values ^ 0x88

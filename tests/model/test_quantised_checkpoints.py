@@ -1,0 +1,371 @@
+"""Quantised checkpoints: weights and log-probabilities are those that their formats mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressed_tensors.entrypoints.convert import AutoAWQConverter
+from safetensors.torch import load_file, save_file
+
+from rootlace.kernels import Dense, Quantised, Weight
+from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.weights import parts_of
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.quantised.layouts import Awq, Gptq
+from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
+from rootlace.runtime.model.checkpoint.weights import ModelWeights, layer_parts, row_order
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
+from tests.model import quantised_checkpoints as writers
+from tests.model.checkpoints import configs, reference, reference_logprobs
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.model.quantised_checkpoints import WEIGHTS, Write, edit, quantised
+
+CPU = torch.device("cpu")
+TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
+ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=100, seed=0)
+Format = tuple[dict[str, Any], Write]
+
+
+def ints(bits: int, **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32} | more
+
+
+def floats(bits: int, **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": "float"} | more
+
+
+CHANNEL = {"strategy": "channel", "group_size": None}
+TENSOR = {"strategy": "tensor", "group_size": None}
+W8A8 = {"input_activations": {"num_bits": 8, "dynamic": True, "strategy": "token"}}
+PACKED, WHOLE, REAL = "pack-quantized", "int-quantized", "float-quantized"
+
+FORMATS: dict[str, Callable[[], Format]] = {
+    "ct-int4": lambda: writers.compressed(PACKED, ints(4)),
+    "ct-int4-zeros": lambda: writers.compressed(PACKED, ints(4, symmetric=False)),
+    "ct-int4-rows": lambda: writers.compressed(PACKED, ints(4, **CHANNEL)),
+    "ct-int4-rows-zeros": lambda: writers.compressed(PACKED, ints(4, symmetric=False, **CHANNEL)),
+    "ct-int8": lambda: writers.compressed(PACKED, ints(8, group_size=16)),
+    "ct-int8-zeros": lambda: writers.compressed(PACKED, ints(8, symmetric=False)),
+    "ct-w8a8": lambda: writers.compressed(WHOLE, ints(8, **CHANNEL), **W8A8),
+    "ct-w8a8-zeros": lambda: writers.compressed(WHOLE, ints(8, symmetric=False, **CHANNEL), **W8A8),
+    "ct-w8a8-tensor": lambda: writers.compressed(WHOLE, ints(8, **TENSOR), **W8A8),
+    "ct-naive": lambda: writers.compressed("naive-quantized", ints(8)),
+    "ct-fp8": lambda: writers.compressed(REAL, floats(8, strategy="tensor")),
+    "ct-fp8-rows": lambda: writers.compressed(REAL, floats(8, strategy="channel")),
+    "ct-fp8-blocks": lambda: writers.compressed(
+        REAL, floats(8, strategy="block", block_structure=[48, 40])
+    ),
+    "ct-mxfp8": lambda: writers.compressed(
+        "mxfp8-quantized", floats(8, strategy="group", group_size=32, scale_dtype=torch.uint8)
+    ),
+    "ct-mxfp4": lambda: writers.compressed(
+        "mxfp4-pack-quantized",
+        floats(4, strategy="group", group_size=32, scale_dtype=torch.uint8),
+    ),
+    "ct-nvfp4": lambda: writers.compressed(
+        "nvfp4-pack-quantized", floats(4, strategy="tensor_group", group_size=16)
+    ),
+    "gptq": lambda: writers.gptq(4, 32),
+    "gptq-symmetric": lambda: writers.gptq(4, 32, symmetric=True),
+    "gptq-v2": lambda: writers.gptq(4, 32, "gptq_v2"),
+    "gptq-8": lambda: writers.gptq(8, 16),
+    "gptq-rows": lambda: writers.gptq(4, -1),
+    "gptq-ordered": lambda: writers.gptq(4, 32, order=True),
+    "gptq-8-ordered": lambda: writers.gptq(8, 32, order=True),
+    # 96 inputs are no whole groups of 40, nor 64.
+    "gptq-odd-group": lambda: writers.gptq(4, 40),
+    "gptq-odd-ordered": lambda: writers.gptq(4, 40, order=True),
+    "awq": lambda: writers.awq(32),
+    "fp8": lambda: writers.fp8((32, 32)),
+    "fp8-odd-blocks": lambda: writers.fp8((48, 40)),
+    "fp8-large-blocks": lambda: writers.fp8((128, 128)),
+    "fp8-exponents": lambda: writers.fp8((32, 32), exponents=True),
+    "fp8-tensor": lambda: writers.fp8(None, ".weight_scale"),
+    "mxfp4": writers.mxfp4,
+}
+DENSE_TYPES = {
+    "ct-int4": torch.float16,
+    "ct-int4-zeros": torch.bfloat16,
+    "ct-int4-rows-zeros": torch.float16,
+    "ct-int8-zeros": torch.bfloat16,
+    "ct-w8a8": torch.bfloat16,
+    "ct-w8a8-zeros": torch.float16,
+}
+"""Types of the checkpoints, and of scales with them; else float32. With zero points, results are
+exact for scales of 16 bits, as all checkpoints have them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models of a few thousand numbers are quickest without company."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def made(name: str, folder: Path, family: str = "qwen2", **options: Any) -> tuple[Path, Path]:
+    """The folders of a quantised checkpoint and of the dense one that it stands for."""
+    settings, write = FORMATS[name]()
+    dtype = DENSE_TYPES.get(name, torch.float32)
+    dense = quantised(configs()[family], folder, settings, write, dtype, **options)
+    return folder / "quantised", dense
+
+
+def read(folder: Path) -> ModelWeights:
+    return load_weights(ModelConfig.read(folder), torch.float32, CPU)
+
+
+def matrix(weight: Weight) -> torch.Tensor:
+    parts = parts_of(weight)
+    return torch.cat([p.matrix if isinstance(p, Dense) else dequantise(p) for p in parts])
+
+
+def check_weights(packed: Path, dense: Path) -> ModelWeights:
+    """All parts of all layers, bit by bit."""
+    spec, stored, weights = ModelConfig.read(packed).spec, load_file(dense / WEIGHTS), read(packed)
+    for index, layer in enumerate(weights.layers):
+        for name, part in layer_parts(spec, index).items():
+            if part.columns is None:
+                continue
+            wanted = torch.cat([stored[one] for one in part.weights()])
+            order = row_order(spec, name)
+            wanted = wanted if order is None else wanted[order]
+            assert torch.equal(matrix(getattr(layer, name)), wanted), (index, name)
+    return weights
+
+
+def check_logprobs(packed: Path, dense: Path, **settings: Any) -> None:
+    executor = ExecutorConfig(model=str(packed), dtype="float32", **settings)
+    runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
+    found = runner.run(make_plan([Work(Row(Blocks(16, 4), list(TOKENS)), params=ALL)])).scores[0]
+    assert found is not None
+    expected = reference_logprobs(reference(dense, torch.float32), TOKENS)[-1].numpy()
+    assert np.abs(found.top_logprobs[0] - expected[found.top_ids[0]]).max() < 1e-4
+    assert abs(found.logprobs[0] - expected.max()) < 1e-4
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_what_the_format_means(tmp_path: Path, name: str) -> None:
+    packed, dense = made(name, tmp_path)
+    weights = check_weights(packed, dense)
+    for layer in weights.layers:
+        for weight in layer.products():
+            parts = parts_of(weight)
+            assert all(isinstance(part, Quantised) for part in parts)
+            # Modules of the same inputs are one matrix.
+            assert len(parts) == 1
+    check_logprobs(packed, dense)
+
+
+FAMILIES = {
+    # Heads' rows are put in another order, neighbours are rotated together.
+    "glm4": ("gptq-ordered", ("_proj",)),
+    # Queries, keys and values are one module, of whose heads a part is rotated.
+    "phi3-partial": ("ct-int4", ("_proj",)),
+    "gemma2": ("awq", ("_proj",)),
+    "llama-biased": ("fp8", ("_proj",)),
+    "llama-tied": ("ct-int4", ("_proj", "lm_head")),
+    "mistral": ("fp8", ("_proj", "lm_head")),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(tmp_path: Path, family: str) -> None:
+    """Biases, joined and tied modules, the head among those that are quantised."""
+    name, modules = FAMILIES[family]
+    packed, dense = made(name, tmp_path, family, modules=modules)
+    weights = check_weights(packed, dense)
+    tied = isinstance(weights.head, Dense) and weights.head.matrix is weights.embedding
+    assert tied == (family in ("gemma2", "llama-tied"))
+    assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
+    check_logprobs(packed, dense)
+
+
+def test_some_modules_are_dense(tmp_path: Path) -> None:
+    """Of a joined part, too: what is quantised stays so."""
+    packed, dense = made("ct-int4", tmp_path, modules=("q_proj", "down_proj", "up_proj"))
+    weights = check_weights(packed, dense)
+    kinds = [product.kind for product in weights.layers[1].products()]
+    assert kinds == ["int4 and dense", "dense", "dense and int4", "int4"]
+    check_logprobs(packed, dense)
+
+
+def test_a_tied_head_that_is_quantised_is_not_tied(tmp_path: Path) -> None:
+    packed, _ = made("fp8", tmp_path, "llama-biased", modules=("_proj", "lm_head"))
+    wanted = read(packed)
+    edit(packed, tie_word_embeddings=True)
+    found = read(packed)
+    assert found.head.kind == "fp8_e4m3"
+    assert torch.equal(matrix(found.head), matrix(wanted.head))
+    assert torch.equal(found.embedding, wanted.embedding)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    stored = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+    change(stored)
+    save_file(stored, folder / WEIGHTS)
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]
+    return found
+
+
+O_PROJ = "model.layers.1.self_attn.o_proj"
+
+
+def test_zero_biases_are_nothing(tmp_path: Path) -> None:
+    """AutoGPTQ writes biases whether or not the model has any."""
+    packed, dense = made("gptq", tmp_path)
+    rewrite(packed, lambda stored: stored.update({f"{O_PROJ}.bias": torch.zeros(64)}))
+    assert check_weights(packed, dense).layers[1].output.bias is None
+    rewrite(packed, lambda stored: stored[f"{O_PROJ}.bias"].fill_(0.5))
+    with pytest.raises(UnsupportedModel, match=rf"{O_PROJ}.bias is not zero"):
+        read(packed).resident()
+
+
+def test_gptq_by_module(tmp_path: Path) -> None:
+    """`dynamic` states other bits and groups for some modules, and which ones are not quantised."""
+    four, write_four = writers.gptq(4, 32)
+    _, write_eight = writers.gptq(8, 16)
+
+    def write(module: str, weight: torch.Tensor) -> Any:
+        if "down_proj" in module:
+            return write_eight(module, weight)
+        if "layers.1" in module:
+            return {".weight": weight}, weight
+        return write_four(module, weight)
+
+    dynamic = {
+        r"-:model\.layers\.1\.(?!mlp\.down)": {},
+        r"+:.*\.down_proj": {"bits": 8, "group_size": 16},
+    }
+    dense = quantised(configs()["llama"], tmp_path, four | {"dynamic": dynamic}, write)
+    weights = check_weights(tmp_path / "quantised", dense)
+    kinds = [[product.kind for product in layer.products()] for layer in weights.layers]
+    quantised_layer = ["int4", "int4", "int4", "int8"]
+    assert kinds == [quantised_layer, ["dense", "dense", "dense", "int8"], quantised_layer]
+
+
+def test_groups_of_modules_in_formats_of_their_own(tmp_path: Path) -> None:
+    """Names go before patterns, patterns before classes, and what is ignored before all."""
+    settings, four = writers.compressed(PACKED, ints(4))
+    other, eight = writers.compressed(WHOLE, ints(8, **CHANNEL), **W8A8)
+    third, rows = writers.compressed(PACKED, ints(4, **CHANNEL))
+    groups = {
+        "classes": settings["config_groups"]["group_0"] | {"format": PACKED},
+        "patterns": other["config_groups"]["group_0"]
+        | {"format": WHOLE, "targets": [r"re:.*mlp\..*_proj$", r"re:.*self_attn\.o_proj$"]},
+        "names": third["config_groups"]["group_0"] | {"format": PACKED, "targets": [O_PROJ]},
+        "attention": {"targets": ["LlamaAttention"], "input_activations": {"num_bits": 8}},
+    }
+    settings |= {
+        "config_groups": groups,
+        "format": "mixed-precision",
+        "ignore": ["lm_head", "model.layers.0.mlp.down_proj", r"re:model\.layers\.2\.self_attn.*"],
+    }
+
+    def write(module: str, weight: torch.Tensor) -> Any:
+        if module == O_PROJ:
+            return rows(module, weight)
+        if module == "model.layers.0.mlp.down_proj" or "layers.2.self_attn" in module:
+            return {".weight": weight}, weight
+        return (eight if "mlp" in module or "o_proj" in module else four)(module, weight)
+
+    dense = quantised(configs()["llama"], tmp_path, settings, write)
+    weights = check_weights(tmp_path / "quantised", dense)
+    kinds = [[product.kind for product in layer.products()] for layer in weights.layers]
+    assert kinds == [
+        ["int4", "int8", "int8", "dense"],
+        ["int4", "int4", "int8", "int8"],
+        ["dense", "dense", "int8", "int8"],
+    ]
+
+
+def test_what_is_stored_besides(tmp_path: Path) -> None:
+    """Scales of activations and of a cache, zero points of symmetric weights, column groups that
+    are in order, and the shapes of scales that say the same."""
+    packed, dense = made("ct-int4-rows", tmp_path)
+    columns = torch.zeros(64, dtype=torch.int32)
+
+    def add(stored: dict[str, torch.Tensor]) -> None:
+        stored[f"{O_PROJ}.input_scale"] = torch.ones(1)
+        stored[f"{O_PROJ}.output_scale"] = torch.ones(1)
+        stored["model.layers.1.self_attn.k_proj.k_scale"] = torch.ones(1)
+        stored[f"{O_PROJ}.weight_zero_point"] = torch.zeros(64, 1, dtype=torch.int8)
+        stored[f"{O_PROJ}.weight_g_idx"] = columns
+        stored[f"{O_PROJ}.weight_scale"] = stored[f"{O_PROJ}.weight_scale"].view(-1).clone()
+
+    rewrite(packed, add)
+    check_weights(packed, dense)
+    rewrite(packed, lambda stored: stored[f"{O_PROJ}.weight_g_idx"].fill_(-1))
+    check_weights(packed, dense)
+
+
+def test_compressed_columns_in_another_order(tmp_path: Path) -> None:
+    """`weight_g_idx`: which group each column is of."""
+    packed, dense = made("ct-int4", tmp_path)
+    groups = torch.arange(64, dtype=torch.int32).flip(0) // 32
+    scales = load_file(packed / WEIGHTS)[f"{O_PROJ}.weight_scale"].float()
+
+    def turn(stored: dict[str, torch.Tensor]) -> None:
+        stored[f"{O_PROJ}.weight_g_idx"] = groups
+
+    def expect(stored: dict[str, torch.Tensor]) -> None:
+        integers = stored[f"{O_PROJ}.weight"] / scales.repeat_interleave(32, 1)
+        stored[f"{O_PROJ}.weight"] = integers.round() * scales[:, groups]
+
+    rewrite(packed, turn)
+    rewrite(dense, expect)
+    output = check_weights(packed, dense).layers[1].output
+    assert isinstance(output, Quantised)
+    assert output.order is not None
+    check_logprobs(packed, dense)
+
+
+# ------------------------------------------------------------ packing, by hand
+
+
+def test_gptq_known_answer() -> None:
+    """0x76543210 has the integers 0 ... 7 of inputs 0 ... 7; zero points are stored less one."""
+    stored = {
+        ".qweight": torch.tensor([[0x76543210] * 8], dtype=torch.int32),
+        ".qzeros": torch.tensor([[0x76543210]], dtype=torch.int32),
+        ".scales": torch.full((1, 8), 0.5),
+    }
+    found = dequantise(read_weight(Gptq(4, None, minus_one=True), stored, 8, 8))
+    wanted = [[0.5 * (i - (o + 1)) for i in range(8)] for o in range(8)]
+    assert found.tolist() == wanted
+
+
+def test_awq_known_answer() -> None:
+    """0x75316420 has the integers 0 ... 7 of outputs 0 ... 7."""
+    stored = {
+        ".qweight": torch.tensor([[0x75316420], [0x11111111]], dtype=torch.int32),
+        ".qzeros": torch.tensor([[0x22222222]], dtype=torch.int32),
+        ".scales": torch.arange(1.0, 9.0).view(1, 8),
+    }
+    found = dequantise(read_weight(Awq(None), stored, 8, 2))
+    assert found.tolist() == [[(o + 1.0) * (o - 2), (o + 1.0) * -1] for o in range(8)]
+
+
+def test_awq_as_its_converter_reads_it() -> None:
+    """compressed-tensors converts AWQ's files by code of its own."""
+    _, write = writers.awq(32)
+    tensors, wanted = write("", torch.randn(40, 96))
+    values, scales, zeros = AutoAWQConverter(group_size=32)._convert_gemm_module(
+        tensors[".qweight"], tensors[".scales"], tensors[".qzeros"]
+    )
+    shifted = values.view(40, 3, 32) - zeros.unsqueeze(2)
+    assert torch.equal((shifted * scales.float().unsqueeze(2)).view(40, 96), wanted)

@@ -1,0 +1,277 @@
+"""Quantised checkpoints that are refused, by name, and what the log says of those that run."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.quantised.methods import METHODS, OTHERS
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.model.checkpoints import configs, save
+from tests.model.quantised_checkpoints import WEIGHTS, awq, edit, fp8, gptq, quantised
+from tests.model.test_quantised_checkpoints import FORMATS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose configuration tests replace; its weights are not read."""
+    found = tmp_path_factory.mktemp("model")
+    save(configs()["llama"], found)
+    return found
+
+
+def refusal(folder: Path, settings: Any) -> str:
+    edit(folder, quantization_config=settings)
+    with pytest.raises(UnsupportedModel) as caught:
+        ModelConfig.read(folder)
+    assert str(folder / "config.json") in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("method", [*OTHERS, "a-new-one"])
+def test_other_methods(folder: Path, method: str) -> None:
+    """The refusal says what is read instead."""
+    found = refusal(folder, {"quant_method": method, "bits": 4})
+    assert f"quantization_config.quant_method {method!r}" in found
+    assert all(name in found for name in METHODS)
+    assert "not quantised" in found
+
+
+def test_methods_without_a_name(folder: Path) -> None:
+    assert "bitsandbytes" in refusal(folder, {"load_in_4bit": True})
+    assert "quant_method" in refusal(folder, {"bits": 4})
+    assert "not an object" in refusal(folder, [4])
+    edit(folder, quantization_config=None, quantization={"group_size": 64, "bits": 4})
+    with pytest.raises(UnsupportedModel, match=r"quantization .*MLX"):
+        ModelConfig.read(folder)
+    edit(folder, quantization=None)
+
+
+def changed(settings: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """`settings` with another value at a path such as "config_groups.group_0.weights.num_bits"."""
+    key, _, rest = path.partition(".")
+    inner = changed(settings.get(key) or {}, rest, value) if rest else value
+    return settings | {key: inner}
+
+
+GROUP = "config_groups.group_0"
+CHANGES: list[tuple[str, str, Any]] = [
+    ("awq", "version", "gemv"),
+    ("awq", "bits", 8),
+    ("awq", "zero_point", False),
+    ("awq", "group_size", 0),
+    ("awq", "no_such_key", 1),
+    ("gptq", "bits", 3),
+    ("gptq", "checkpoint_format", "marlin"),
+    ("gptq", "is_marlin_format", True),
+    ("gptq", "group_size", "wide"),
+    ("gptq", "sym", "yes"),
+    ("gptq", "dynamic", {"+:(": {}}),
+    ("gptq", "dynamic.+:q_proj", {"bits": 2}),
+    ("gptq", "dynamic.+:q_proj", {"rotation": "hadamard"}),
+    ("gptq", "adapter", {"name": "lora"}),
+    ("fp8", "fmt", "e5m2"),
+    ("fp8", "activation_scheme", "none"),
+    ("fp8", "weight_block_size", [128]),
+    ("fp8", "modules_to_convert", ["model.embed_tokens"]),
+    ("fp8", "expert_dtype", "fp4"),
+    ("mxfp4", "no_such_key", True),
+    ("ct-int4", "format", "marlin-24"),
+    ("ct-int4", "format", "sparse-24-bitmask"),
+    ("ct-int4", "sparsity_config", {"format": "sparse-24-bitmask"}),
+    ("ct-int4", "transform_config", {"config_groups": {"R1": {}}}),
+    ("ct-int4", "ignore", ["re:("]),
+    ("ct-int4", "no_such_key", 1),
+    ("ct-int4", f"{GROUP}.targets", ["Embedding"]),
+    ("ct-int4", f"{GROUP}.targets", "Linear"),
+    ("ct-int4", f"{GROUP}.no_such_key", 1),
+    ("ct-int4", f"{GROUP}.weights.num_bits", 3),
+    ("ct-int4", f"{GROUP}.weights.type", "float"),
+    ("ct-int4", f"{GROUP}.weights.dynamic", True),
+    ("ct-int4", f"{GROUP}.weights.strategy", "block"),
+    ("ct-int4", f"{GROUP}.weights.strategy", "token"),
+    ("ct-int4", f"{GROUP}.weights.no_such_key", 1),
+    ("ct-fp8-blocks", f"{GROUP}.weights.block_structure", "wide"),
+    ("ct-fp8", f"{GROUP}.weights.symmetric", False),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value"), CHANGES)
+def test_keys_are_refused_by_name(folder: Path, name: str, path: str, value: Any) -> None:
+    settings, _ = FORMATS[name]()
+    edit(folder, quantization_config=settings)
+    assert ModelConfig.read(folder).quantisation is not None
+    found = refusal(folder, changed(settings, path, value))
+    assert "quantization_config." in found
+    named = path.rpartition(".")[2]
+    inner = next(iter(value), "") if isinstance(value, dict) else ""
+    # Of weights that do not fit together, all of them are named.
+    assert named in found or inner in found or "weights" in found
+
+
+HARMLESS = [
+    ("awq", {"backend": "autoawq", "do_fuse": False, "version": "GEMM", "sym": True}),
+    ("gptq", {"use_exllama": True, "dataset": "c4", "lm_head": False, "pack_dtype": "int32"}),
+    ("fp8", {"modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0", "kv_cache_scheme": None}),
+    ("ct-int4", {"version": "0.9.1", "sparsity_config": {}, "transform_config": {}}),
+    ("ct-int4", {"global_compression_ratio": 1.5, "quantization_status": "frozen"}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), HARMLESS)
+def test_harmless_keys(folder: Path, name: str, more: dict[str, Any]) -> None:
+    settings, _ = FORMATS[name]()
+    edit(folder, quantization_config=settings | more)
+    assert ModelConfig.read(folder).quantisation is not None
+
+
+def test_what_is_refused_is_refused_without_torch(folder: Path) -> None:
+    edit(folder, quantization_config={"quant_method": "hqq"})
+    code = (
+        "import sys\n"
+        "from rootlace.runtime.model.checkpoint.config import ModelConfig\n"
+        "from rootlace.wire.errors import UnsupportedModel\n"
+        "try:\n"
+        "    ModelConfig.read(sys.argv[1])\n"
+        "except UnsupportedModel as error:\n"
+        "    print(error, 'torch' in sys.modules)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert "HQQ" in found.stdout
+    assert found.stdout.strip().endswith("False")
+
+
+# ------------------------------------------------------------ tensors
+
+Q_PROJ = "model.layers.1.self_attn.q_proj"
+Stored = dict[str, torch.Tensor]
+FAULTS: dict[str, tuple[str, Callable[[Stored], object], list[str]]] = {
+    "missing scales": (
+        "gptq",
+        lambda stored: stored.pop(f"{Q_PROJ}.scales"),
+        ["missing", f"{Q_PROJ}.scales"],
+    ),
+    "another group": (
+        "awq",
+        lambda stored: stored.update({f"{Q_PROJ}.scales": torch.ones(4, 64)}),
+        [f"{Q_PROJ}.scales", "[4, 64]", "[2, 64]"],
+    ),
+    "another type": (
+        "gptq",
+        lambda stored: stored.update({f"{Q_PROJ}.qweight": torch.zeros(8, 64)}),
+        [f"{Q_PROJ}.qweight", "F32", "I32"],
+    ),
+    "a group that is not there": (
+        "gptq",
+        lambda stored: stored[f"{Q_PROJ}.g_idx"].fill_(2),
+        [Q_PROJ, "group of columns"],
+    ),
+    "eight bits without scales": (
+        "fp8",
+        lambda stored: stored.pop(f"{Q_PROJ}.weight_scale_inv"),
+        [f"{Q_PROJ}.weight", "F8_E4M3"],
+    ),
+    "zero points of symmetric weights": (
+        "ct-int4",
+        lambda stored: stored.update(
+            {f"{Q_PROJ}.weight_zero_point": torch.ones(64, 2, dtype=torch.int8)}
+        ),
+        [f"{Q_PROJ}.weight_zero_point", "symmetric"],
+    ),
+    "another shape": (
+        "ct-int4",
+        lambda stored: stored[f"{Q_PROJ}.weight_shape"].copy_(torch.tensor([64, 63])),
+        [f"{Q_PROJ}.weight_shape", "[64, 63]"],
+    ),
+    "what no format has": (
+        "awq",
+        lambda stored: stored.update({f"{Q_PROJ}.g_idx": torch.zeros(64, dtype=torch.int32)}),
+        ["does not have", f"{Q_PROJ}.g_idx"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_tensors_are_named(tmp_path: Path, name: str) -> None:
+    form, damage, words = FAULTS[name]
+    settings, write = FORMATS[form]()
+    quantised(configs()["llama"], tmp_path, settings, write)
+    packed = tmp_path / "quantised"
+    stored = {name: tensor.clone() for name, tensor in load_file(packed / WEIGHTS).items()}
+    damage(stored)
+    save_file(stored, packed / WEIGHTS)
+    with pytest.raises(UnsupportedModel) as caught:
+        load_weights(ModelConfig.read(packed), torch.float32, CPU).resident()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_shape_that_cannot_be_packed(tmp_path: Path) -> None:
+    """A head of 199 tokens is no multiple of eight."""
+    quantised(configs()["llama"], tmp_path, *awq(32))
+    packed = tmp_path / "quantised"
+    stored = {name: tensor.clone() for name, tensor in load_file(packed / WEIGHTS).items()}
+    stored["lm_head.qweight"] = torch.zeros(64, 25, dtype=torch.int32)
+    save_file(stored, packed / WEIGHTS)
+    with pytest.raises(UnsupportedModel, match=r"lm_head .* 199 is not a multiple of 8"):
+        load_weights(ModelConfig.read(packed), torch.float32, CPU)
+
+
+def test_quantised_weights_that_nothing_says_of(tmp_path: Path) -> None:
+    quantised(configs()["llama"], tmp_path, *fp8((32, 32)))
+    packed = tmp_path / "quantised"
+    edit(packed, quantization_config=None)
+    with pytest.raises(UnsupportedModel, match="weight_scale_inv"):
+        load_weights(ModelConfig.read(packed), torch.float32, CPU)
+
+
+# ------------------------------------------------------------ the log
+
+
+def load(folder: Path, **settings: Any) -> ModelRunner:
+    executor = ExecutorConfig(model=str(folder), **settings)
+    return ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
+
+
+def test_the_log_says_what_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights that are quantised, activations that are not, kernels that are not the fastest."""
+    settings, write = FORMATS["ct-w8a8"]()
+    quantised(configs()["llama"], tmp_path, settings, write)
+    packed = tmp_path / "quantised"
+    with caplog.at_level(logging.INFO):
+        load(packed)
+    assert "quantised weights (compressed-tensors)" in caplog.text
+    assert "activations are not rounded to int8" in caplog.text
+
+
+def test_kernels_that_do_not_know_the_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others run, and the log says why; who asks for the native ones is refused."""
+    monkeypatch.setattr("rootlace.runtime.model.executor.cpu_setup.KINDS", frozenset({"dense"}))
+    quantised(configs()["llama"], tmp_path, *gptq(4, 32))
+    packed = tmp_path / "quantised"
+    assert load(packed).kernels == "reference"
+    assert "no products of int4 weights" in caplog.text
+    with pytest.raises(InvalidRequest, match="no products of int4 weights"):
+        load(packed, kernels="native")
