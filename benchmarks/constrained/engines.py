@@ -46,6 +46,7 @@ class Rootlace:
 
     def __init__(self, tokenizer: Any, backend: Any) -> None:
         self._compiler = GrammarCompiler(tokenizer, config=ConstraintConfig(backend=backend))
+        self._compiler.prepare()
         self.vocab_size = self._compiler.vocabulary.size
 
     def compile(self, kind: Any, source: str) -> Make:

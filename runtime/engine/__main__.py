@@ -103,12 +103,14 @@ def serve(config: EngineProcessConfig) -> None:
         outbox.send(encode(said))
 
     def compiler() -> GrammarCompiler:
-        return GrammarCompiler.from_folder(
+        compiler = GrammarCompiler.from_folder(
             Path(engine.executor.model),
             runner.vocab_size,
             list(runner.eos_token_ids),
             engine.constraints,
         )
+        compiler.prepare()
+        return compiler
 
     service = CompileService(compiler, engine.constraints)
     # The first compilation reads the whole vocabulary: that is done now, beside the first requests.

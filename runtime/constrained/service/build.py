@@ -54,6 +54,9 @@ class GrammarBuilder:
         self._making = threading.Lock()
         self._builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
+    def prepare(self) -> None:
+        self._forced_tokenizer().prepare()
+
     def build(self, constraint: Constraint) -> Grammar:
         """Raises InvalidConstraint."""
         check_size(constraint, self._config)

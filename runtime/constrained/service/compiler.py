@@ -64,6 +64,11 @@ class GrammarCompiler:
         text = path.read_text(encoding="utf-8")
         return cls(Vocabulary(text, vocab_size, eos_token_ids), config=config)
 
+    def prepare(self) -> None:
+        """Learn now what forcing tokens needs to know of the tokenizer (about half a second), so
+        that no request waits for it."""
+        self._builder.prepare()
+
     def compile(
         self,
         constraint: Constraint | None = None,

@@ -68,12 +68,15 @@ class Canonicalizer:
             self._space,
             whole_text=not self._pre_tokenizer.exists,
         )
-        # Now rather than at the first tokens of some request.
-        categories_by_first_byte()
-        self._pre_tokenizer.know_frequent_cuts()
         self._last_cut = lru_cache(1 << 14)(self._find_last_cut)
 
     # ------------------------------------------------------------ public
+
+    def prepare(self) -> None:
+        """Do now what is otherwise done at the first tokens of some request."""
+        if not self.unsupported:
+            categories_by_first_byte()
+            self._pre_tokenizer.know_frequent_cuts()
 
     def tail(self, context: list[int]) -> bytes | None:
         """All that `tokens_after` needs to know of the context, the output so far from its first

@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -81,6 +81,8 @@ class PreTokenizer:
             if len(characters) > 1 or not min(characters).isalpha()
         ]
         frequent += FREQUENT_LETTERS
+        # Sure cuts behind characters of `LEFT` save questions about all others.
+        frequent.sort(key=lambda character: character not in "".join(LEFT))
         for before, after in product(frequent, repeat=2):
             self.is_sure(before, after)
 
@@ -103,9 +105,17 @@ class PreTokenizer:
             known = self._sure[key] = all(
                 len(left) + 1 in self.ends(left + before + after + right)
                 for left in LEFT
+                if not self._has_known_cut(left + before)
                 for right in RIGHT
             )
         return known
+
+    def _has_known_cut(self, text: str) -> bool:
+        """Whether a cut in it is known to be sure: what is left of that need not be tried, too."""
+        return any(
+            self._sure.get((self._class_of(before), self._class_of(after)))
+            for before, after in pairwise(text)
+        )
 
     def _class_of(self, character: str) -> str:
         if character < "\x80":
