@@ -129,6 +129,8 @@ HARMLESS = [
     ("fp8", {"modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0", "kv_cache_scheme": None}),
     ("ct-int4", {"version": "0.9.1", "sparsity_config": {}, "transform_config": {}}),
     ("ct-int4", {"global_compression_ratio": 1.5, "quantization_status": "frozen"}),
+    ("ct-int4", {"transform_config": {"config_groups": {}}, "sparsity_config": {"format": "dense"}}),
+    ("ct-int4", {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}),
 ]
 
 
@@ -262,6 +264,15 @@ def test_the_log_says_what_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture
         load(packed)
     assert "quantised weights (compressed-tensors)" in caplog.text
     assert "activations are not rounded to int8" in caplog.text
+
+
+def test_the_log_says_that_nothing_is_quantised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(configs()["llama"], tmp_path)
+    edit(tmp_path, quantization_config=gptq(4, 32)[0])
+    load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert "says GPTQ, but all weights are dense" in caplog.text
 
 
 def test_kernels_that_do_not_know_the_weights(

@@ -66,7 +66,7 @@ def load_weights(
     embedding_module, head_module = _ends(spec, checkpoint, storage)
     expected = _expected(spec, storage, embedding_module, head_module)
     checkpoint.expect(expected, _ignored(spec, storage))
-    _log(config)
+    _log(storage)
     report = progress or _silent
     reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
@@ -147,11 +147,20 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     return found
 
 
-def _log(config: ModelConfig) -> None:
-    if config.quantisation is not None:
-        log.info("%s: quantised weights (%s)", config.path, config.quantisation.method)
-        for remark in config.quantisation.remarks:
-            log.info("%s: %s", config.path, remark)
+def _log(storage: Storage) -> None:
+    found = storage.quantisation
+    if found is None:
+        return
+    if not any(storage.layout(name.rpartition(".")[0]) for name in storage.types):
+        log.warning(
+            "%s: quantization_config says %s, but all weights are dense",
+            storage.folder,
+            found.method,
+        )
+        return
+    log.info("%s: quantised weights (%s)", storage.folder, found.method)
+    for remark in found.remarks:
+        log.info("%s: %s", storage.folder, remark)
 
 
 class _StoredLayers(Sequence[LayerWeights]):

@@ -111,9 +111,12 @@ def _read_sparsity(given: Given) -> None:
         sparsity = given.table("sparsity_config")
         if sparsity("format", TEXT, "dense") != "dense":
             sparsity.refuse("format", "sparse weights cannot be read")
-    for key in ("transform_config", "moe_sparsity_config"):
-        if given(key, TABLE.or_none(), None):
-            given.refuse(key, "it is not supported")
+    if given("transform_config", TABLE.or_none(), None):
+        transforms = given.table("transform_config")
+        if transforms("config_groups", TABLE.or_none(), None):
+            transforms.refuse("config_groups", "rotated weights are not supported")
+    if given("moe_sparsity_config", TABLE.or_none(), None):
+        given.refuse("moe_sparsity_config", "it is not supported")
 
 
 def _layout(group: Given, form: str | None) -> Layout | None:

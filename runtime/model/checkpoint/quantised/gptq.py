@@ -24,6 +24,7 @@ def read(given: Given) -> Quantisation:
     bits = given("bits", BITS)
     group = read_group(given, "group_size", 128)
     rules = _dynamic(given, bits, group, minus_one)
+    given.only("method", "gptq")
     given.only("pack_dtype", "int32")
     given.only("is_marlin_format", False)
     given.only("use_marlin", False)

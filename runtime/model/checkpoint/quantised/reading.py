@@ -87,7 +87,8 @@ def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
 
 def _awq(layout: Awq, stored: Stored, rows: int, columns: int) -> Quantised:
     def in_order(packed: torch.Tensor) -> torch.Tensor:
-        return _unpacked(packed, 4).view(len(packed), -1, 8)[:, :, AWQ_ORDER].flatten(1).t()
+        found = _unpacked(packed, 4).t().contiguous()
+        return found.view(-1, 8, len(packed))[:, AWQ_ORDER].flatten(0, 1)
 
     values = _in_bytes(in_order(stored[".qweight"]))
     scales = _floats(stored[".scales"]).t().contiguous()
@@ -208,12 +209,14 @@ def _bytes(words: torch.Tensor) -> torch.Tensor:
 
 def _halves(values: torch.Tensor) -> torch.Tensor:
     """What is in the halves of bytes, the lower one first, as neighbours."""
-    return torch.stack((values & 15, values >> 4), dim=2).flatten(1)
+    pairs = values.to(torch.int16)
+    return ((pairs | (pairs << 4)) & 0x0F0F).view(torch.uint8)
 
 
 def _in_bytes(halves: torch.Tensor) -> torch.Tensor:
     """The reverse of `_halves`."""
-    return halves[:, ::2] | (halves[:, 1::2] << 4)
+    pairs = halves.contiguous().view(torch.int16)
+    return ((pairs | (pairs >> 4)) & 0xFF).to(torch.uint8)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
