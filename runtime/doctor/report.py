@@ -29,8 +29,10 @@ from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, c
 from rootlace.runtime.doctor.machine import Machine, read_machine
 from rootlace.runtime.doctor.work import Elements, weight_bytes
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.decoder import native_decoder, torch_decoder
+from rootlace.runtime.model.checkpoint.loader import quantised_bytes
+from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import check_context_length, check_without_native
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -81,8 +83,8 @@ class Memory:
 @dataclass(frozen=True)
 class ModelReport:
     """`kernels`: what this model runs on, with why not on better ones. `ceilings` are this model's,
-    `forecast` follows from them; None where the model does not fit, or a ceiling could not be
-    measured."""
+    `forecast` follows from them; None where the model does not fit, its weights are quantised, or a
+    ceiling could not be measured."""
 
     path: str
     dtype: str
@@ -199,7 +201,7 @@ def _on_this_machine(
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     name, why = kernels.name, kernels.why_not_better
     if name == "native":
-        reason = native_decoder.why_not(spec, kv_dtype)
+        reason = why_not_native(config, kv_dtype)
         if reason is not None:
             check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)
@@ -208,7 +210,8 @@ def _on_this_machine(
     memory = _memory(
         config,
         executor,
-        weight_bytes(spec, dtype.itemsize, head_apart=name == "native"),
+        quantised_bytes(config, dtype)
+        or weight_bytes(spec, dtype.itemsize, head_apart=name == "native"),
         rotary.context_length,
         kv_dtype,
         machine if gpu is None else gpu,
@@ -219,7 +222,9 @@ def _on_this_machine(
         library = kernels.library if name == "native" else None
         weights = None if gpu else memory.weights
         ceilings = _ceilings(measured, attempt, spec, dtype, library, weights)
-        found = None if ceilings is None else forecast(spec, element, ceilings, room)
+        # Rates are those of dense weights.
+        if ceilings is not None and config.quantisation is None:
+            found = forecast(spec, element, ceilings, room)
     return ModelReport(
         str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
     )

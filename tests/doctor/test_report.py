@@ -13,8 +13,12 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import ceilings, report
 from rootlace.runtime.doctor.machine import read_machine
 from rootlace.runtime.doctor.report import examine
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.model.checkpoints import configs
+from tests.model.quantised_checkpoints import gptq, quantised
 from tests.native import native_library
 from tests.tiny_model import make_tiny_model
 
@@ -74,6 +78,18 @@ def test_kernels_that_cannot_run_the_model(model: Path) -> None:
     found = examine(settings(model, kv_dtype="fp8_e4m3"), lambda *_: None).model
     assert found is not None and found.kernels == "reference"
     assert any("float8" in reason or "native" in reason for reason in found.why_not_better)
+
+
+def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
+    quantised(configs()["llama"], tmp_path, *gptq(4, 32))
+    folder = tmp_path / "quantised"
+    found = examine(settings(folder), lambda *_: None).model
+    loaded = load_weights(ModelConfig.read(folder), torch.float32, torch.device("cpu"))
+    assert found is not None and found.forecast is None
+    # Zero points become offsets, which take more.
+    assert abs(found.memory.weights - loaded.num_bytes()) < 0.15 * loaded.num_bytes()
+    dense = load_weights(ModelConfig.read(tmp_path / "dense"), torch.float32, torch.device("cpu"))
+    assert found.memory.weights < 0.5 * dense.num_bytes()
 
 
 def test_what_serving_would_refuse(tmp_path: Path) -> None:

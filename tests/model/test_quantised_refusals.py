@@ -129,7 +129,10 @@ HARMLESS = [
     ("fp8", {"modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0", "kv_cache_scheme": None}),
     ("ct-int4", {"version": "0.9.1", "sparsity_config": {}, "transform_config": {}}),
     ("ct-int4", {"global_compression_ratio": 1.5, "quantization_status": "frozen"}),
-    ("ct-int4", {"transform_config": {"config_groups": {}}, "sparsity_config": {"format": "dense"}}),
+    (
+        "ct-int4",
+        {"transform_config": {"config_groups": {}}, "sparsity_config": {"format": "dense"}},
+    ),
     ("ct-int4", {"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}),
 ]
 

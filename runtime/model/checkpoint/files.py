@@ -96,10 +96,15 @@ class Checkpoint:
                 found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
         return found.view(place.shape)
 
+    def num_bytes(self, name: str, itemsize: int | None = None) -> int:
+        """The size of a tensor, whose numbers take `itemsize` bytes each, None: as in the file."""
+        place = self._places[name]
+        return math.prod(place.shape) * (itemsize or _DTYPES[place.dtype].itemsize)
+
     def release(self, name: str) -> None:
         """Let go of the memory that a tensor's pages take; they are read again when needed."""
         place = self._places[name]
-        end = place.begin + math.prod(place.shape) * _DTYPES[place.dtype].itemsize
+        end = place.begin + self.num_bytes(name)
         begin = -(-place.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - begin
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):

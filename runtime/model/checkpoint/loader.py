@@ -19,6 +19,7 @@ from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import Expected, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
@@ -98,6 +99,20 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     checkpoint = Checkpoint(config.path)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
     return checkpoint.tensor(f"{_ends(config.spec, checkpoint, storage)[0]}.weight").dtype
+
+
+def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:
+    """About the memory that a quantised checkpoint's weights take, dense ones in `dtype`; None
+    where none are quantised, or the folder has no weights."""
+    if config.quantisation is None or not has_weights(config.path):
+        return None
+    checkpoint = Checkpoint(config.path)
+    storage = Storage(config.path, checkpoint.types, config.quantisation)
+    total = 0
+    for name in checkpoint.types:
+        dense = storage.layout(name.rpartition(".")[0]) is None
+        total += checkpoint.num_bytes(name, dtype.itemsize if dense else None)
+    return total
 
 
 def is_kv_scale(name: str) -> bool:

@@ -98,13 +98,22 @@ def on_cpu(
     return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)
 
 
+def why_not_native(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
+    """Why the native kernels cannot run a model; None if they can."""
+    codes = config.quantisation.codes if config.quantisation is not None else frozenset()
+    unknown = " or ".join(sorted(codes - KINDS))
+    if unknown:
+        return f"they have no products of {unknown} weights"
+    return native_decoder.why_not(config.spec, kv_dtype)
+
+
 def _library(
     config: ModelConfig, kv_dtype: torch.dtype, asked: str, progress: Progress | None
 ) -> ctypes.CDLL | None:
     """The native kernels, None where the reference is to run."""
     if asked == "reference":
         return None
-    reason = native_decoder.why_not(config.spec, kv_dtype) or _unknown_weights(config)
+    reason = why_not_native(config, kv_dtype)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))
@@ -113,13 +122,6 @@ def _library(
     check_without_native(asked, reason)
     log.warning("the reference kernels run, which are slower than native ones: %s", reason)
     return None
-
-
-def _unknown_weights(config: ModelConfig) -> str | None:
-    """Why the native kernels cannot multiply by the checkpoint's weights; None if they can."""
-    codes = config.quantisation.codes if config.quantisation is not None else frozenset()
-    unknown = sorted(codes - KINDS)
-    return f"they have no products of {' or '.join(unknown)} weights" if unknown else None
 
 
 def _report(what: str, progress: Progress | None) -> None:
