@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.gateway.app",
         "rootlace.runtime.doctor",
         "rootlace.runtime.model.checkpoint.config",
-        "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.simulation",
     },
     "rootlace.runtime": set(),
@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.engine.client",
         "rootlace.runtime.constrained",
         "rootlace.runtime.model.checkpoint.config",
-        "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.source",
     },
     "rootlace.runtime.engine": {
         "rootlace.wire",
@@ -134,10 +134,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.config": {
         "rootlace.wire",
         "rootlace.runtime.model.families",
-        "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.checkpoint.quantised",
     },
-    "rootlace.runtime.model.checkpoint.folder": {"rootlace.wire"},
     "rootlace.runtime.model.checkpoint.expected": set(),
     "rootlace.runtime.model.checkpoint.quantised": {
         "rootlace.wire",
@@ -146,7 +145,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "rootlace.runtime.model.checkpoint.quantised.reading": {
         "rootlace.runtime.model.checkpoint.quantised",
+        "rootlace.runtime.model.gguf.layout",
         "rootlace.kernels",
+    },
+    "rootlace.runtime.model.checkpoint.quantised.gguf_blocks": {"rootlace.kernels"},
+    "rootlace.runtime.model.checkpoint.source": {
+        "rootlace.wire",
+        "rootlace.runtime.model.families",
+        "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.quantised",
+        "rootlace.runtime.model.gguf",
+    },
+    "rootlace.runtime.model.checkpoint.folder": {
+        "rootlace.wire",
+        "rootlace.runtime.model.gguf.file",
+    },
+    "rootlace.runtime.model.gguf": {
+        "rootlace.wire",
+        "rootlace.runtime.model.families",
+        "rootlace.runtime.model.checkpoint.expected",
+        "rootlace.runtime.model.checkpoint.quantised.quantisation",
     },
     "rootlace.kernels": set(),
 }
@@ -177,10 +195,13 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.expected": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},
+    "rootlace.runtime.model.checkpoint.quantised.gguf_blocks": {"aiohttp", "transformers", "zmq"},
+    "rootlace.runtime.model.gguf": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.doctor": {"aiohttp", "zmq"},
     "rootlace.kernels": {"aiohttp", "zmq", "transformers", "safetensors", "msgspec"},
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rootlace.cli.failure import fail
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.folder import servable_folder
+from rootlace.runtime.model.checkpoint.source import servable_source
 from rootlace.wire.errors import UnsupportedModel
 
 
 def described_model(given: str) -> str:
-    """The folder `given`, which has a model's configuration; ends the command if it is none."""
+    """The model `given`, a folder or a GGUF file; ends the command if it is none."""
     try:
         return str(ModelConfig.read(given).path.resolve())
     except UnsupportedModel as error:
@@ -17,7 +17,8 @@ def described_model(given: str) -> str:
 
 
 def served_model(given: str | None) -> str:
-    """The folder `given`, or the embedded demo model's; ends the command if it cannot be served."""
+    """As `described_model`, None: the embedded demo model; ends the command too if it cannot be
+    served."""
     if given is None:
         from rootlace.runtime.assets import demo_model
 
@@ -26,6 +27,6 @@ def served_model(given: str | None) -> str:
         except FileNotFoundError as error:
             fail(str(error))
     try:
-        return str(ModelConfig.read(servable_folder(given)).path.resolve())
+        return str(ModelConfig.of(servable_source(given)).path.resolve())
     except UnsupportedModel as error:
         fail(str(error))

@@ -174,7 +174,7 @@ def _read_config(executor: ExecutorConfig) -> ModelConfig:
     config = ModelConfig.read(executor.model)
     reason = torch_decoder.why_not(config.spec)
     if reason is not None:
-        raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
+        raise UnsupportedModel(f"{config.file}: {reason}")
     check_context_length(executor.context_length, config)
     return config
 

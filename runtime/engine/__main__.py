@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -103,8 +102,8 @@ def serve(config: EngineProcessConfig) -> None:
         outbox.send(encode(said))
 
     def compiler() -> GrammarCompiler:
-        compiler = GrammarCompiler.from_folder(
-            Path(engine.executor.model),
+        compiler = GrammarCompiler.from_json(
+            runner.config.source.tokenizer_json(),
             runner.vocab_size,
             list(runner.eos_token_ids),
             engine.constraints,

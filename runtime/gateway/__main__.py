@@ -18,7 +18,7 @@ import msgspec
 from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.folder import servable_folder
+from rootlace.runtime.model.checkpoint.source import servable_source
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
 # A gateway whose loop hangs while it stops must not outlive its parent.
@@ -31,7 +31,7 @@ def main() -> int:
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
-        ModelConfig.read(servable_folder(config.gateway.model))
+        ModelConfig.of(servable_source(config.gateway.model))
         asyncio.run(_run(config))
     except RootlaceError as error:
         return _refuse(error)

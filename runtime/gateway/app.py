@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -19,6 +16,7 @@ from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
 
 
@@ -51,9 +49,10 @@ async def serve(
     # The tokenizer's file is read while the engine loads the model.
     starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
     try:
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, gateway_config.model)
-        chat = load_chat(gateway_config.model, tokenizer)
-        eos_ids = load_eos_ids(gateway_config.model, tokenizer)
+        source = await asyncio.to_thread(model_source, gateway_config.model)
+        tokenizer = await asyncio.to_thread(Tokenizer.read, source)
+        chat = load_chat(source, tokenizer)
+        eos_ids = load_eos_ids(source, tokenizer)
     except BaseException:
         await _abandon(starting)
         raise
@@ -79,34 +78,21 @@ async def serve(
         raise ServerUnavailable(gone[0])
 
 
-def load_chat(folder: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """The folder's chat template, knowing the tokenizer's special tokens."""
+def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
+    """The model's chat template, knowing the tokenizer's special tokens."""
     special = [token.content for token in tokenizer.added.values() if token.special]
     bos = "".join(tokenizer.content(id_) or "" for id_ in tokenizer.bos_ids)
-    return ChatTemplate.from_folder(folder, special, bos)
+    return ChatTemplate.read(source, special, bos)
 
 
-def load_eos_ids(folder: str, tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that end a text: of the generation config (else the model's), and the tokenizer's own."""
-    ids: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        path = Path(folder) / name
-        given = _read_json(path).get("eos_token_id") if path.is_file() else None
-        if given is not None:
-            ids.update([given] if isinstance(given, int) else given)
-            break
+def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that end a text: those that the model's files name, and the tokenizer's own."""
+    given = source.eos_token_id()
+    ids = {given} if isinstance(given, int) else set(given or ())
     token = tokenizer.config.get("eos_token")
     content = token["content"] if isinstance(token, dict) else token
     own = tokenizer.id_of(content) if content else None
     return frozenset(ids if own is None else ids | {own})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InvalidRequest(f"{path}: {error}") from error
-    return value
 
 
 async def _start_http(gateway: Gateway) -> tuple[web.AppRunner, str]:

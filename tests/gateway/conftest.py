@@ -15,6 +15,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.session import Session
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.protocol import Chunk, Event, Op, Welcome
 from tests.gateway.fake_engine import FakeEngine
 
@@ -35,7 +36,7 @@ def folder_of(name: str) -> Path:
 
 @cache
 def load(name: str) -> Tokenizer:
-    return Tokenizer.from_folder(folder_of(name))
+    return Tokenizer.read(FolderSource(folder_of(name)))
 
 
 @pytest.fixture(params=["stories3M", "gpt2", "qwen3"])

@@ -12,6 +12,7 @@ from rootlace.runtime.gateway.app import load_chat, load_eos_ids
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, RoleFormat, Text
 from tests.gateway.conftest import folder_of, load
@@ -97,7 +98,7 @@ def theirs() -> Any:
 @pytest.mark.parametrize("generate", [True, False])
 def test_ids_like_transformers(theirs: Any, messages: Any, tools: Any, generate: bool) -> None:
     tokenizer = load("qwen3")
-    parts = load_chat(str(folder_of("qwen3")), tokenizer).render(messages, tools, generate)
+    parts = load_chat(FolderSource(folder_of("qwen3")), tokenizer).render(messages, tools, generate)
     expected = theirs.apply_chat_template(
         messages, tools=tools, add_generation_prompt=generate, tokenize=True, return_dict=False
     )
@@ -145,7 +146,7 @@ def conversation(form: ChatFormat, messages: list[dict[str, str]], generate: boo
 @pytest.mark.parametrize("template", [CHATML, CHATML_DEFAULT, LLAMA3, MISTRAL, "qwen3"])
 def test_format_writes_what_the_template_writes(template: str) -> None:
     if template == "qwen3":
-        chat = load_chat(str(folder_of("qwen3")), load("qwen3"))
+        chat = load_chat(FolderSource(folder_of("qwen3")), load("qwen3"))
     else:
         chat = ChatTemplate(template, SPECIAL, TOKENS)
     user, system = {"role": "user", "content": "Hello"}, {"role": "system", "content": "Short"}
@@ -174,14 +175,14 @@ def test_formats_of_roles() -> None:
     assert mistral.roles["user"] == RoleFormat("[INST] ", " [/INST]")
     assert mistral.roles["assistant"] == RoleFormat("", "</s>")
     assert mistral.roles["system"] == mistral.roles["user"]
-    thinking = load_chat(str(folder_of("qwen3")), load("qwen3")).format.roles
+    thinking = load_chat(FolderSource(folder_of("qwen3")), load("qwen3")).format.roles
     assert thinking["assistant"].begin == "<|im_start|>assistant\n<think>\n"
     assert thinking["tool"].begin == "<|im_start|>user\n<tool_response>\n"
 
 
 def test_without_a_template() -> None:
     tokenizer = load("stories3M")
-    chat = load_chat(str(folder_of("stories3M")), tokenizer)
+    chat = load_chat(FolderSource(folder_of("stories3M")), tokenizer)
     assert chat.format.opening == "<s>"
     parts = chat.render([{"role": "user", "content": "Hi</s>"}])
     text = "".join(part.text for part in parts)  # type: ignore[union-attr]
@@ -212,7 +213,7 @@ def test_globals_and_tags(tmp_path: Path) -> None:
         "{{ {'a': '<é>'} | tojson }}"
     )
     (tmp_path / "chat_template.jinja").write_text(template)
-    chat = ChatTemplate.from_folder(tmp_path, [], "")
+    chat = ChatTemplate.read(FolderSource(tmp_path), [], "")
     content = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     (part,) = chat.render([{"role": "user", "content": content}])
     assert isinstance(part, Text)
@@ -222,7 +223,9 @@ def test_globals_and_tags(tmp_path: Path) -> None:
 def test_named_templates_and_eos(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    (part,) = ChatTemplate.from_folder(tmp_path, [], "").render([])
+    (part,) = ChatTemplate.read(FolderSource(tmp_path), [], "").render([])
     assert isinstance(part, Text) and part.text == "d"
-    assert load_eos_ids(str(folder_of("stories3M")), load("stories3M")) == {1, 2}
-    assert load_eos_ids(str(tmp_path), load("qwen3")) == {load("qwen3").id_of("<|im_end|>")}
+    assert load_eos_ids(FolderSource(folder_of("stories3M")), load("stories3M")) == {1, 2}
+    assert load_eos_ids(FolderSource(tmp_path), load("qwen3")) == {
+        load("qwen3").id_of("<|im_end|>")
+    }

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import InvalidRequest
 from tests.gateway.conftest import folder_of, load
 
@@ -268,7 +269,7 @@ def test_joined_runs() -> None:
 
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"no tokenizer\.json"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.read(FolderSource(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
-        Tokenizer.from_folder(tmp_path)
+        Tokenizer.read(FolderSource(tmp_path))

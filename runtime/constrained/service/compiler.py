@@ -62,7 +62,18 @@ class GrammarCompiler:
         if not path.is_file():
             raise InvalidConstraint(f"constraints need {path}, which does not exist")
         text = path.read_text(encoding="utf-8")
-        return cls(Vocabulary(text, vocab_size, eos_token_ids), config=config)
+        return cls.from_json(text, vocab_size, eos_token_ids, config)
+
+    @classmethod
+    def from_json(
+        cls,
+        tokenizer: str,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        config: ConstraintConfig = DEFAULT,
+    ) -> GrammarCompiler:
+        """For the tokenizer that a `tokenizer.json` describes, given as text."""
+        return cls(Vocabulary(tokenizer, vocab_size, eos_token_ids), config=config)
 
     def prepare(self) -> None:
         """Learn now what forcing tokens needs to know of the tokenizer (about half a second), so

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -16,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rootlace.runtime.gateway.tokens import chat_format
+from rootlace.runtime.model.checkpoint.source import ModelSource
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Part, Text
 
@@ -53,15 +53,11 @@ class ChatTemplate:
             self.format = probed or self.format
 
     @classmethod
-    def from_folder(cls, folder: str | Path, special: Iterable[str], bos: str) -> ChatTemplate:
-        """The template in `chat_template.jinja`, else in `tokenizer_config.json`."""
-        path = Path(folder)
-        config_path = path / "tokenizer_config.json"
-        config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
-        file = path / "chat_template.jinja"
-        source = file.read_text("utf-8") if file.is_file() else _default(config)
+    def read(cls, source: ModelSource, special: Iterable[str], bos: str) -> ChatTemplate:
+        """That of a model."""
+        config = source.tokenizer_config()
         tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
-        return cls(source, special, tokens, bos)
+        return cls(source.chat_template(), special, tokens, bos)
 
     def render(
         self,
@@ -132,14 +128,6 @@ def _to_json(
 
 def _refuse(message: str) -> NoReturn:
     raise InvalidRequest(f"the chat template refuses this conversation: {message}")
-
-
-def _default(config: Mapping[str, Any]) -> str | None:
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
 
 
 def _content(token: Any) -> str:

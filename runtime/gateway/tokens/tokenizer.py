@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Encoding
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from rootlace.runtime.gateway.tokens.detokenizer import Detokenizer
 from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
 from rootlace.runtime.gateway.tokens.vocabulary import SPACE, AddedToken, Vocabulary
+from rootlace.runtime.model.checkpoint.source import ModelSource
 from rootlace.wire.errors import InvalidRequest
 
 # A break that no later text can undo: something, then white space, then a letter, digit or ASCII
@@ -84,18 +84,14 @@ class Tokenizer(Vocabulary):
         self._texts: dict[int, str] = {}
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Raises InvalidRequest where the folder has no readable `tokenizer.json`."""
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise InvalidRequest(f"{folder}: no tokenizer.json (slow ones are not supported)")
+    def read(cls, source: ModelSource) -> Tokenizer:
+        """That of a model. Raises InvalidRequest where there is none that can be read."""
+        text = source.tokenizer_json()
         try:
-            fast = FastTokenizer.from_file(str(path))
+            fast = FastTokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
-            raise InvalidRequest(f"{path}: {error}") from error
-        config_path = Path(folder) / "tokenizer_config.json"
-        config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
-        return cls(fast, config)
+            raise InvalidRequest(f"{source.path}: tokenizer.json: {error}") from error
+        return cls(fast, source.tokenizer_config())
 
     # ------------------------------------------------------------ whole texts
 

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder, single or sharded, and what they must hold."""
+"""The files that have a model's weights, single or in parts, and what they must hold."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
+from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 
 _DTYPES = {
@@ -33,16 +34,26 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies in a file."""
+    """Where a tensor lies in a file. `blocks` are those of its rows, which a GGUF file stores as
+    bytes: how many, and of how many bytes; None: it has numbers."""
 
     file: str
     dtype: str
     shape: Shape
     begin: int
+    blocks: tuple[int, int] | None = None
+
+    @property
+    def stored(self) -> tuple[torch.dtype, Shape]:
+        """As what a tensor of it has the file's bytes."""
+        if self.blocks is None:
+            return _DTYPES[self.dtype], self.shape
+        return torch.uint8, (*self.shape[:-1], *self.blocks)
 
 
 class Checkpoint:
-    """The safetensors files of a model folder, memory-mapped to be read only.
+    """The safetensors files of a model folder, or a GGUF file with all of its parts, memory-mapped
+    to be read only.
 
     A file may be larger than the machine's memory: of a mapping that may be written to, the system
     wants to know at once that it can keep all of it. A file stays mapped as long as this object or
@@ -50,24 +61,29 @@ class Checkpoint:
     would change, or end the process.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
+        """`path`: the folder, or the GGUF file."""
+        self._path = path
+        self._folder = path.parent if path.is_file() else path
         self._files: dict[str, mmap.mmap] = {}
         self._places: dict[str, _Place] = {}
-        for name in self._file_names():
-            self._open(name)
+        if path.is_file():
+            self._open_gguf(path)
+        else:
+            for name in self._file_names():
+                self._open(name)
         self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
-        """Of every stored tensor, by the name that safetensors has for it."""
+        """Of every stored tensor, by the name that safetensors or GGUF has for it."""
 
     def expect(self, expected: Mapping[str, Expected], ignored: Callable[[str], bool]) -> None:
         """Check names, shapes and types against the architecture's."""
         missing = sorted(expected.keys() - self._places.keys())
         if missing:
-            raise UnsupportedModel(f"{self._folder}: weights are missing: {_some(missing)}")
+            raise UnsupportedModel(f"{self._path}: weights are missing: {_some(missing)}")
         extra = sorted(name for name in self._places.keys() - expected.keys() if not ignored(name))
         if extra:
             raise UnsupportedModel(
-                f"{self._folder}: weights that the architecture does not have: {_some(extra)}"
+                f"{self._path}: weights that the architecture does not have: {_some(extra)}"
             )
         for name, what in expected.items():
             place = self._places[name]
@@ -77,15 +93,16 @@ class Checkpoint:
                     f"{self._folder / place.file}: {name} has shape {list(place.shape)}, "
                     f"expected {shapes}"
                 )
-            self._dtype(name, what.types)
+            self._place(name, what.types)
 
     def tensor(self, name: str, types: frozenset[str] = FLOATS) -> torch.Tensor:
         """The stored tensor of one of these types, backed by the mapped file; writing to it ends
-        the process."""
+        the process. GGUF's blocks are bytes [..., blocks, bytes of one]."""
         if name not in self._places:
-            raise UnsupportedModel(f"{self._folder}: weights are missing: {name}")
-        place, dtype = self._places[name], self._dtype(name, types)
-        memory, count = self._files[place.file], math.prod(place.shape)
+            raise UnsupportedModel(f"{self._path}: weights are missing: {name}")
+        place = self._place(name, types)
+        dtype, shape = place.stored
+        memory, count = self._files[place.file], math.prod(shape)
         if place.begin % dtype.itemsize:  # kernels may expect aligned numbers
             end = place.begin + count * dtype.itemsize
             found = torch.frombuffer(bytearray(memory[place.begin : end]), dtype=dtype)
@@ -94,12 +111,12 @@ class Checkpoint:
                 # torch cannot mark a tensor as read-only, and says so.
                 warnings.filterwarnings("ignore", "The given buffer is not writable")
                 found = torch.frombuffer(memory, dtype=dtype, count=count, offset=place.begin)
-        return found.view(place.shape)
+        return found.view(shape)
 
     def num_bytes(self, name: str, itemsize: int | None = None) -> int:
         """The size of a tensor, whose numbers take `itemsize` bytes each, None: as in the file."""
-        place = self._places[name]
-        return math.prod(place.shape) * (itemsize or _DTYPES[place.dtype].itemsize)
+        dtype, shape = self._places[name].stored
+        return math.prod(shape) * (itemsize or dtype.itemsize)
 
     def release(self, name: str) -> None:
         """Let go of the memory that a tensor's pages take; they are read again when needed."""
@@ -110,14 +127,14 @@ class Checkpoint:
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
             self._files[place.file].madvise(mmap.MADV_DONTNEED, begin, length)
 
-    def _dtype(self, name: str, types: frozenset[str]) -> torch.dtype:
+    def _place(self, name: str, types: frozenset[str]) -> _Place:
         place = self._places[name]
         if place.dtype not in types:
             raise UnsupportedModel(
                 f"{self._folder / place.file}: {name} has type {place.dtype}, expected "
                 f"{' or '.join(sorted(types))}"
             )
-        return _DTYPES[place.dtype]
+        return place
 
     def _file_names(self) -> list[str]:
         if (self._folder / SINGLE).exists():
@@ -153,6 +170,14 @@ class Checkpoint:
         for weight, entry in header.items():
             begin = 8 + size + entry["data_offsets"][0]
             self._places[weight] = _Place(name, entry["dtype"], tuple(entry["shape"]), begin)
+
+    def _open_gguf(self, path: Path) -> None:
+        for name, tensor in GgufFile.read(path).tensors.items():
+            kind, file = tensor.type, tensor.file.name
+            blocks = (tensor.shape[-1] // kind.numbers, kind.bytes)
+            whole = None if kind.name in FLOATS else blocks
+            self._files[file] = tensor.mapping
+            self._places[name] = _Place(file, kind.name, tensor.shape, tensor.begin, whole)
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -9,17 +9,32 @@ import json
 import re
 from pathlib import Path
 
+from rootlace.runtime.model.gguf.file import MAGIC
 from rootlace.wire.errors import UnsupportedModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a folder: one file, or what says which of several each tensor is in."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_GGUF = "GGUF files are not supported yet; download the model's safetensors files instead"
 _RESAVE = (
     "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
     ".save_pretrained('{target}')\""
 )
+
+
+def gguf_file(given: str | Path) -> Path | None:
+    """The GGUF file that `given` names; None where it names something else, which `model_folder`
+    knows more about."""
+    try:
+        path = Path(given).expanduser()
+        if not path.is_file():
+            return None
+        if path.suffix.lower() == ".gguf":
+            return path
+        with path.open("rb") as opened:  # without a name of its own, as in some tools' caches
+            return path if opened.read(len(MAGIC)) == MAGIC else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def model_folder(given: str | Path) -> Path:
@@ -47,7 +62,7 @@ def _model_folder(given: str | Path, folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if any(folder.glob("*.gguf")):
-        raise _refusal(given, f"it has no config.json; {_GGUF}")
+        raise _refusal(given, f"it has no config.json; {_name_one(folder)}")
     snapshots = sorted(path.parent for path in folder.glob("snapshots/*/config.json"))
     if snapshots:
         raise _refusal(
@@ -77,7 +92,7 @@ def has_weights(folder: Path) -> bool:
 def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
     name = str(given)
     if path.suffix.lower() == ".gguf":
-        return _refusal(given, _GGUF if path.is_file() else f"there is no such file, and {_GGUF}")
+        return _refusal(given, "there is no such file")
     if path.is_file():
         return _refusal(given, f"a file; name the folder it is in, {path.parent}")
     # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
@@ -106,8 +121,14 @@ def _no_weights(given: str | Path, folder: Path) -> UnsupportedModel:
             f"{target}/",
         )
     if any(folder.glob("*.gguf")):
-        return _refusal(given, _GGUF)
+        return _refusal(given, f"it has no safetensors files; {_name_one(folder)}")
     return _refusal(given, f"it has no weights: neither {SINGLE} nor {INDEX} is there")
+
+
+def _name_one(folder: Path) -> str:
+    """What to do with a folder that has GGUF files."""
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    return f"name one of its GGUF files: {', '.join(found[:5])}{' ...' if found[5:] else ''}"
 
 
 def _base_of_adapter(folder: Path) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.memory import mapped
+from rootlace.kernels.reference.linear import AT_ONCE, dequantise
 from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import Expected, Shape
@@ -30,6 +31,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     row_order,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.gguf.config import NO_WEIGHTS
 
 Progress = Callable[[str, float], None]
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
@@ -71,17 +73,24 @@ def load_weights(
     report = progress or _silent
     reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
-    embedding = reader.mapped(f"{embedding_module}.weight")
+    ends = (spec.vocab_size, spec.hidden_size)
+    quantised = None
+    if storage.layout(embedding_module) is None:
+        embedding = reader.mapped(f"{embedding_module}.weight")
+    else:
+        # Steps look its rows up as they are, also where a tied head multiplies by the codes.
+        quantised = reader.module(embedding_module, *ends, biased=False)
+        embedding = reader.dense(quantised)
     final_norm = reader.read([f"{spec.names.final_norm}.weight"])
     if spec.norm.offset:
         final_norm.add_(spec.norm.offset)
     head: Weight
     if head_module == embedding_module:
-        head = Dense(embedding)
+        head = quantised or Dense(embedding)
     elif storage.layout(head_module) is None:
         head = Dense(reader.mapped(f"{head_module}.weight"))
     else:
-        head = reader.module(head_module, spec.vocab_size, spec.hidden_size, biased=False)
+        head = reader.module(head_module, *ends, biased=False)
     return ModelWeights(
         embedding=embedding,
         layers=_StoredLayers(spec, reader, report),
@@ -149,7 +158,7 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     ends = (spec.vocab_size, spec.hidden_size)
     found = {f"{spec.names.final_norm}.weight": Expected(((spec.hidden_size,),))}
     found |= storage.possible(head, *ends) | storage.needed(head, *ends)
-    found[f"{embedding}.weight"] = Expected((ends,))
+    found |= storage.needed(embedding, *ends)
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
             for module, rows in zip(part.modules, part.rows, strict=True):
@@ -290,6 +299,18 @@ class _Reader:
             self._checkpoint.release(name)
         return _placed(replace(weight, bias=bias), self._device)
 
+    def dense(self, weight: Dense | Quantised) -> torch.Tensor:
+        """The numbers that a weight stands for, as many at a time as take little memory."""
+        if isinstance(weight, Dense):
+            return weight.matrix
+        rows, columns = weight.shape
+        whole = _empty((rows, columns), self._dtype, self._device)
+        for some in torch.arange(rows, device=self._device).split(max(1, AT_ONCE // columns)):
+            part = rows_of(weight, some)
+            assert isinstance(part, Quantised)
+            whole[some[0] : some[-1] + 1].copy_(dequantise(part))
+        return whole
+
 
 def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     """Names that need not be there: what old checkpoints carry, a head that is the embedding, and
@@ -298,7 +319,7 @@ def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings
-        if name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name):
+        if name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name) or name in NO_WEIGHTS:
             return True
         return storage.passed_over(name)
 

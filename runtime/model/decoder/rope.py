@@ -48,8 +48,7 @@ class RotaryEmbedding:
         found, scaling = frequencies(rope, 2 * rotated, self.context_length)
         if len(found) != rotated:
             raise UnsupportedModel(
-                f"{config.path / 'config.json'}: rope_parameters: there are {len(found)} angles "
-                f"for {rotated} pairs"
+                f"{config.file}: rope_parameters: there are {len(found)} angles for {rotated} pairs"
             )
         # Pairs that are not rotated stand behind the others: an angle of 0, a factor of 1.
         found = torch.nn.functional.pad(found, (0, pairs - rotated))

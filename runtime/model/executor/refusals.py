@@ -14,7 +14,7 @@ def check_context_length(asked: int | None, config: ModelConfig) -> None:
     if asked is not None and not 0 < asked <= most:
         raise InvalidRequest(
             f"context_length {asked} is not between 1 and the model's {most} "
-            f"({config.path / 'config.json'}: max_position_embeddings, and what extends it)"
+            f"({config.file}: max_position_embeddings, and what extends it)"
         )
 
 

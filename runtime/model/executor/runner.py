@@ -72,7 +72,7 @@ class ModelRunner:
         config = ModelConfig.read(executor.model)
         reason = torch_decoder.why_not(config.spec)
         if reason is not None:
-            raise UnsupportedModel(f"{config.path / 'config.json'}: {reason}")
+            raise UnsupportedModel(f"{config.file}: {reason}")
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
         steps: Steps

@@ -10,6 +10,9 @@ from typing import NoReturn
 
 from rootlace.wire.errors import UnsupportedModel
 
+_LENGTH = struct.Struct("<Q")
+"""What stands before a text."""
+
 
 class Cursor:
     """A place in a file's bytes. Raises `UnsupportedModel`, naming file and place, instead of
@@ -57,6 +60,25 @@ class Cursor:
             return str(data, "utf-8")
         except UnicodeDecodeError as error:
             self.refuse(f"{what} is not UTF-8: {error}", at)
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """So many texts, as `text` reads them: a vocabulary has hundreds of thousands."""
+        self.expect(_LENGTH.size * count, what)
+        data = self._data
+        found: list[str] = []
+        for _ in range(count):
+            begin = self.at + _LENGTH.size
+            if begin > len(data):
+                self.expect(_LENGTH.size, what)
+            end = begin + _LENGTH.unpack_from(data, self.at)[0]
+            if end > len(data):
+                found.append(self.text(f"{what}[{len(found)}]"))  # says what is wrong
+            try:
+                found.append(str(data[begin:end], "utf-8"))
+            except UnicodeDecodeError as error:
+                self.refuse(f"{what}[{len(found)}] is not UTF-8: {error}")
+            self.at = end
+        return found
 
     def numbers(self, form: str, count: int, what: str) -> array[int] | array[float]:
         """So many numbers of the type that `struct` calls `form`, as many bytes as in the file."""

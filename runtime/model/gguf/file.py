@@ -41,7 +41,15 @@ class Tensor:
     type: TensorType
     shape: tuple[int, ...]
     file: Path
+    begin: int
     data: memoryview
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The whole file, in which `data` begins at `begin`."""
+        found = self.data.obj
+        assert isinstance(found, mmap.mmap)
+        return found
 
     def __repr__(self) -> str:
         return f"{self.name} {self.type.name} {list(self.shape)}"
@@ -123,7 +131,7 @@ class _Part:
             if place.name in part.tensors:
                 cursor.refuse(f"{place.name!r} is there twice", place.at)
             part.tensors[place.name] = Tensor(
-                place.name, place.type, place.shape, path, data[start:end]
+                place.name, place.type, place.shape, path, start, data[start:end]
             )
         return part
 

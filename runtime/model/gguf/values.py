@@ -14,8 +14,6 @@ Value: TypeAlias = "Scalar | list[str] | list[bool] | array[int] | array[float]"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 """The types of numbers, as `struct` and `array` call them."""
 _BOOL, _TEXT, _LIST = 7, 8, 9
-_LENGTH = 8
-"""What each text takes at least: its length."""
 
 
 def read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
@@ -49,8 +47,7 @@ def _list(cursor: Cursor, key: str) -> Value:
     if kind == _BOOL:
         return _flags(cursor, count, key)
     if kind == _TEXT:
-        cursor.expect(_LENGTH * count, f"{key!r}")
-        return [cursor.text(f"{key!r}[{index}]") for index in range(count)]
+        return cursor.texts(count, f"{key!r}")
     if kind == _LIST:
         cursor.refuse(f"{key!r} is a list of lists, which are not supported", at)
     if kind not in _NUMBERS:

@@ -14,6 +14,7 @@ from rootlace.runtime.assets import demo_model
 from rootlace.runtime.gateway.app import load_chat
 from rootlace.runtime.gateway.http.tool_calls import CallFormat
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
 from rootlace.wire.protocol import Constraint, Failed
 from tests.gateway.http.conftest import Served
@@ -333,7 +334,7 @@ async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> No
 
 def test_the_form_of_calls_is_the_templates(shared_dir: Path) -> None:
     def form(folder: Path) -> CallFormat:
-        return CallFormat.of(load_chat(str(folder), Tokenizer.from_folder(str(folder))))
+        return CallFormat.of(load_chat(FolderSource(folder), Tokenizer.read(FolderSource(folder))))
 
     demo = form(demo_model())
     assert demo == CallFormat('<tool_call>{"name":"', '","arguments":', "}</tool_call>")

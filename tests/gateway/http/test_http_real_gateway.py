@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import Overloaded
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.http.conftest import Serve, Served
@@ -33,7 +35,8 @@ def reference(folder: str) -> FastTokenizer:
 
 @pytest.fixture
 async def real(folder: str, serve: Serve, reference: FastTokenizer) -> Served:
-    tokenizer = Tokenizer.from_folder(folder)
+    source = FolderSource(Path(folder))
+    tokenizer = Tokenizer.read(source)
     end = reference.token_to_id("<|end|>")
     engine = FakeEngine(
         tokenizer.vocab_size,
@@ -42,7 +45,11 @@ async def real(folder: str, serve: Serve, reference: FastTokenizer) -> Served:
     )
     config = GatewayConfig(model=folder, program_address="", served_name="tiny")
     gateway = Gateway(
-        config, engine, tokenizer, load_chat(folder, tokenizer), load_eos_ids(folder, tokenizer)
+        config,
+        engine,
+        tokenizer,
+        load_chat(source, tokenizer),
+        load_eos_ids(source, tokenizer),
     )
     return await serve(gateway)  # type: ignore[arg-type]
 

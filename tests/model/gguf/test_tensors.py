@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from rootlace.kernels.reference.linear import dequantise
-from rootlace.runtime.model.gguf.file import Tensor
+from rootlace.kernels.weights import Quantised
+from rootlace.runtime.model.checkpoint.expected import FLOATS
+from rootlace.runtime.model.checkpoint.quantised.gguf_blocks import QUANTISED
+from rootlace.runtime.model.gguf.file import GgufFile, Tensor
+from rootlace.runtime.model.gguf.layout import CODES, check_types
 from rootlace.runtime.model.gguf.tensor_types import TYPES
-from rootlace.runtime.model.gguf.tensors import DENSE, QUANTISED, check_type, dense, quantised
 from rootlace.wire.errors import UnsupportedModel
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
@@ -22,8 +25,15 @@ SHIFTED = {"Q4_1", "Q4_K"}
 """Types whose offsets are rounded otherwise."""
 
 
-def tensor(name: str, data: bytes, shape: tuple[int, ...]) -> Tensor:
-    return Tensor("blk.0.ffn_up.weight", KIND[name], shape, Path("m.gguf"), memoryview(data))
+def file_of(name: str, shape: tuple[int, ...]) -> GgufFile:
+    path = Path("m.gguf")
+    tensor = Tensor("blk.0.ffn_up.weight", KIND[name], shape, path, 0, memoryview(b""))
+    return GgufFile(path, {}, {tensor.name: tensor})
+
+
+def quantised(name: str, data: np.ndarray) -> Quantised:
+    blocks = torch.from_numpy(data).view(len(data), -1, KIND[name].bytes)
+    return QUANTISED[name](blocks)
 
 
 def random_blocks(name: str, seed: int) -> np.ndarray:
@@ -45,7 +55,7 @@ def random_blocks(name: str, seed: int) -> np.ndarray:
 def test_dequantised_as_the_gguf_package_does(name: str, seed: int) -> None:
     data = random_blocks(name, seed)
     columns = BLOCKS * KIND[name].numbers
-    found = dequantise(quantised(tensor(name, data.tobytes(), (ROWS, columns)))).numpy()
+    found = dequantise(quantised(name, data)).numpy()
     expected = gguf.dequantize(data, gguf.GGMLQuantizationType[name])
     assert found.shape == expected.shape == (ROWS, columns)
     if name not in SHIFTED:
@@ -60,27 +70,21 @@ def test_dequantised_as_the_gguf_package_does(name: str, seed: int) -> None:
 def test_rounded_by_the_gguf_package(name: str) -> None:
     weights = np.random.default_rng(1).standard_normal((8, 96), dtype=np.float32)
     data = gguf.quantize(weights, gguf.GGMLQuantizationType[name])
-    found = dequantise(quantised(tensor(name, data.tobytes(), (8, 96)))).numpy()
+    found = dequantise(quantised(name, data)).numpy()
     assert np.abs(found - weights).max() < (0.03 if name == "Q8_0" else 1.0)
     assert np.allclose(found, gguf.dequantize(data, gguf.GGMLQuantizationType[name]), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", DENSE)
-@pytest.mark.parametrize("shift", [0, 1])
-def test_floats_wherever_they_lie(name: str, shift: int) -> None:
-    expected = torch.arange(6).view(2, 3).to(DENSE[name]) / 3
-    data = b"\xff" * shift + expected.view(torch.uint8).numpy().tobytes()
-    given = Tensor("a", KIND[name], (2, 3), Path("m.gguf"), memoryview(data)[shift:])
-    check_type(given)
-    assert torch.equal(dense(given), expected)
-
-
-@pytest.mark.parametrize("name", sorted(KIND.keys() - DENSE.keys() - QUANTISED.keys()))
+@pytest.mark.parametrize("name", sorted(KIND.keys() - FLOATS - CODES.keys()))
 def test_other_types_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"ffn_up\.weight .* stored as {name}, .*Q4_K_M"):
-        check_type(tensor(name, b"", (1, 256)))
+        check_types(file_of(name, (1, 256)))
 
 
 def test_vectors_are_floats() -> None:
     with pytest.raises(UnsupportedModel, match="is stored as Q8_0"):
-        check_type(tensor("Q8_0", bytes(34), (32,)))
+        check_types(file_of("Q8_0", (32,)))
+
+
+def test_every_layout_has_a_reader() -> None:
+    assert CODES.keys() == QUANTISED.keys()

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from rootlace.kernels.weights import CODES, SCALES, Codes, Quantised, Scheme
+from rootlace.runtime.model.checkpoint.quantised.gguf_blocks import QUANTISED
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     Awq,
     Block,
@@ -19,6 +20,7 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import (
     Numbers,
     PackedInts,
 )
+from rootlace.runtime.model.gguf.layout import Ggml
 
 Stored = Mapping[str, torch.Tensor]
 """A module's tensors, as `Layout.needed` names them."""
@@ -43,6 +45,8 @@ def read_weight(layout: Layout, stored: Stored, rows: int, columns: int) -> Quan
             return _awq(layout, stored, rows, columns)
         case Floats4() | Blocks():
             return _floats4(layout, stored, rows, columns)
+        case Ggml():
+            return QUANTISED[layout.type](stored[".weight"])
     raise TypeError(f"{layout} has no reader")
 
 

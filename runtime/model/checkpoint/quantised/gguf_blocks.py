@@ -1,71 +1,21 @@
-"""Tensors of a GGUF file as PyTorch's, and as the weights that kernels multiply by.
+"""Weights in the blocks of a GGUF file, as the kernels multiply by them.
 
-The codes stay what they are; where they lie is changed from a file's blocks to a `Quantised`. What
-such a weight stands for is what the `gguf` package's `dequantize` gives, bit for bit, but for Q4_1
-and Q4_K: there codes of 0 to 15 become -8 to 7, and the offset of a group is rounded once (Q4_K's
-on the way to a weight, too) after 8 scales were added to it: up to 2 units in the last place of the
-offset's float32.
+Codes stay what they are; they are put where a `Quantised` has them. What such a weight stands for
+is what the `gguf` package's `dequantize` gives, bit for bit, but for Q4_1 and Q4_K: there codes of
+0 to 15 become -8 to 7, and 8 scales are added to the offset of a group. That sum is rounded, so a
+weight may be off by 2 units in the last place of the offset's float32.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
 
 from rootlace.kernels.weights import Quantised, Scheme
-from rootlace.runtime.model.gguf.file import Tensor
-from rootlace.wire.errors import UnsupportedModel
-
-DENSE = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-}
 
 Blocks = torch.Tensor
 """uint8 [rows, blocks of a row, bytes of a block]."""
-
-
-def dense(tensor: Tensor) -> torch.Tensor:
-    """A tensor of floats. It may be the mapped file: writing to it ends the process."""
-    dtype = DENSE[tensor.type.name]
-    data = _bytes(tensor)
-    if data.data_ptr() % dtype.itemsize:  # kernels may expect aligned numbers
-        data = data.clone()
-    return data.view(dtype).view(tensor.shape)
-
-
-def quantised(tensor: Tensor) -> Quantised:
-    """A matrix of codes, in memory of its own."""
-    rows, columns = tensor.shape
-    kind = tensor.type
-    blocks = _bytes(tensor).view(rows, columns // kind.numbers, kind.bytes)
-    return QUANTISED[kind.name](blocks)
-
-
-def check_type(tensor: Tensor) -> None:
-    """Raises `UnsupportedModel`, saying what to take instead, for a type that cannot be read."""
-    name = tensor.type.name
-    if name in DENSE or (name in QUANTISED and len(tensor.shape) == 2):
-        return
-    known = ", ".join((*DENSE, *QUANTISED))
-    raise UnsupportedModel(
-        f"{tensor.file}: {tensor.name} {list(tensor.shape)} is stored as {name}, which cannot be "
-        f"read; take a file of the model with other types, such as Q4_K_M (read: {known})"
-    )
-
-
-def _bytes(tensor: Tensor) -> torch.Tensor:
-    with warnings.catch_warnings():
-        # torch cannot mark a tensor as read-only, and says so.
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(tensor.data, dtype=torch.uint8)
-
-
-# ---------------------------------------------------------------- from blocks to codes
 
 
 def _floats(part: Blocks) -> torch.Tensor:

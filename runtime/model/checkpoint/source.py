@@ -1,0 +1,127 @@
+"""Where a model is read from: a folder as transformers writes it, or a GGUF file.
+
+Imports no torch, so that a model that is refused is refused at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rootlace.runtime.model.checkpoint.folder import gguf_file, model_folder, servable_folder
+from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
+from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
+from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.gguf.source import GgufSource
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+
+class ModelSource(Protocol):
+    """All of a model but its weights, which `checkpoint.loader` reads.
+
+    Where something is not there or cannot be read, `UnsupportedModel` or `InvalidRequest` says so.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The folder or file."""
+
+    @property
+    def config_file(self) -> Path:
+        """What faults of the configuration name."""
+
+    def config(self) -> dict[str, Any]:
+        """`config.json`."""
+
+    def eos_token_id(self) -> Any:
+        """What ends a text: a token's id, a list of them, or None where nothing says so."""
+
+    def quantisation(self, given: Given) -> Quantisation | None:
+        """How weights are stored, `given` being `config`; None: as they are."""
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        """What a family has read from `config`, as the weights are stored here."""
+
+    def tokenizer_json(self) -> str:
+        """`tokenizer.json`."""
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """`tokenizer_config.json`, empty where there is none."""
+
+    def chat_template(self) -> str | None:
+        """In Jinja; None where there is none."""
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A model folder. Nothing is read before it is asked for."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    def config(self) -> dict[str, Any]:
+        return _read_json(self.config_file)
+
+    def eos_token_id(self) -> Any:
+        """`generation_config.json` decides where it says anything."""
+        for file in (self.path / "generation_config.json", self.config_file):
+            found = _read_json(file).get("eos_token_id") if file.is_file() else None
+            if found is not None:
+                return found
+        return None
+
+    def quantisation(self, given: Given) -> Quantisation | None:
+        return read_quantisation(given)
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        return spec
+
+    def tokenizer_json(self) -> str:
+        file = self.path / "tokenizer.json"
+        if not file.is_file():
+            raise InvalidRequest(f"{self.path}: no tokenizer.json (slow ones are not supported)")
+        return file.read_text("utf-8")
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        file = self.path / "tokenizer_config.json"
+        return _read_json(file) if file.is_file() else {}
+
+    def chat_template(self) -> str | None:
+        """In a file of its own, else in `tokenizer_config.json`."""
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text("utf-8")
+        found = self.tokenizer_config().get("chat_template")
+        if isinstance(found, list):
+            found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        return found
+
+
+def model_source(given: str | Path) -> ModelSource:
+    """The model that `given` names. Raises `UnsupportedModel` where it is none."""
+    file = gguf_file(given)
+    return FolderSource(model_folder(given)) if file is None else GgufSource.read(file)
+
+
+def servable_source(given: str | Path) -> ModelSource:
+    """As `model_source`, of a model that has weights and a tokenizer in files that are read."""
+    file = gguf_file(given)
+    return FolderSource(servable_folder(given)) if file is None else GgufSource.read(file)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModel(f"{file}: it is nested too deeply") from error
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{file}: not a JSON object")
+    return raw

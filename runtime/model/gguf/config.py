@@ -1,0 +1,159 @@
+"""A GGUF file's metadata as the `config.json` that its model has in other places.
+
+So a family states once what its models are, and what it refuses is refused here, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from rootlace.runtime.model.families.given import COUNT, NOT_NEGATIVE, SIZE, TEXT
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+from rootlace.runtime.model.gguf.architectures import ARCHITECTURES, Architecture
+from rootlace.runtime.model.gguf.file import GgufFile, Tensor
+from rootlace.runtime.model.gguf.metadata import Metadata
+from rootlace.wire.errors import UnsupportedModel
+
+EMBEDDING, HEAD = "token_embd", "output"
+NO_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that say how positions rotate; they are part of the configuration."""
+_PARTS = {
+    "input_norm": ("attn_norm",),
+    "attention_out_norm": ("post_attention_norm",),
+    "post_norm": ("ffn_norm",),
+    "mlp_out_norm": ("post_ffw_norm",),
+    "q_norm": ("attn_q_norm",),
+    "k_norm": ("attn_k_norm",),
+    "output": ("attn_output",),
+    "down": ("ffn_down",),
+}
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """Raises `UnsupportedModel` for a file that is no model, or of no known architecture."""
+    metadata, path = file.metadata, file.path
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedModel(f"{path}: general.type is {kind!r}: the file is no whole model")
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise UnsupportedModel(f"{path}: general.architecture is missing")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UnsupportedModel(
+            f"{path}: general.architecture {name!r} is not supported (supported: {known})"
+        )
+    experts = metadata.get(f"{name}.expert_count")
+    if experts:
+        raise UnsupportedModel(
+            f"{path}: {name}.expert_count {experts}: mixtures of experts are not supported"
+        )
+    return ARCHITECTURES[name]
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    """The keys of its `config.json`, but for tokens. Raises `UnsupportedModel` for a key of the
+    architecture that nobody reads, or that is not what it should be."""
+    architecture = architecture_of(file)
+    metadata = Metadata(file, str(file.metadata["general.architecture"]))
+    heads = metadata.size("attention.head_count")
+    hidden = metadata.size("embedding_length")
+    head_dim = metadata.size("attention.key_length", hidden // heads)
+    metadata.only("attention.value_length", head_dim)
+    keys: dict[str, Any] = {
+        "architectures": [architecture.name],
+        "model_type": architecture.model_type,
+        "dtype": _dtype(file),
+        "vocab_size": _embedding(file).shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": metadata.size("context_length"),
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": f"{HEAD}.weight" not in file.tensors,
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+    }
+    rotated = metadata("rope.dimension_count", SIZE, head_dim)
+    if rotated != head_dim:
+        # A little more: a product with head_dim must not be less than `rotated`.
+        keys["partial_rotary_factor"] = math.nextafter(rotated / head_dim, 1.0)
+    scaling = _rope_scaling(metadata, keys["max_position_embeddings"])
+    if scaling:
+        keys["rope_scaling"] = scaling
+    architecture.read(metadata, keys)
+    metadata.finish()
+    return keys
+
+
+def adapted(file: GgufFile, spec: ModelSpec) -> ModelSpec:
+    """The spec of the same model as this file has it: its names and its order of rows."""
+    architecture = architecture_of(file)
+    rope, norm = spec.rope, spec.norm
+    if architecture.neighbours:
+        rope = replace(rope, neighbours=True)
+    if architecture.shifted_norms:
+        norm = replace(norm, offset=0.0)
+    return replace(spec, names=_names(file), rope=rope, norm=norm)
+
+
+def _names(file: GgufFile) -> WeightNames:
+    """What the tensors are called; what is joined in the first layer is so in all."""
+
+    def joined(one: str, *several: str) -> tuple[str, ...]:
+        return several if f"blk.0.{several[0]}.weight" in file.tensors else (one,)
+
+    parts = {
+        **_PARTS,
+        "qkv": joined("attn_qkv", "attn_q", "attn_k", "attn_v"),
+        "gate_up": joined("ffn_up", "ffn_gate", "ffn_up"),
+    }
+    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD)
+
+
+def _embedding(file: GgufFile) -> Tensor:
+    name = f"{EMBEDDING}.weight"
+    if name not in file.tensors:
+        raise UnsupportedModel(f"{file.path}: weights are missing: {name}")
+    return file.tensors[name]
+
+
+def _dtype(file: GgufFile) -> str:
+    """The type to compute in: that of the file's activations, which is float32 unless it stores
+    bfloat16."""
+    return "bfloat16" if _embedding(file).type.name == "BF16" else "float32"
+
+
+def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
+    """`rope_scaling`; None where positions are not scaled."""
+    factors = metadata.floats("rope_freqs.weight")
+    kind = metadata("rope.scaling.type", TEXT, "linear")
+    # The old name of the factor.
+    factor = metadata.number("rope.scale_linear", 0.0)
+    factor = metadata.number("rope.scaling.factor", factor)
+    original = metadata("rope.scaling.original_context_length", COUNT, 0) or None
+    if factors is not None:
+        # Llama 3.1's angles, already divided: the same as long factors for texts of any length.
+        if kind not in ("none", "linear") or factor not in (0.0, 1.0):
+            metadata.refuse("rope.scaling.type", "the file has rope_freqs.weight, too")
+        parameters = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        return {"rope_type": "longrope", **parameters, "original_max_position_embeddings": context}
+    if kind == "linear":
+        return None if factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn(metadata, factor, original)
+    if kind not in ("none", "longrope"):
+        metadata.refuse("rope.scaling.type", "only none, linear, yarn and longrope are supported")
+    return None
+
+
+def _yarn(metadata: Metadata, factor: float, original: int | None) -> dict[str, Any]:
+    metadata.only("rope.scaling.attn_factor", 1.0)
+    metadata.only("rope.scaling.yarn_ext_factor", 1.0)
+    found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+    return found | {name: metadata(key, NOT_NEGATIVE, None) for name, key in betas.items()}

@@ -1,0 +1,65 @@
+"""A GGUF file as a model: what other models have in several files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
+from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.gguf.config import adapted, architecture_of, read_config
+from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.runtime.model.gguf.layout import QUANTISATION, check_types
+from rootlace.runtime.model.gguf.tokenizer import chat_template, tokenizer_config, tokenizer_json
+from rootlace.runtime.model.gguf.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class GgufSource:
+    """See `checkpoint.source.ModelSource`."""
+
+    file: GgufFile
+
+    @classmethod
+    def read(cls, path: Path) -> GgufSource:
+        """Raises `UnsupportedModel` for a file that is not sound, or no model of a known kind."""
+        file = GgufFile.read(path)
+        architecture_of(file)
+        return cls(file)
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def config_file(self) -> Path:
+        return self.file.path
+
+    def config(self) -> dict[str, Any]:
+        check_types(self.file)
+        return read_config(self.file) | {"bos_token_id": self._vocabulary.bos}
+
+    def eos_token_id(self) -> list[int]:
+        return list(self._vocabulary.ends)
+
+    def quantisation(self, given: Given) -> Quantisation:
+        return QUANTISATION
+
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        return adapted(self.file, spec)
+
+    def tokenizer_json(self) -> str:
+        return tokenizer_json(self._vocabulary)
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        return tokenizer_config(self._vocabulary)
+
+    def chat_template(self) -> str | None:
+        return chat_template(self.file)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.read(self.file)
