@@ -7,6 +7,7 @@ integer, as their formats are described.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ stand for in float32."""
 
 
 def quantised(
-    config: PreTrainedConfig,
+    source: PreTrainedConfig | Path,
     folder: Path,
     settings: Mapping[str, Any],
     write: Write,
@@ -37,10 +38,17 @@ def quantised(
     modules: tuple[str, ...] = ("_proj",),
 ) -> Path:
     """Write `folder / "quantised"`, whose modules with such names are stored as `write` says, and
-    return `folder / "dense"`, with what they stand for."""
+    return `folder / "dense"`, with what they stand for. `source`: a random model's configuration,
+    or the folder of a model."""
     dense, packed = folder / "dense", folder / "quantised"
-    save(config, dense, dtype=dtype)
-    save(config, packed, dtype=dtype)
+    for target in (dense, packed):
+        if isinstance(source, Path):
+            target.mkdir()
+            for file in source.glob("*.json"):
+                shutil.copyfile(file, target / file.name)
+            shutil.copyfile(source / WEIGHTS, target / WEIGHTS)
+        else:
+            save(source, target, dtype=dtype)
     weights = {name: tensor.clone() for name, tensor in load_file(dense / WEIGHTS).items()}
     stored: Tensors = {}
     for name, tensor in weights.items():

@@ -168,6 +168,13 @@ def test_weights_are_what_the_format_means(tmp_path: Path, name: str) -> None:
     check_logprobs(packed, dense)
 
 
+@pytest.mark.parametrize("name", ["ct-int4", "ct-fp8-blocks"])
+def test_transformers_reads_the_same_files(tmp_path: Path, name: str) -> None:
+    """Those that it reads on a CPU without further packages, and computes as they are."""
+    packed, _ = made(name, tmp_path)
+    check_logprobs(packed, packed)
+
+
 FAMILIES = {
     # Heads' rows are put in another order, neighbours are rotated together.
     "glm4": ("gptq-ordered", ("_proj",)),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -121,6 +124,195 @@ def test_keys_are_refused_by_name(folder: Path, name: str, path: str, value: Any
     inner = next(iter(value), "") if isinstance(value, dict) else ""
     # Of weights that do not fit together, all of them are named.
     assert named in found or inner in found or "weights" in found
+
+
+# As models on the Hugging Face hub have it: what AutoGPTQ, GPTQModel, AutoAWQ, llm-compressor,
+# AutoFP8, Qwen and Mistral write.
+SEEN: list[tuple[dict[str, Any], str]] = [
+    (
+        {
+            "batch_size": 1,
+            "bits": 4,
+            "block_name_to_quantize": None,
+            "cache_block_outputs": True,
+            "damp_percent": 0.01,
+            "dataset": None,
+            "desc_act": False,
+            "exllama_config": {"version": 1},
+            "group_size": 128,
+            "max_input_length": None,
+            "model_seqlen": None,
+            "module_name_preceding_first_block": None,
+            "modules_in_block_to_quantize": None,
+            "pad_token_id": None,
+            "quant_method": "gptq",
+            "sym": True,
+            "tokenizer": None,
+            "true_sequential": True,
+            "use_cuda_fp16": False,
+            "use_exllama": True,
+        },
+        "int4",
+    ),
+    (
+        {
+            "bits": 8,
+            "checkpoint_format": "gptq_v2",
+            "desc_act": True,
+            "dynamic": None,
+            "group_size": 32,
+            "lm_head": False,
+            "meta": {
+                "damp_percent": 0.005,
+                "quantizer": ["gptqmodel:2.2.0"],
+                "static_groups": False,
+            },
+            "pack_dtype": "int32",
+            "quant_method": "gptq",
+            "sym": False,
+            "true_sequential": True,
+        },
+        "int8",
+    ),
+    (
+        {
+            "bits": 4,
+            "damp_percent": 0.1,
+            "desc_act": True,
+            "group_size": 128,
+            "is_marlin_format": False,
+            "model_file_base_name": "model",
+            "model_name_or_path": None,
+            "quant_method": "gptq",
+            "static_groups": False,
+            "sym": True,
+            "true_sequential": True,
+        },
+        "int4",
+    ),
+    (
+        {
+            "backend": "autoawq",
+            "bits": 4,
+            "do_fuse": False,
+            "exllama_config": None,
+            "fuse_max_seq_len": None,
+            "group_size": 128,
+            "modules_to_fuse": None,
+            "modules_to_not_convert": ["lm_head"],
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
+        },
+        "int4",
+    ),
+    (
+        {
+            "config_groups": {
+                "group_0": {
+                    "format": "float-quantized",
+                    "input_activations": {
+                        "actorder": None,
+                        "block_structure": None,
+                        "dynamic": True,
+                        "group_size": None,
+                        "num_bits": 8,
+                        "observer": None,
+                        "observer_kwargs": {},
+                        "strategy": "token",
+                        "symmetric": True,
+                        "type": "float",
+                    },
+                    "output_activations": None,
+                    "targets": ["Linear"],
+                    "weights": {
+                        "actorder": None,
+                        "block_structure": None,
+                        "dynamic": False,
+                        "group_size": None,
+                        "num_bits": 8,
+                        "observer": "minmax",
+                        "observer_kwargs": {},
+                        "strategy": "channel",
+                        "symmetric": True,
+                        "type": "float",
+                    },
+                }
+            },
+            "format": "float-quantized",
+            "global_compression_ratio": 1.24,
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "sparsity_config": {},
+            "transform_config": {},
+            "version": "0.12.3",
+        },
+        "fp8_e4m3",
+    ),
+    (
+        {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        },
+        "fp8_e4m3",
+    ),
+    (
+        {
+            "activation_scheme": "static",
+            "ignored_layers": ["lm_head"],
+            "kv_cache_scheme": "static",
+            "quant_method": "fp8",
+        },
+        "fp8_e4m3",
+    ),
+    (
+        {
+            "activation_scheme": "static",
+            "dequantize": False,
+            "modules_to_not_convert": ["lm_head"],
+            "quant_method": "fp8",
+            "weight_block_size": None,
+        },
+        "fp8_e4m3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "code"), SEEN)
+def test_what_the_hub_has_is_read(folder: Path, settings: dict[str, Any], code: str) -> None:
+    edit(folder, quantization_config=settings)
+    found = ModelConfig.read(folder).quantisation
+    assert found is not None
+    assert found.codes == {code}
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 1 << 70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+
+
+def paths(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in settings.items():
+        yield prefix + key
+        if isinstance(value, dict):
+            yield from paths(value, f"{prefix}{key}.")
+
+
+@given(data=st.data())
+def test_any_other_value_is_read_or_refused(folder: Path, data: st.DataObject) -> None:
+    """Nothing else is raised, whatever a configuration says."""
+    settings = data.draw(st.sampled_from(SEEN))[0]
+    path = data.draw(st.sampled_from(sorted(paths(settings))))
+    edit(folder, quantization_config=changed(settings, path, data.draw(VALUES)))
+    with contextlib.suppress(UnsupportedModel):
+        ModelConfig.read(folder)
 
 
 HARMLESS = [
