@@ -42,22 +42,32 @@ class TwinTiles {
   // added to C. Subnormal numbers count as zero, where they are read and where they come out.
   template <int C, int A, int B>
   void multiply() {
-    for (int row = 0; row < shapes_.rows[A]; row++)
-      for (int column = 0; column < shapes_.bytes[B] / 4; column++) {
-        float even = 0, odd = 0;
-        for (int k = 0; k < shapes_.bytes[A] / 4; k++) {
-          uint32_t a = registers_[A][row][k], b = registers_[B][k][column];
-          even = normal(std::fma(low(a), low(b), even));
-          odd = normal(std::fma(high(a), high(b), odd));
+    for (int row = 0; row < shapes_.rows[A]; row++) {
+      float even[COLUMNS] = {}, odd[COLUMNS] = {};  // all columns, for the compiler's vectors
+      for (int k = 0; k < shapes_.bytes[A] / 4; k++) {
+        const uint32_t a = registers_[A][row][k];
+        for (int column = 0; column < COLUMNS; column++) {
+          const uint32_t b = registers_[B][k][column];
+          even[column] = normal(std::fma(low(a), low(b), even[column]));
+          odd[column] = normal(std::fma(high(a), high(b), odd[column]));
         }
-        float sum = normal(number(registers_[C][row][column]) + normal(even + odd));
+      }
+      for (int column = 0; column < shapes_.bytes[B] / 4; column++) {
+        float sum = normal(number(registers_[C][row][column]) + normal(even[column] + odd[column]));
         std::memcpy(&registers_[C][row][column], &sum, sizeof sum);
       }
+    }
   }
 
  private:
+  static constexpr int COLUMNS = 16;
+
   static float normal(float x) {
-    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits &= bits & 0x7f800000u ? ~0u : 0x80000000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
   }
   static float number(uint32_t bits) {
     float x;
@@ -68,7 +78,7 @@ class TwinTiles {
   static float high(uint32_t pair) { return number(pair & 0xffff0000u); }
 
   TileShapes shapes_;
-  uint32_t registers_[8][16][16] = {};
+  uint32_t registers_[8][16][COLUMNS] = {};
 };
 
 }  // namespace rootlace
