@@ -242,6 +242,22 @@ def test_zero_biases_are_nothing(tmp_path: Path) -> None:
         read(packed).resident()
 
 
+def test_zero_points_that_are_nothing(tmp_path: Path) -> None:
+    """Of one module of a product: it is joined with the others all the same."""
+    settings, shifted = writers.gptq(4, 32)
+    _, plain = writers.gptq(4, 32, symmetric=True)
+
+    def write(module: str, weight: torch.Tensor) -> Any:
+        return (plain if "k_proj" in module or "layers.0" in module else shifted)(module, weight)
+
+    dense = quantised(configs()["llama"], tmp_path, settings, write)
+    weights = check_weights(tmp_path / "quantised", dense)
+    for index, offsets in ((0, False), (1, True)):
+        qkv = weights.layers[index].qkv
+        assert isinstance(qkv, Quantised)
+        assert qkv.scheme.offsets == offsets
+
+
 def test_gptq_by_module(tmp_path: Path) -> None:
     """`dynamic` states other bits and groups for some modules, and which ones are not quantised."""
     four, write_four = writers.gptq(4, 32)

@@ -21,7 +21,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import Expected, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.folder import has_weights
-from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
+from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
     LayerWeights,
@@ -273,7 +273,7 @@ class _Reader:
                 weight = rows_of(weight, own)
             found.append(weight)
             start += rows
-        return stacked(found)
+        return stacked(alike(found))
 
     def module(self, module: str, rows: int, columns: int, *, biased: bool) -> Dense | Quantised:
         """A module's weight [rows, columns] as it is stored, and its bias."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 
-from rootlace.kernels.weights import CODES, SCALES, Codes, Quantised, Scheme
+from rootlace.kernels.weights import CODES, SCALES, Codes, Dense, Quantised, Scheme
 from rootlace.runtime.model.checkpoint.quantised.gguf_blocks import QUANTISED
 from rootlace.runtime.model.checkpoint.quantised.layouts import (
     Awq,
@@ -110,6 +111,25 @@ def _floats4(layout: Floats4 | Blocks, stored: Stored, rows: int, columns: int) 
     if ".weight_global_scale" in stored:
         scales = scales.float() / stored[".weight_global_scale"].float()
     return _weight(layout, values.clone(), scales, None, columns)
+
+
+def alike(weights: Sequence[Dense | Quantised]) -> list[Dense | Quantised]:
+    """The weights of one product, with offsets of zero where others of their kind have some, so that
+    they can be joined: the zero points of one module may all be nothing."""
+    shifted = {
+        weight.scheme
+        for weight in weights
+        if isinstance(weight, Quantised) and weight.offsets is not None and weight.units is None
+    }
+    found: list[Dense | Quantised] = []
+    for weight in weights:
+        if isinstance(weight, Quantised) and weight.units is None:
+            scheme = replace(weight.scheme, offsets=True)
+            if weight.offsets is None and scheme in shifted:
+                zeros = torch.zeros(weight.scales.shape, device=weight.scales.device)
+                weight = replace(weight, scheme=scheme, offsets=zeros)
+        found.append(weight)
+    return found
 
 
 # ------------------------------------------------------------ parts
