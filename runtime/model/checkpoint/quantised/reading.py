@@ -114,8 +114,8 @@ def _floats4(layout: Floats4 | Blocks, stored: Stored, rows: int, columns: int) 
 
 
 def alike(weights: Sequence[Dense | Quantised]) -> list[Dense | Quantised]:
-    """The weights of one product, with offsets of zero where others of their kind have some, so that
-    they can be joined: the zero points of one module may all be nothing."""
+    """The weights of one product, with offsets of zero where others of their kind have some, so
+    that they can be joined: the zero points of one module may all be nothing."""
     shifted = {
         weight.scheme
         for weight in weights
