@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.options",
         "rootlace.runtime.processes",
         "rootlace.runtime.assets",
+        "rootlace.runtime.model.hub.local",
     },
     "rootlace.program": {
         "rootlace.wire",
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.doctor",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",
+        "rootlace.runtime.model.hub.local",
         "rootlace.runtime.simulation",
     },
     "rootlace.runtime": set(),
@@ -137,6 +139,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.checkpoint.quantised",
     },
+    "rootlace.runtime.model.hub": {
+        "rootlace.wire",
+        "rootlace.runtime.model.checkpoint.config",
+        "rootlace.runtime.model.checkpoint.folder",
+    },
     "rootlace.runtime.model.checkpoint.expected": set(),
     "rootlace.runtime.model.checkpoint.quantised": {
         "rootlace.wire",
@@ -196,6 +203,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.expected": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},

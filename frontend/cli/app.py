@@ -9,6 +9,7 @@ import typer
 
 from rootlace.cli.chat import chat
 from rootlace.cli.doctor import doctor
+from rootlace.cli.models import models
 from rootlace.cli.run import run
 from rootlace.cli.serve import serve
 from rootlace.cli.simulate import simulate
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(chat)
 app.command()(simulate)
 app.command()(doctor)
+app.command()(models)
 
 
 def _print_version(wanted: bool) -> None:

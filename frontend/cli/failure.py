@@ -8,7 +8,15 @@ from typing import NoReturn
 import typer
 
 _RUNTIME_MODULES = (
-    *("aiohttp", "interegular", "jsonschema", "jsonschema_rs", "llguidance", "numpy"),
+    *(
+        "aiohttp",
+        "huggingface_hub",
+        "interegular",
+        "jsonschema",
+        "jsonschema_rs",
+        "llguidance",
+        "numpy",
+    ),
     *("outlines_core", "tokenizers", "torch"),
 )
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from rootlace.cli.failure import fail
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.source import servable_source
-from rootlace.wire.errors import UnsupportedModel
+from rootlace.runtime.model.hub.local import local_model
+from rootlace.wire.errors import RootlaceError
 
 
 def described_model(given: str) -> str:
     """The model `given`, a folder or a GGUF file; ends the command if it is none."""
     try:
-        return str(ModelConfig.read(given).path.resolve())
-    except UnsupportedModel as error:
+        return str(ModelConfig.read(local_model(given, weights=False)).path.absolute())
+    except RootlaceError as error:
         fail(str(error))
 
 
@@ -27,6 +28,6 @@ def served_model(given: str | None) -> str:
         except FileNotFoundError as error:
             fail(str(error))
     try:
-        return str(ModelConfig.of(servable_source(given)).path.resolve())
-    except UnsupportedModel as error:
+        return str(ModelConfig.of(servable_source(local_model(given))).path.absolute())
+    except RootlaceError as error:
         fail(str(error))

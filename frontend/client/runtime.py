@@ -52,7 +52,8 @@ def runtime_config(model: str, program_address: str, options: Mapping[str, Any])
 
 
 class Runtime:
-    """Starts a runtime for the model in the folder `model` (also `model_path`) and connects to it.
+    """Starts a runtime for `model` (also `model_path`) and connects to it: a folder, or a name on
+    the Hugging Face hub (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
 
     Without a model it is the embedded demo model.
 
@@ -92,7 +93,7 @@ class Runtime:
         self._log_path = Path(log_file) if log_file else self._folder / "log.txt"
         try:
             address = f"ipc://{self._folder / 'program.sock'}"
-            config = runtime_config(str(Path(folder).expanduser()), address, options)
+            config = runtime_config(_local(folder), address, options)
             ready = self._launch(config, launch_timeout)
             self.pid: int = ready["pid"]
             self.program_address: str = ready["program_address"]
@@ -200,6 +201,12 @@ class Runtime:
 
     def __repr__(self) -> str:
         return f"Runtime({self.program_address!r})"
+
+
+def _local(model: str | Path) -> str:
+    from rootlace.runtime.model.hub.local import local_model
+
+    return str(Path(local_model(model)).expanduser())
 
 
 def _embedded_model() -> Path:

@@ -228,7 +228,7 @@ def test_a_taken_port(tiny_model: Path) -> None:
 def test_a_wrong_folder(tmp_path: Path) -> None:
     assert "no such folder" in _fails(str(tmp_path / "nothing"))
     assert "has no config.json" in _fails(str(tmp_path))
-    assert "hf download Qwen/Qwen3-0.6B --local-dir" in _fails("Qwen/Qwen3-0.6B")
+    assert "no such folder" in _fails("nothing")
     (tmp_path / "config.json").write_text('{"model_type": "pelican"}')
     output = _fails(str(tmp_path), "--port", "0")
     assert output.startswith("error: ") and str(tmp_path) in output

@@ -6,7 +6,6 @@ Says so before anything heavy is imported: whoever mistyped a name should not wa
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 from rootlace.runtime.model.gguf.file import MAGIC
@@ -15,7 +14,6 @@ from rootlace.wire.errors import UnsupportedModel
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a folder: one file, or what says which of several each tensor is in."""
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _RESAVE = (
     "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
     ".save_pretrained('{target}')\""
@@ -90,22 +88,13 @@ def has_weights(folder: Path) -> bool:
 
 
 def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
-    name = str(given)
     if path.suffix.lower() == ".gguf":
         return _refusal(given, "there is no such file")
     if path.is_file():
         return _refusal(given, f"a file; name the folder it is in, {path.parent}")
-    # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
-    if _HUB_NAME.fullmatch(name) and not path.parent.is_dir():
-        local = path.name
-        return _refusal(
-            given,
-            "there is no such folder; it looks like a name on the Hugging Face hub, and models "
-            "are read from local folders, never downloaded. Get it with "
-            f"`hf download {name} --local-dir {local}` and name the folder {local}",
-        )
     return _refusal(
-        given, "there is no such folder (models are read from local folders, never downloaded)"
+        given,
+        "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B)",
     )
 
 

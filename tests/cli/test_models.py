@@ -1,0 +1,69 @@
+"""Models of the hub in commands: by their names, and listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from rootlace.cli.app import app
+from rootlace.cli.model import described_model, served_model
+from rootlace.runtime.doctor import cached_models
+from rootlace.runtime.model.kv.main_memory import MainMemory
+from tests.hub_stand_in import Hub, serve_hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serve_hub() as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("COLUMNS", "200")
+        yield served
+
+
+def _models(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["models", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_name_is_a_model(hub: Hub, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commit = hub.add("people/tiny", tiny_model)
+    folder = described_model("people/tiny")
+    assert Path(folder).name == commit and not hub.sent("model.safetensors")
+    assert served_model("people/tiny") == folder
+    assert (Path(folder) / "model.safetensors").is_file()
+    result = CliRunner().invoke(app, ["serve", "people/none"])
+    assert result.exit_code == 1 and "no such model on the Hugging Face hub" in result.output
+
+
+def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "No models are cached" in _models()
+    files = {path.name: path.read_bytes() for path in tiny_model.iterdir()}
+    hub.add("people/tiny", files)
+    served_model("people/tiny")
+    free = MainMemory(1 << 40, 1 << 30)
+    monkeypatch.setattr(cached_models, "main_memory", lambda: free)
+    (row,) = [line for line in _models().splitlines() if "people/tiny" in line]
+    assert row.split()[-1] == "yes"
+    (found,) = json.loads(_models("--json"))["models"]
+    config = json.loads(files["config.json"])
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
+    assert found["weights"] == len(files["model.safetensors"])
+    assert found["context"] == config["max_position_embeddings"]
+    assert found["needs"] - found["weights"] == per_token * min(4096, found["context"])
+    free = MainMemory(1 << 40, found["needs"] - 1)
+    assert "too much" in _models() and not json.loads(_models("--json"))["models"][0]["fits"]
+    (Path(found["path"]) / "config.json").unlink()
+    (Path(found["path"]) / "config.json").write_text('{"architectures": ["Pelican"]}')
+    (found,) = json.loads(_models("--json"))["models"]
+    assert "Pelican" in found["refused"] and found["needs"] is None
+    assert "Pelican" in _models().replace("\n", "")
