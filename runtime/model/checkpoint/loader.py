@@ -18,7 +18,7 @@ from rootlace.kernels.native.memory import mapped
 from rootlace.kernels.reference.linear import AT_ONCE, dequantise
 from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.expected import Expected, Shape
+from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
@@ -117,10 +117,12 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:
         return None
     checkpoint = Checkpoint(config.path)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
+    ends = _ends(config.spec, checkpoint, storage)
+    expected = _expected(config.spec, storage, *ends)
+    checkpoint.expect(expected, _ignored(config.spec, storage))
     total = 0
-    for name in checkpoint.types:
-        dense = storage.layout(name.rpartition(".")[0]) is None
-        total += checkpoint.num_bytes(name, dtype.itemsize if dense else None)
+    for name, what in expected.items():
+        total += checkpoint.num_bytes(name, dtype.itemsize if what.types == FLOATS else None)
     return total
 
 

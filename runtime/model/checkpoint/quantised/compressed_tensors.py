@@ -14,14 +14,13 @@ from rootlace.runtime.model.checkpoint.quantised.layouts import (
 )
 from rootlace.runtime.model.checkpoint.quantised.quantisation import ALL, Quantisation, Rule
 from rootlace.runtime.model.checkpoint.quantised.settings import (
+    GROUP,
     PAIR,
     activations_remark,
     read_pattern,
 )
 from rootlace.runtime.model.families.given import (
-    FLAG,
     NUMBER,
-    SIZE,
     TABLE,
     TEXT,
     TEXTS,
@@ -33,9 +32,7 @@ NUMBERS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantiz
 """Formats of a matrix of numbers and its scales."""
 FLOATS4 = (Floats4("mxfp4"), Floats4("nvfp4"))
 
-GROUP = Kind("-1 or a positive integer", lambda value: value == -1 or SIZE.fits(value))
 ORDER = Kind("a text or false", lambda value: TEXT.fits(value) or value is False)
-DYNAMIC = Kind("true, false or a text", lambda value: FLAG.fits(value) or TEXT.fits(value))
 SIZES = re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}")
 STRUCTURE = Kind(
     "two sizes", lambda found: PAIR.fits(found) or bool(TEXT.fits(found) and SIZES.fullmatch(found))
