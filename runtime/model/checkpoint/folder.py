@@ -83,8 +83,8 @@ def servable_folder(given: str | Path) -> Path:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are weights in files that are read."""
-    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+    """Whether there are weights in files that are read: a GGUF file always has some."""
+    return folder.is_file() or (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
 def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:

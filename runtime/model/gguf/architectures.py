@@ -100,6 +100,7 @@ def _phi3(metadata: Metadata, keys: Keys) -> None:
 
 
 def _olmo2(metadata: Metadata, keys: Keys) -> None:
+    keys["attention_bias"] = _biased(metadata)
     window = metadata("attention.sliding_window", COUNT, 0)
     if not window:
         return

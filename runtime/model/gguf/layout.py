@@ -49,8 +49,13 @@ class Ggml:
         return {}
 
 
-QUANTISATION = Quantisation("GGUF", (Rule(ALL, tuple(map(Ggml, CODES))),))
-"""How any GGUF file stores weights: each by its type."""
+def quantisation_of(file: GgufFile) -> Quantisation | None:
+    """How the file stores its weights: each by its type. None: all as floats."""
+    found = {tensor.type.name for tensor in file.tensors.values()} - FLOATS
+    layouts = tuple(Ggml(name) for name in CODES if name in found)
+    return (
+        Quantisation(f"GGUF: {', '.join(sorted(found))}", (Rule(ALL, layouts),)) if found else None
+    )
 
 
 def check_types(file: GgufFile) -> None:

@@ -12,7 +12,7 @@ from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.gguf.config import adapted, architecture_of, read_config
 from rootlace.runtime.model.gguf.file import GgufFile
-from rootlace.runtime.model.gguf.layout import QUANTISATION, check_types
+from rootlace.runtime.model.gguf.layout import check_types, quantisation_of
 from rootlace.runtime.model.gguf.tokenizer import chat_template, tokenizer_config, tokenizer_json
 from rootlace.runtime.model.gguf.vocabulary import Vocabulary
 
@@ -45,8 +45,8 @@ class GgufSource:
     def eos_token_id(self) -> list[int]:
         return list(self._vocabulary.ends)
 
-    def quantisation(self, given: Given) -> Quantisation:
-        return QUANTISATION
+    def quantisation(self, given: Given) -> Quantisation | None:
+        return quantisation_of(self.file)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         return adapted(self.file, spec)

@@ -1,0 +1,177 @@
+"""Models from GGUF files compute what transformers does with the checkpoint they were made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    Olmo3Config,
+    PreTrainedConfig,
+    SmolLM3Config,
+)
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
+from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
+from tests.model.gguf.converting import convert, gguf
+from tests.model.plans import Blocks, Row, Work, make_plan
+
+TOP = SHAPE["vocab_size"] % 128
+PARAMS = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=TOP, seed=0)
+WINDOW_THETA = {"rope_type": "default", "rope_theta": 500000.0}
+TOKENS = np.random.default_rng(3).integers(0, SHAPE["vocab_size"], 40).tolist()
+
+
+def stated_by_gguf() -> dict[str, PreTrainedConfig]:
+    """Models of which a GGUF file can say everything; of others llama.cpp knows no other form."""
+    plain = configs()
+    names = (
+        "llama llama-tied llama-biased llama-mqa llama-llama3 llama-linear llama-yarn mistral "
+        "granite phi3 phi3-partial olmo2 olmo2-biased qwen2 qwen3 qwen3-biased glm4"
+    )
+    layers = {**SHAPE, "num_hidden_layers": 5}
+    gemma = {**layers, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
+    local = {"rope_type": "default", "rope_theta": 100.0}
+    full = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 8.0}
+    return {name: plain[name] for name in names.split()} | {
+        "gemma2": Gemma2Config(**gemma, attn_logit_softcapping=3.0, final_logit_softcapping=4.0),
+        "gemma3": Gemma3TextConfig(
+            **{**gemma, "num_hidden_layers": 7},
+            rope_parameters={"full_attention": full, "sliding_attention": local},
+        ),
+        "smollm3": SmolLM3Config(**layers),
+        "olmo3": Olmo3Config(
+            **layers,
+            sliding_window=5,
+            rope_parameters={"full_attention": WINDOW_THETA, "sliding_attention": WINDOW_THETA},
+        ),
+        "glm4-half": Glm4Config(**SHAPE, head_dim=16),
+    }
+
+
+def check(path: Path, expected: torch.Tensor, **executor: Any) -> str:
+    """The log-probabilities behind `TOKENS`; returns the name of the kernels."""
+    runner = ModelRunner.load(
+        ExecutorConfig(model=str(path), **executor),
+        CacheConfig(4, 32),
+        max_step_tokens=64,
+        max_running=2,
+    )
+    row = Row(Blocks(32, 4), list(TOKENS))
+    (scores,) = runner.run(make_plan([Work(row, params=PARAMS)])).scores
+    assert scores is not None
+    wanted = expected.numpy()
+    assert np.abs(scores.top_logprobs[0] - wanted[scores.top_ids[0]]).max() < 1e-4
+    assert np.abs(scores.top_logprobs[0] - np.sort(wanted)[::-1][:TOP]).max() < 1e-4
+    return runner.kernels
+
+
+@pytest.mark.parametrize("name", stated_by_gguf())
+def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
+    model = save(stated_by_gguf()[name], tmp_path / "hf")
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf")
+    check(path, reference_logprobs(model, TOKENS)[-1])
+
+
+QUANTISED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
+
+
+def rounded(folder: Path, kind: str) -> None:
+    """Make the checkpoint in a folder what is left of it in a GGUF file of this type."""
+    tensors = load_file(folder / "model.safetensors")
+    number = gguf.GGMLQuantizationType[kind]
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            found = gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)
+            tensors[name] = torch.from_numpy(found.astype(np.float32).reshape(tensor.shape))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("name", ["llama", "qwen3-biased", "phi3"])
+def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
+    """As transformers computes with the weights that codes and scales stand for."""
+    save(stated_by_gguf()[name], tmp_path / "hf")
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf", kind)
+    rounded(tmp_path / "hf", kind)
+    model = reference(tmp_path / "hf", torch.float32)
+    check(path, reference_logprobs(model, TOKENS)[-1], dtype="float32")
+
+
+def test_parts_of_unlike_types(tmp_path: Path) -> None:
+    """Files such as Q4_K_M have values in more bits than queries and keys."""
+    folder = tmp_path / "hf"
+    save(stated_by_gguf()["qwen2"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    more = {name: one for name, one in tensors.items() if "v_proj.weight" in name}
+    path = convert(folder, tmp_path / "m.gguf", "Q4_0", finer=tuple(more))
+    rounded(folder, "Q4_0")
+    left = load_file(folder / "model.safetensors")
+    number = gguf.GGMLQuantizationType.Q8_0
+    for name, one in more.items():
+        left[name] = torch.from_numpy(gguf.dequantize(gguf.quantize(one.numpy(), number), number))
+    save_file(left, folder / "model.safetensors", metadata={"format": "pt"})
+    check(path, reference_logprobs(reference(folder, torch.float32), TOKENS)[-1])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"attention__temperature_scale": 0.5}, "llama.attention.temperature_scale"),
+    "experts": ({"expert_count": 8}, "llama.expert_count 8: mixtures of experts"),
+    "not causal": ({"attention__causal": False}, "llama.attention.causal False"),
+    "unlike layers": ({"feed_forward_length": [96, 96, 80]}, "llama.feed_forward_length"),
+    "another scaling": ({"rope__scaling__type": "ntk"}, "llama.rope.scaling.type 'ntk'"),
+    "longer values": ({"attention__value_length": 24}, "llama.attention.value_length 24"),
+    "no context": ({"context_length": None}, "llama.context_length is missing"),
+    "a text": ({"block_count": "3"}, "llama.block_count '3'"),
+    "heads": ({"attention__head_count_kv": 3}, "num_key_value_heads 3"),
+    "more layers": ({"block_count": 4}, "weights are missing: blk.3."),
+    "fewer layers": ({"block_count": 2}, "does not have: blk.2."),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
+    metadata, words = REFUSED[name]
+    save(stated_by_gguf()["llama"], tmp_path / "hf")
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf", **metadata)
+    with pytest.raises(UnsupportedModel) as caught:
+        check(path, torch.zeros(0))
+    assert str(caught.value).startswith(str(path)) and words in str(caught.value)
+
+
+def test_other_architectures_and_files(tmp_path: Path) -> None:
+    for values, words in (
+        ({"general.architecture": "rwkv7"}, "general.architecture 'rwkv7' is not supported"),
+        ({"general.architecture": "llama", "general.type": "adapter"}, "no whole model"),
+        ({}, "general.architecture is missing"),
+        ({"general.architecture": "llama"}, "embedding_length is missing"),
+    ):
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "none")
+        del writer.kv_data[0]["general.architecture"]
+        for key, value in values.items():
+            writer.add_string(key, value)
+        writer.add_uint32("llama.attention.head_count", 4)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        with pytest.raises(UnsupportedModel, match=words):
+            ModelConfig.read(tmp_path / "m.gguf")
+
+
+def test_a_split_model(tmp_path: Path) -> None:
+    model = save(stated_by_gguf()["llama"], tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "m.gguf", tensors_per_file=10)
+    first = min(tmp_path.glob("m-*.gguf"))
+    assert first.name == "m-00001-of-00003.gguf"
+    check(first, reference_logprobs(model, TOKENS)[-1])
