@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import cache
 
 import numpy as np
 
@@ -13,6 +14,11 @@ from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 CLOSING = tuple(bytes((byte,)) for byte in b'"}].;<\n')
 
 
+@cache
+def closing_tokens(vocabulary: Vocabulary) -> np.ndarray:
+    return np.array([data[:1] in CLOSING for data in vocabulary.token_bytes])
+
+
 def random_text(
     grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, tokens: int = 24
 ) -> list[int] | None:
@@ -20,7 +26,7 @@ def random_text(
     the longer it gets. None if it did not end."""
     matcher = grammar.matcher()
     taken: list[int] = []
-    closing = np.array([data[:1] in CLOSING for data in vocabulary.token_bytes])
+    closing = closing_tokens(vocabulary)
     for step in range(4 * tokens):
         if matcher.is_accepting() and (matcher.is_finished() or rng.random() < 0.2):
             return taken

@@ -5,10 +5,7 @@ The reference is the same request without jumps, one token a step.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from rootlace.runtime.config import CacheConfig, EngineConfig, ExecutorConfig
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
-from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.executor.runner import ModelRunner
-from rootlace.wire.protocol import Constraint
 from tests.engine.harness import Harness, Outcome, greedy
-from tests.waiting import soon
 
 PASSAGE = "Mara Olsen is 34 years old and lives in Turin. She works as a baker and has two cats."
 SCHEMA = {
@@ -204,46 +196,3 @@ def test_checked_constraints_retreat_on_the_model(runner, prompts, compiler) -> 
             value = json.loads(text)
             assert value["a"] % 7 == 0 and len(set(value["b"])) == len(value["b"])
             assert len(outcome.logprobs) == len(outcome.token_ids)
-
-
-@pytest.mark.slow
-async def test_a_constrained_request_survives_its_engine(demo_model, prompts) -> None:
-    """Killed in the middle; the client sees the same tokens, flags and scores, each once."""
-    config = EngineConfig(executor=ExecutorConfig(model=str(demo_model), device="cpu"))
-    client = await EngineClient.start(config)
-    constraint = Constraint("json_schema", json.dumps(SCHEMA))
-
-    async def generate(kill_after: int | None) -> tuple[list[int], list[int], list[float | None]]:
-        ended = asyncio.Event()
-        tokens: list[int] = []
-        forced: list[int] = []
-        logprobs: list[float | None] = []
-        killed = False
-
-        def hear(update: Update) -> None:
-            nonlocal killed
-            assert not update.error
-            forced.extend(len(tokens) + at for at in update.forced)
-            tokens.extend(update.token_ids)
-            logprobs.extend(score.logprob for score in update.token_scores())
-            if kill_after is not None and len(tokens) >= kill_after and not killed:
-                killed = True
-                os.kill(client.info.pid, signal.SIGKILL)
-            if update.finish is not None:
-                ended.set()
-
-        params = greedy(80, logprobs=True)
-        ids = np.array(prompts[0], np.int32)
-        client.submit(Request(client.next_rid(), ids, params, constraint=constraint), hear)
-        await soon(ended.wait())
-        assert killed == (kill_after is not None)
-        return tokens, forced, logprobs
-
-    try:
-        whole = await generate(None)
-        again = await generate(len(whole[0]) // 3)
-    finally:
-        await client.stop()
-    assert again[:2] == whole[:2]
-    assert again[2] == pytest.approx(whole[2], abs=1e-4)
-    assert len(whole[1]) > 10
