@@ -156,9 +156,12 @@ def check_logprobs(packed: Path, dense: Path, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_weights_are_what_the_format_means(tmp_path: Path, name: str) -> None:
+def test_weights_are_what_the_format_means(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     packed, dense = made(name, tmp_path)
     weights = check_weights(packed, dense)
+    assert "all weights are dense" not in caplog.text
     for layer in weights.layers:
         for weight in layer.products():
             parts = parts_of(weight)

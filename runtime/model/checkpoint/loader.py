@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, overload
 
@@ -69,7 +69,7 @@ def load_weights(
     embedding_module, head_module = _ends(spec, checkpoint, storage)
     expected = _expected(spec, storage, embedding_module, head_module)
     checkpoint.expect(expected, _ignored(spec, storage))
-    _log(storage)
+    _log(storage, expected)
     report = progress or _silent
     reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
@@ -173,11 +173,11 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     return found
 
 
-def _log(storage: Storage) -> None:
+def _log(storage: Storage, expected: Mapping[str, Expected]) -> None:
     found = storage.quantisation
     if found is None:
         return
-    if not any(storage.layout(name.rpartition(".")[0]) for name in storage.types):
+    if all(what.types == FLOATS for what in expected.values()):
         log.warning(
             "%s: quantization_config says %s, but all weights are dense",
             storage.folder,
