@@ -226,7 +226,7 @@ def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantis
     if isinstance(one, Dense) or isinstance(other, Dense):
         alike = isinstance(one, Dense) and isinstance(other, Dense)
     else:
-        alike = one.scheme == other.scheme and _same(one.order, other.order)
+        alike = one.scheme == other.scheme and same(one.order, other.order)
     if not alike:
         return None
     mine, others = dict(_fields(one)), dict(_fields(other))
@@ -242,7 +242,8 @@ def _joined(one: Dense | Quantised, other: Dense | Quantised) -> Dense | Quantis
     return replace(one, **parts)  # type: ignore[arg-type]
 
 
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two orders of columns are one."""
     if one is None or other is None:
         return one is other
     return torch.equal(one, other)

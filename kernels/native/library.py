@@ -24,12 +24,36 @@ FLOAT32, BFLOAT16 = 0, 1
 log = logging.getLogger(__name__)
 
 
+class Scheme(ctypes.Structure):
+    _fields_ = [
+        ("codes", c_int32),
+        ("group", c_int32),
+        ("scales", c_int32),
+        ("offsets", c_int32),
+        ("units", c_int32),
+        ("unit_groups", c_int32),
+        ("table", c_float * 16),
+    ]
+
+
+class Source(ctypes.Structure):
+    _fields_ = [
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("units", c_void_p),
+        ("offset_units", c_void_p),
+    ]
+
+
 class Linear(ctypes.Structure):
     _fields_ = [
         ("packed", c_void_p),
         ("bias", c_void_p),
         ("inputs", c_int32),
         ("outputs", c_int32),
+        ("schemes", POINTER(Scheme)),
+        ("order", c_void_p),
     ]
 
 
@@ -39,10 +63,11 @@ class Layer(ctypes.Structure):
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
         ("post_norm", c_void_p),
-        ("qkv", Linear),
+        ("qkv", Linear * 3),
         ("output", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("qkv_parts", c_int32),
         ("window", c_int32),
     ]
 
@@ -135,7 +160,7 @@ class Picks(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Linear, Layer, Model, Rows, Step, Edits, Picks)
+STRUCTURES = (Scheme, Source, Linear, Layer, Model, Rows, Step, Edits, Picks)
 
 
 class Status(c_int32):
@@ -169,6 +194,11 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_team_fail": (Status, [c_void_p, c_int32, c_int32, c_int64]),
     "rl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32]),
     "rl_pack": (Status, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "rl_codes_bytes": (c_int64, [c_int32, c_int32, c_int32, c_int32, c_void_p]),
+    "rl_pack_codes": (
+        Status,
+        [c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32, c_void_p, c_void_p],
+    ),
     "rl_linear": (
         Status,
         [c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int32, c_void_p, c_int32, c_void_p],

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rootlace.kernels.native import library as native
+from rootlace.kernels.native.codes import Source, parts_packed, prepared, scheme_of, why_not
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.library import BFLOAT16, FLOAT32, Linear
 from rootlace.kernels.native.memory import mapped
+from rootlace.kernels.weights import Dense, Quantised, Weight, parts_of
 
-DTYPES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+DTYPES = {torch.float32: native.FLOAT32, torch.bfloat16: native.BFLOAT16}
 LINE = 64
 
 
@@ -48,51 +50,85 @@ class Arena:
 
 
 class PackedLinear:
-    """y = x W^T + bias with W [outputs, inputs], float32 or bfloat16.
+    """y = x W^T + bias with a W [outputs, inputs] of activations in `dtype`, float32 or bfloat16.
 
     `gated`: W's rows are those of the gate, then those of the values it gates; only for
-    `Epilogue.SILU_MUL`.
-    The packed weights are allocated in `arena`; `bias` [outputs] of any dtype is kept in float32.
-    Raises ValueError.
+    `Epilogue.SILU_MUL`. Gate and values may be stacked weights of unlike schemes.
+    The packed weights are allocated in `arena`; a bias of any dtype is kept in float32.
+    Raises ValueError, also for codes that there are no kernels for (`codes.why_not`).
     """
 
     def __init__(
         self,
         library: ctypes.CDLL,
         team: Team,
-        weight: Tensor,
-        bias: Tensor | None = None,
+        weight: Weight,
+        dtype: torch.dtype,
         *,
         gated: bool = False,
         arena: Arena | None = None,
     ) -> None:
-        if weight.dim() != 2 or weight.dtype not in DTYPES or 0 in weight.shape:
-            raise ValueError(
-                "weights are a float32 or bfloat16 matrix, not "
-                f"{tuple(weight.shape)} of {weight.dtype}"
-            )
+        if dtype not in DTYPES:
+            raise ValueError(f"activations are in float32 or bfloat16, not in {dtype}")
         outputs, inputs = weight.shape
+        if not outputs or not inputs:
+            raise ValueError(f"weights of shape {[outputs, inputs]}")
         if gated and outputs % 2:
             raise ValueError(f"{outputs} rows are not a gate and as many values")
-        if bias is not None and bias.shape != (outputs,):
-            raise ValueError(f"a bias of shape {tuple(bias.shape)} for {outputs} outputs")
         self.library, self.team = library, team
-        self.dtype = weight.dtype
+        self.dtype = dtype
         self.inputs, self.outputs, self.gated = inputs, outputs, gated
-        self.bias = None if bias is None else bias.detach().float().contiguous()
-        kind = DTYPES[weight.dtype]
-        size = library.rl_packed_bytes(kind, outputs, inputs, gated)
-        self.packed = (arena or Arena()).take(size)
-        rows = weight.detach().contiguous()
-        library.rl_pack(
-            team.handle, kind, rows.data_ptr(), outputs, inputs, gated, self.packed.data_ptr()
+        self.bias = _bias(weight)
+        self._arena = arena or Arena()
+        self._order: Tensor | None = None
+        self._schemes: ctypes.Array[native.Scheme] | None = None
+        if isinstance(weight, Dense):
+            self.packed = self._packed_numbers(weight.matrix)
+        else:
+            self.packed = self._packed_codes(weight)
+
+    def _packed_numbers(self, matrix: Tensor) -> Tensor:
+        if matrix.dim() != 2 or matrix.dtype != self.dtype:
+            found = f"{list(matrix.shape)} in {matrix.dtype}"
+            raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
+        shape = (DTYPES[self.dtype], self.outputs, self.inputs, self.gated)
+        packed = self._arena.take(self.library.rl_packed_bytes(*shape))
+        rows = matrix.detach().contiguous()
+        self.library.rl_pack(
+            self.team.handle, shape[0], rows.data_ptr(), *shape[1:], packed.data_ptr()
         )
+        return packed
+
+    def _packed_codes(self, weight: Weight) -> Tensor:
+        parts = parts_packed(weight, self.gated)
+        reason = why_not(parts, self.gated)
+        if reason is not None:
+            raise ValueError(reason)
+        found = [prepared(part) for part in parts if isinstance(part, Quantised)]
+        order = found[0].order
+        self._order = None if order is None else order.contiguous()
+        self._schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
+        shape = (
+            *(DTYPES[self.dtype], found[0].shape[0], self.inputs),
+            *(len(found), self._schemes),
+        )
+        packed = self._arena.take(self.library.rl_codes_bytes(*shape))
+        for index, part in enumerate(found):
+            source = Source(part)
+            self.library.rl_pack_codes(
+                *(self.team.handle, *shape, index),
+                *(ctypes.addressof(source.structure), packed.data_ptr()),
+            )
+        return packed
 
     @property
-    def structure(self) -> Linear:
+    def structure(self) -> native.Linear:
         """For C; valid as long as this object is."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        return Linear(self.packed.data_ptr(), bias, self.inputs, self.outputs)
+        order = None if self._order is None else self._order.data_ptr()
+        return native.Linear(
+            self.packed.data_ptr(), bias, self.inputs, self.outputs, self._schemes, order
+        )
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
         """x [rows, inputs] of the weights' dtype; out, contiguous, as linear.h says. For tests: a
@@ -106,7 +142,7 @@ class Products:
     def __init__(self, linears: Sequence[PackedLinear]) -> None:
         self._first = linears[0]
         self._held = list(linears)
-        self._structures = (Linear * len(linears))(*(one.structure for one in linears))
+        self._structures = (native.Linear * len(linears))(*(one.structure for one in linears))
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
         """Multiply the same x by each of the weights, into the same out. Raises ValueError.
@@ -140,3 +176,16 @@ class Products:
             len(self._held),
             out.data_ptr(),
         )
+
+
+def _bias(weight: Weight) -> Tensor | None:
+    biases = []
+    for part in parts_of(weight):
+        rows = part.shape[0]
+        bias = torch.zeros(rows) if part.bias is None else part.bias.detach().float()
+        if bias.shape != (rows,):
+            raise ValueError(f"a bias of shape {list(bias.shape)} for {rows} outputs")
+        biases.append(bias)
+    if all(part.bias is None for part in parts_of(weight)):
+        return None
+    return torch.cat(biases).contiguous()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from rootlace.kernels.weights import CODES, Dense, Quantised, Scheme, Stacked, Weight
+from rootlace.kernels.weights import CODES, Dense, Quantised, Scheme, Stacked, Weight, parts_of
 
 WEIGHTS = frozenset({"dense", *CODES})
 """The kinds of weights that `linear` multiplies by."""
@@ -79,6 +79,20 @@ def dequantise(weight: Quantised) -> torch.Tensor:
     if weight.order is None:
         return found
     return torch.empty_like(found).index_copy_(1, weight.order.long(), found)
+
+
+def dense(weight: Weight, dtype: torch.dtype) -> Dense:
+    """The numbers that a weight stands for."""
+    parts = parts_of(weight)
+    matrices = [part.matrix if isinstance(part, Dense) else dequantise(part) for part in parts]
+    matrix = torch.cat([matrix.to(dtype) for matrix in matrices])
+    if all(part.bias is None for part in parts):
+        return Dense(matrix)
+    biases = [
+        torch.zeros(len(matrix)) if part.bias is None else part.bias.float()
+        for part, matrix in zip(parts, matrices, strict=True)
+    ]
+    return Dense(matrix, torch.cat(biases))
 
 
 def numbers(weight: Quantised) -> torch.Tensor:

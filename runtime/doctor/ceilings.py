@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels import AttentionBatch
+from rootlace.kernels import AttentionBatch, Dense
 from rootlace.kernels.native.attention import attend, laid_out
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
@@ -73,7 +73,7 @@ def product_rates(
         flops = 2.0 * SIDE**3
         rates = {"torch": flops / best_seconds(lambda: x @ weight.T, seconds)}
         if library is not None:
-            packed = PackedLinear(library, Team(library, threads), weight)
+            packed = PackedLinear(library, Team(library, threads), Dense(weight), weight.dtype)
             out = torch.empty_like(x)
             work = lambda: packed.multiply(Epilogue.STORE, x, out)  # noqa: E731
             rates["native"] = flops / best_seconds(work, seconds)
@@ -100,7 +100,9 @@ def _weight_bandwidth(threads: int, seconds: float, size: int, library: ctypes.C
     outputs = max(min(WEIGHT_OUTPUTS, size // dtype.itemsize // WEIGHT_INPUTS), 1)
     weight = torch.zeros(outputs, WEIGHT_INPUTS, dtype=dtype)
     count = max(size // weight.nbytes, 1)
-    products = Products([PackedLinear(library, team, weight, arena=arena) for _ in range(count)])
+    products = Products(
+        [PackedLinear(library, team, Dense(weight), dtype, arena=arena) for _ in range(count)]
+    )
     x, out = torch.zeros(1, WEIGHT_INPUTS, dtype=dtype), torch.empty(1, outputs, dtype=dtype)
     once = best_seconds(lambda: products.multiply(Epilogue.STORE, x, out), seconds)
     return count * weight.nbytes / once

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, KernelSet, Scheme
+from rootlace.kernels import Dense, KernelSet, Quantised, Scheme
 from rootlace.kernels.reference import REFERENCE
 from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
@@ -151,23 +152,41 @@ def test_a_part_of_another_type(config: ModelConfig) -> None:
         assert support.why_not(spec, decoder) == "mlp Experts is not supported"
 
 
-@pytest.mark.parametrize("kernels", ["reference", "native"])
-def test_weights_of_an_unknown_kind(config: ModelConfig, kernels: str) -> None:
-    skip_without(kernels)
+def with_head(config: ModelConfig, change: Any) -> ModelWeights:
+    weights = load_weights(config, torch.float32, CPU)
+    return replace(weights, head=change(weights.embedding))
 
-    def weights_of(*given: Any) -> ModelWeights:
-        weights = load_weights(*given)
-        head = quantise(weights.embedding, Scheme("int8"))
-        return replace(weights, head=head)
 
-    if kernels == "native":
-        with pytest.raises(UnsupportedModel, match="native kernels have no products of int8"):
-            load(config, kernels, weights_of)
-        return
+def test_weights_of_an_unknown_kind(config: ModelConfig) -> None:
+    weights = with_head(config, lambda matrix: quantise(matrix, Scheme("int8")))
     narrow = replace(REFERENCE, name="narrow", weights=frozenset({"dense"}))
-    weights = weights_of(config, torch.float32, CPU)
     with pytest.raises(UnsupportedModel, match="narrow kernels have no products of int8"):
         torch_decoder.Decoder(config.spec, weights, narrow)
+
+
+def test_codes_without_native_kernels_become_numbers(
+    config: ModelConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    skip_without("native")
+    weights = load_weights(config, torch.float32, CPU)
+    order = torch.arange(config.spec.hidden_size, dtype=torch.int32).flip(0)
+
+    def odd(weight: Any, own: torch.Tensor | None = None) -> Quantised:
+        return replace(quantise(weight.matrix, Scheme("int8", 8), weight.bias), order=own)
+
+    def logits_of(change: Any) -> np.ndarray:
+        layers = tuple(
+            replace(layer, qkv=change(layer.qkv, order), gate_up=change(layer.gate_up))
+            for layer in weights.layers
+        )
+        changed = replace(weights, layers=layers, head=change(weights.head, order))
+        model = load(config, "native", lambda *_: changed)
+        return model.forward.logits(run(model.forward)).numpy().copy()
+
+    expected = logits_of(lambda *given: Dense(dequantise(odd(*given)), given[0].bias))
+    assert not caplog.records
+    assert np.array_equal(logits_of(odd), expected)
+    assert "int8 take the memory of dense ones: groups are not of whole 16 inputs" in caplog.text
 
 
 # ------------------------------------------------------------ no field is passed over
@@ -237,28 +256,45 @@ def test_scores_are_capped(config: ModelConfig) -> None:
     assert seen == [(0.3, 5.0)] * config.spec.num_layers
 
 
+@pytest.mark.parametrize("kernels", ["reference", "native"])
 @pytest.mark.parametrize("scheme", [Scheme("int8"), Scheme("int8", 16), Scheme("int4", 16)])
-def test_quantised_weights_are_multiplied_by(config: ModelConfig, scheme: Scheme) -> None:
-    """As dense ones of what they stand for."""
+def test_quantised_weights_are_multiplied_by(
+    config: ModelConfig, scheme: Scheme, kernels: str
+) -> None:
+    """As dense ones of what they stand for; also where parts have schemes of their own."""
+    skip_without(kernels)
     weights = load_weights(config, torch.float32, CPU)
+    half = config.spec.mlp.inner_size
     found = []
     for dense in (False, True):
 
-        def product(weight: Any, dense: bool = dense) -> Any:
+        def product(weight: Any, scheme: Scheme = scheme, dense: bool = dense) -> Any:
             quantised = quantise(weight.matrix, scheme, weight.bias)
             return Dense(dequantise(quantised), weight.bias) if dense else quantised
+
+        def apart(weight: Any, rows: int, product: Any = product) -> Any:
+            first = torch.arange(weight.shape[0]) < rows
+            schemes = (scheme, Scheme("int8"))
+            parts = [
+                product(rows_of(weight, one.nonzero().flatten()), own)
+                for one, own in zip((first, ~first), schemes, strict=True)
+            ]
+            return stacked(parts)
 
         layers = tuple(
             replace(
                 layer,
-                **{
-                    name: product(getattr(layer, name))
-                    for name in ("qkv", "output", "gate_up", "down")
-                },
+                qkv=apart(layer.qkv, 32),
+                output=product(layer.output),
+                gate_up=apart(layer.gate_up, half),
+                down=product(layer.down),
             )
             for layer in weights.layers
         )
         changed = replace(weights, layers=layers, head=product(weights.head))
-        model = load(config, "reference", lambda *_, changed=changed: changed)
-        found.append(model.forward.logits(run(model.forward)).numpy())
-    assert np.array_equal(*found)
+        model = load(config, kernels, lambda *_, changed=changed: changed)
+        found.append(model.forward.logits(run(model.forward)).numpy().copy())
+    if kernels == "native":
+        assert np.array_equal(*found)
+    else:  # torch adds up parts of a matrix in another order
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-4)

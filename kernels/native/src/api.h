@@ -22,11 +22,41 @@ RL_API const char* rl_error();
 
 enum RlDtype : int32_t { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
-// y = x W^T + bias, W [outputs, inputs] packed by `rl_pack`.
+// What codes of weights are: int8, floats of eight bits (no NaN), or places in a table.
+enum RlCodes : int32_t { RL_INT8 = 0, RL_E4M3 = 1, RL_FOUR_BITS = 2 };
+enum RlNumbers : int32_t {
+  RL_NO_NUMBERS = -1,
+  RL_NUMBERS_FLOAT32 = 0,
+  RL_NUMBERS_BFLOAT16 = 1,
+  RL_NUMBERS_FLOAT16 = 2,  // finite
+  RL_NUMBERS_INT8 = 3,
+  RL_NUMBERS_UINT8 = 4
+};
+
+// What codes stand for (kernels/weights.py): code * scale + offset, in float32, then rounded.
+struct RlScheme {
+  int32_t codes;            // RlCodes
+  int32_t group;            // inputs that share a scale, a multiple of 16; 0: all
+  int32_t scales, offsets;  // RlNumbers that these are, before they are multiplied by units
+  int32_t units;            // and units of both
+  int32_t unit_groups;      // groups that share a unit; 1 without units
+  float table[16];          // of codes of four bits
+};
+
+// Weights that are to be packed, an output in each row: values [inputs], or [inputs / 2] of codes of
+// four bits, the first one's in the lower half; scales and offsets [groups], units of scales and of
+// offsets [groups / unit_groups]. Null: there are none.
+struct RlSource {
+  const void *values, *scales, *offsets, *units, *offset_units;
+};
+
+// y = x W^T + bias, W [outputs, inputs] packed by `rl_pack` or `rl_pack_codes`.
 struct RlLinear {
   const void* packed;
   const float* bias;  // [outputs] or null
   int32_t inputs, outputs;
+  const RlScheme* schemes;  // null: not codes; of gate and of up where these are packed together
+  const int32_t* order;     // [inputs]: W's column i is for input order[i]; null: for input i
 };
 
 struct RlLayer {
@@ -34,10 +64,11 @@ struct RlLayer {
   const void* q_norm;      // [head_dim] or null
   const void* k_norm;
   const void* post_norm;
-  RlLinear qkv;      // [heads + 2 kv_heads] x head_dim rows
+  RlLinear qkv[3];   // [heads + 2 kv_heads] x head_dim rows, one behind the other
   RlLinear output;   // hidden rows
   RlLinear gate_up;  // 2 inner rows; packed with the gate's and the up's columns side by side
   RlLinear down;     // hidden rows
+  int32_t qkv_parts;
   int32_t window;    // a token sees itself and window - 1 before it; 0: all
 };
 
@@ -157,7 +188,7 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them
+// The sizes of RlScheme, RlSource, RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them
 // is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 

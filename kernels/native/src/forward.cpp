@@ -115,9 +115,10 @@ class Forward {
     narrow_stride_ = spread<T>(std::max(model.hidden, q_size_));
     wide_stride_ = spread<T>(std::max(qkv_size_, model.inner));
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
+    ordered_stride_ = has_orders() ? std::max(narrow_stride_, wide_stride_) : 0;
     size_t sizes[] = {tokens * hidden * sizeof(float), tokens * narrow_stride_ * sizeof(T),
                       tokens * wide_stride_ * sizeof(T), wanted * hidden * sizeof(float),
-                      wanted * narrow_stride_ * sizeof(T)};
+                      wanted * narrow_stride_ * sizeof(T), tokens * ordered_stride_ * sizeof(T)};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -125,7 +126,8 @@ class Forward {
     narrow_ = reinterpret_cast<T*>(memory += sizes[0]);
     wide_ = reinterpret_cast<T*>(memory += sizes[1]);
     wanted_residual_ = reinterpret_cast<float*>(memory += sizes[2]);
-    wanted_q_ = reinterpret_cast<T*>(memory + sizes[3]);
+    wanted_q_ = reinterpret_cast<T*>(memory += sizes[3]);
+    ordered_ = reinterpret_cast<T*>(memory + sizes[4]);
   }
 
   void run(Team& team) {
@@ -219,8 +221,10 @@ class Forward {
     clock.mark(RL_ELEMENTWISE);
     for (int index = 0; index <= last; index++) {
       const RlLayer& layer = model_.layers[index];
-      linear(crew, narrow_, narrow_stride_, tokens, layer.qkv, Epilogue::STORE, wide_,
-             wide_stride_);
+      T* found = wide_;
+      for (int part = 0; part < layer.qkv_parts; found += layer.qkv[part++].outputs)
+        multiply(crew, narrow_, narrow_stride_, tokens, layer.qkv[part], Epilogue::STORE, found,
+                 wide_stride_);
       clock.mark(RL_LINEAR);
       write(crew, layer, index);
       clock.mark(RL_ELEMENTWISE);
@@ -235,14 +239,14 @@ class Forward {
         attend(crew, space_.plan, layer, index, wide_, wide_stride_);
         clock.mark(RL_ATTENTION);
       }
-      linear(crew, attended, narrow_stride_, tokens, layer.output, Epilogue::ADD, residual, hidden);
+      multiply(crew, attended, narrow_stride_, tokens, layer.output, Epilogue::ADD, residual, hidden);
       clock.mark(RL_LINEAR);
       each_row(crew, tokens,
                [&](int t) { norm(t, residual, layer.post_norm, narrow_, narrow_stride_); });
       clock.mark(RL_ELEMENTWISE);
-      linear(crew, narrow_, narrow_stride_, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
-             wide_stride_);
-      linear(crew, wide_, wide_stride_, tokens, layer.down, Epilogue::ADD, residual, hidden);
+      multiply(crew, narrow_, narrow_stride_, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
+               wide_stride_);
+      multiply(crew, wide_, wide_stride_, tokens, layer.down, Epilogue::ADD, residual, hidden);
       clock.mark(RL_LINEAR);
       const void* weight = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
@@ -250,6 +254,22 @@ class Forward {
       each_row(crew, tokens, [&](int t) { norm(t, residual, weight, out, stride); });
       clock.mark(RL_ELEMENTWISE);
     }
+  }
+
+  bool has_orders() const {
+    return std::any_of(model_.layers, model_.layers + model_.num_layers, [](const RlLayer& layer) {
+      return layer.qkv[0].order || layer.qkv[1].order || layer.qkv[2].order ||
+             layer.output.order || layer.gate_up.order || layer.down.order;
+    });
+  }
+
+  void multiply(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
+                Epilogue epilogue, void* out, size_t out_stride) const {
+    if (weights.order) {
+      put_in_order(crew, x, stride, rows, weights, ordered_, ordered_stride_);
+      x = ordered_, stride = ordered_stride_;
+    }
+    linear(crew, x, stride, rows, weights, epilogue, out, out_stride);
   }
 
   void norm(int row, const float* residual, const void* weight, T* out, size_t stride) const {
@@ -328,6 +348,8 @@ class Forward {
   T* wide_;                 // [T, qkv or inner]
   float* wanted_residual_;  // [N, hidden]
   T* wanted_q_;             // [N, q]
+  size_t ordered_stride_;
+  T* ordered_;              // [T, q, hidden or inner]: activations in the order of weights' columns
 };
 
 }  // namespace
@@ -336,8 +358,9 @@ class Forward {
 extern "C" {
 
 void rl_sizes(int64_t* sizes) {
-  const int64_t all[] = {sizeof(RlLinear), sizeof(RlLayer), sizeof(RlModel), sizeof(RlRows),
-                         sizeof(RlStep),   sizeof(RlEdits), sizeof(RlPicks)};
+  const int64_t all[] = {sizeof(RlScheme), sizeof(RlSource), sizeof(RlLinear),
+                         sizeof(RlLayer),  sizeof(RlModel),  sizeof(RlRows),
+                         sizeof(RlStep),   sizeof(RlEdits),  sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;
 }
 

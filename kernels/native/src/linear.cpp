@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "isa/fetch.h"
 #include "guard.h"
@@ -171,6 +172,7 @@ struct Product {
   const T* x;
   size_t ldx;
   const RlLinear& weights;
+  const Codes& codes;
   Epilogue epilogue;
   void* out;
   size_t ldo;
@@ -244,8 +246,8 @@ struct Product {
   template <class Finish>
   void multiply(Multiplier& multiplier, const typename Plan<T>::Unit& unit, const T* a, size_t lda,
                 int row, Sums* sums, Finish&& finish) const {
-    multiplier.multiply({a, lda, row, unit.rows}, static_cast<const T*>(weights.packed), unit.panel,
-                        unit.vec, unit.vecs, *sums, finish);
+    multiplier.multiply({a, lda, row, unit.rows}, {weights.packed, codes}, unit.panel, unit.vec,
+                        unit.vecs, *sums, finish);
   }
 
   // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
@@ -321,9 +323,10 @@ void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weight
   if (rows <= 0) return;
   Panels<T> packing(weights.outputs, weights.inputs, epilogue == Epilogue::SILU_MUL);
   Plan<T> plan(packing, rows, crew.size());
-  Product<T> product{x, ldx, weights, epilogue, out, ldo};
-  void* scratch = crew.scratch(Panels<T>::Multiplier::bytes(packing, plan.group_rows));
-  typename Panels<T>::Multiplier multiplier(packing, plan.group_rows, scratch);
+  const Codes codes(packing, weights.schemes);
+  Product<T> product{x, ldx, weights, codes, epilogue, out, ldo};
+  void* scratch = crew.scratch(Panels<T>::Multiplier::bytes(codes));
+  typename Panels<T>::Multiplier multiplier(packing, scratch);
   crew.each(plan.tasks(), [&](int index) {
     int begin, end;
     plan.task(index, begin, end);
@@ -337,10 +340,13 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
   if (rows <= 0) return;
   Panels<T> packing(weights.outputs, weights.inputs, false);
   Plan<T> plan(packing, rows, crew.size());
-  Product<T> product{x, ldx, weights, Epilogue::FLOAT32, out, ldo};
+  const Codes codes(packing, weights.schemes);
+  Product<T> product{x, ldx, weights, codes, Epilogue::FLOAT32, out, ldo};
   size_t few = static_cast<size_t>(std::min(rows, Panels<T>::MOST_ROWS)) * weights.inputs;
-  T* gathered = static_cast<T*>(crew.scratch(few * sizeof(T)));
-  typename Panels<T>::Multiplier multiplier(packing, 0, nullptr);
+  size_t own = (Panels<T>::Multiplier::bytes(codes) + 63) / 64 * 64;
+  char* scratch = static_cast<char*>(crew.scratch(own + few * sizeof(T)));
+  T* gathered = reinterpret_cast<T*>(scratch + own);
+  typename Panels<T>::Multiplier multiplier(packing, scratch);
   crew.each(plan.tasks(), [&](int index) {
     int begin, end;
     plan.task(index, begin, end);
@@ -348,6 +354,16 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
   });
 }
 
+template <class T>
+void put_in_order(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights, T* to,
+                  size_t ldto) {
+  crew.each(rows, [&](int row) {
+    for (int i = 0; i < weights.inputs; i++) to[row * ldto + i] = x[row * ldx + weights.order[i]];
+  });
+}
+
+template void put_in_order<float>(Crew&, const float*, size_t, int, const RlLinear&, float*, size_t);
+template void put_in_order<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, bf16*, size_t);
 template void linear_among<float>(Crew&, const float*, size_t, int, const RlLinear&, const int64_t*,
                                   float*, size_t);
 template void linear_among<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, const int64_t*,
@@ -376,11 +392,17 @@ void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, 
 template <class T>
 void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int rows,
               const RlLinear* weights, int count, void* out) {
+  std::vector<T> ordered(weights[0].order ? static_cast<size_t>(rows) * weights[0].inputs : 0);
   team.run([&](Crew& crew) {
     for (int i = 0; i < count; i++) {
       int columns = weights[i].outputs / (epilogue == Epilogue::SILU_MUL ? 2 : 1);
-      linear(crew, static_cast<const T*>(x), ldx, rows, weights[i], epilogue, out,
-             columns);
+      const T* from = static_cast<const T*>(x);
+      size_t apart = ldx;
+      if (weights[i].order) {
+        put_in_order(crew, from, ldx, rows, weights[i], ordered.data(), weights[i].inputs);
+        from = ordered.data(), apart = weights[i].inputs;
+      }
+      linear(crew, from, apart, rows, weights[i], epilogue, out, columns);
     }
   });
 }

@@ -35,6 +35,12 @@ template <class T>
 void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
                   const int64_t* masks, float* out, size_t ldo);
 
+// x[rows, inputs] with its columns as `weights.order` has them (there is one): to[rows, inputs]. Called
+// as `linear` is.
+template <class T>
+void put_in_order(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights, T* to,
+                  size_t ldto);
+
 }  // namespace rootlace
 
 extern "C" {
@@ -46,6 +52,15 @@ RL_API int64_t rl_packed_bytes(int32_t dtype, int32_t outputs, int32_t inputs, i
 // Padding is zero.
 RL_API int32_t rl_pack(rootlace::Team* team, int32_t dtype, const void* weights, int32_t outputs,
                        int32_t inputs, int32_t gated, void* packed);
+
+// The same of weights that are codes. Gate and up (`parts` 2) are packed by a call each, in which
+// `schemes` are those of both, and `outputs` those of one.
+RL_API int64_t rl_codes_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t parts,
+                              const RlScheme* schemes);
+
+RL_API int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t outputs, int32_t inputs,
+                             int32_t parts, const RlScheme* schemes, int32_t part,
+                             const RlSource* source, void* packed);
 
 // `count` products of the same shape, one behind the other in one region, each of x[rows, inputs],
 // rows `ldx` elements apart, with its own weights into the same `out`, contiguous; for tests and

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codes.h"
 #include "isa/amx.h"
 #include "isa/fetch.h"
 #include "vec.h"
@@ -36,6 +37,7 @@ class TilePanels {
         steps_(ceil_div(inputs, DEPTH)) {}
 
   size_t bytes() const { return size() * panels * parts * sizeof(bf16); }
+  int chunks() const { return steps_ * (DEPTH / CHUNK); }  // of codes
 
   void pack(const bf16* weights, int index, bf16* packed) const {
     int first = index / parts * COLUMNS;
@@ -57,9 +59,12 @@ class TilePanels {
    public:
     // As those of VectorPanels::Multiplier. Rows of x are read where they are: quickly if they lie an
     // odd number of cache lines apart; a power of two apart they would share few lines of the cache.
-    static size_t bytes(const TilePanels&, int) { return 0; }
+    static size_t bytes(const Codes& codes) {
+      return codes ? STRETCH * VECS * TILE * sizeof(bf16) : 0;
+    }
 
-    Multiplier(const TilePanels& panels, int, void*) : panels_(panels) {}
+    Multiplier(const TilePanels& panels, void* memory)
+        : panels_(panels), unpacked_(static_cast<bf16*>(memory)) {}
     ~Multiplier() {
       if (first_) tiles_.release();
     }
@@ -67,16 +72,26 @@ class TilePanels {
     Multiplier& operator=(const Multiplier&) = delete;
 
     template <class Finish>
-    void multiply(const Rows<bf16>& x, const bf16* packed, int panel, int vec, int vecs, float* sums,
-                  Finish&& finish) {
-      const int all = panels_.steps_, most = x.count <= ROWS ? all : STRETCH;
+    void multiply(const Rows<bf16>& x, const PackedWeights& weights, int panel, int vec, int vecs,
+                  float* sums, Finish&& finish) {
+      const bool codes = static_cast<bool>(weights.codes);
+      const int all = panels_.steps_;
+      const int most = x.count > ROWS ? STRETCH : codes ? SHORT_STRETCH : all;
       for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
-        const bf16* from = packed + (panel * panels_.parts + part) * panels_.size() + vec * TILE;
+        const bf16* from = static_cast<const bf16*>(weights.packed) +
+                           (panel * panels_.parts + part) * panels_.size() + vec * TILE;
         for (int step = 0; step < all; step += most) {
           const int steps = std::min(most, all - step);
+          const bf16* b = from + static_cast<size_t>(step) * VECS * TILE;
+          if (codes) {
+            const Place place{unpacked_, vec, step};
+            unpack<bf16>(weights.codes.parts[part], weights.codes_of(panel, part), vec, vecs,
+                         step * (DEPTH / CHUNK), (step + steps) * (DEPTH / CHUNK), place);
+            b = unpacked_;
+          }
           const bool last = part + 1 == panels_.parts && step + steps == all;
           for (int row = 0; row < x.count; row += ROWS) {
-            Factors at = factors(x, row, from, step, steps, sums);
+            Factors at = factors(x, row, b, step, steps, sums, !codes);
             if (last)
               // While the unit computes these rows, those before them are finished, and the places
               // of these are fetched.
@@ -109,19 +124,32 @@ class TilePanels {
       bool near;
     };
 
-    Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums) {
+    // Where chunks are unpacked to, the first one's first vector at `to`.
+    struct Place {
+      static constexpr size_t row = LANES * 2;
+      bf16* to;
+      int vec, step;
+      bf16* operator()(int at, int column) const {
+        constexpr int IN_TILE = DEPTH / CHUNK;
+        bf16* tile = to + ((at / IN_TILE - step) * VECS + column - vec) * TILE;
+        return tile + at % IN_TILE * (TILE / IN_TILE);
+      }
+    };
+
+    Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums,
+                    bool fetched_ahead) {
       Factors at;
       at.rows = std::min(ROWS, x.count - row);
       at.steps = steps;
-      at.b = reinterpret_cast<const char*>(b + static_cast<size_t>(step) * VECS * TILE);
+      at.b = reinterpret_cast<const char*>(b);
       at.sums = sums + row * COLUMNS;
       at.next = sums + (row + ROWS < x.count ? row + ROWS : 0) * COLUMNS;
       at.add = step > 0;
       at.rest = nullptr;
       // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
       const int blocks = ceil_div(x.count, ROWS);
-      at.near = blocks == 1;
-      at.lines = ceil_div(LINES, blocks);
+      at.near = blocks == 1 && fetched_ahead;
+      at.lines = fetched_ahead ? ceil_div(LINES, blocks) : 0;
       at.distance =
           blocks == 1 ? AHEAD : (STRETCH * LINES + row / ROWS * at.lines * STRETCH) * 64;
       const bf16* from = x.at + row * x.stride;
@@ -226,6 +254,7 @@ class TilePanels {
     }
 
     const TilePanels& panels_;
+    bf16* unpacked_;
     alignas(64) bf16 rest_[ROWS * DEPTH];
     [[no_unique_address]] Tiles tiles_;
     int first_ = 0, second_ = 0;  // rows that registers are configured for
@@ -234,6 +263,7 @@ class TilePanels {
  private:
   static constexpr int TILE = LANES * DEPTH;  // elements
   static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
+  static constexpr int SHORT_STRETCH = 4;     // unpacked together for few rows
   // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
   static constexpr int LINES = VECS * TILE * sizeof(bf16) / 64;
   static constexpr int AHEAD = 2048;

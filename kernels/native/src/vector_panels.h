@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api.h"
+#include "codes.h"
 #include "division.h"
 #include "tile.h"
 
@@ -30,6 +31,7 @@ class VectorPanels {
   static constexpr int ROWS = Isa::TILE_ROWS;  // tasks have a multiple of so many rows
   static constexpr int MOST_ROWS = 96;    // of a task: its sums are kept for so many
 
+  static constexpr size_t ROW = static_cast<size_t>(COLUMNS) * STEP<T>;  // elements
   static constexpr int64_t GROUP_BYTES = 256 << 10, LARGE_GROUP_BYTES = 4 << 20;
 
   const int inputs, columns;  // columns of the result: of gate and of up, if gated
@@ -44,6 +46,7 @@ class VectorPanels {
         words_(ceil_div(inputs, STEP<T>)) {}
 
   size_t bytes() const { return size() * panels * parts * sizeof(T); }
+  int chunks() const { return ceil_div(inputs, CHUNK); }  // of codes
 
   void pack(const T* weights, int index, T* packed) const {
     int first = index / parts * COLUMNS;
@@ -66,44 +69,64 @@ class VectorPanels {
   // Computes the products of one thread; lives only while the thread does nothing else.
   class Multiplier {
    public:
-    // How much memory of its own a thread needs where tasks share groups of so many rows.
-    static size_t bytes(const VectorPanels&, int) { return 0; }
+    // How much memory of its own a thread needs: weights that are codes are unpacked there.
+    static size_t bytes(const Codes& codes) {
+      return codes ? STRETCH_BYTES + LEAST_ROWS * ROW * sizeof(T) : 0;
+    }
 
-    Multiplier(const VectorPanels& panels, int, void*) : panels_(panels) {}
+    Multiplier(const VectorPanels& panels, void* memory)
+        : panels_(panels), unpacked_(static_cast<T*>(memory)) {}
 
     // sums[part][MOST_ROWS, COLUMNS] = the rows times the columns of the vectors vec .. vec + vecs - 1
     // of a panel, for each part. Then finish(begin, end) for these rows, or some of them at a time.
     template <class Finish>
-    void multiply(const Rows<T>& x, const T* packed, int panel, int vec, int vecs, float* sums,
-                  Finish&& finish) {
+    void multiply(const Rows<T>& x, const PackedWeights& weights, int panel, int vec, int vecs,
+                  float* sums, Finish&& finish) {
+      const bool codes = static_cast<bool>(weights.codes);
       for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
-        const T* from = packed + (panel * panels_.parts + part) * panels_.size() +
-                        vec * LANES * STEP<T>;
+        const T* from = static_cast<const T*>(weights.packed) +
+                        (panel * panels_.parts + part) * panels_.size() + vec * LANES * STEP<T>;
         bool few = x.count <= 4 * Isa::TILE_ROWS;
         int stretches =
             ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
-        if (x.count <= Isa::TILE_ROWS && vecs <= Isa::tile_vecs(x.count)) stretches = 1;
-        int words = panels_.words_;
-        int steps = ceil_div(ceil_div(words, stretches), AHEAD_STEPS) * AHEAD_STEPS;
+        if (!codes && x.count <= Isa::TILE_ROWS && vecs <= Isa::tile_vecs(x.count)) stretches = 1;
+        int words = panels_.words_, least = codes ? LEAST_ROWS : AHEAD_STEPS;
+        int steps = ceil_div(ceil_div(words, stretches), least) * least;
         for (int step = 0; step < words; step += steps) {
-          int k = step * STEP<T>;
-          stretch(x.at + k, x.stride, x.count, from + step * ROW,
-                  std::min(steps * STEP<T>, panels_.inputs - k), vecs, sums, step > 0);
+          int k = step * STEP<T>, depth = std::min(steps * STEP<T>, panels_.inputs - k);
+          const T* b = from + step * ROW;
+          if (codes) {
+            const Place place{unpacked_, vec, k / CHUNK};
+            unpack<T>(weights.codes.parts[part], weights.codes_of(panel, part), vec, vecs, k / CHUNK,
+                      ceil_div(k + depth, CHUNK), place);
+            b = unpacked_;
+          }
+          stretch(x.at + k, x.stride, x.count, b, depth, vecs, sums, step > 0, !codes);
         }
       }
       finish(0, x.count);
     }
 
    private:
+    // Where chunks are unpacked to, the first one's first vector at `to`.
+    struct Place {
+      static constexpr size_t row = ROW;
+      T* to;
+      int vec, chunk;
+      T* operator()(int at, int column) const {
+        return to + (at - chunk) * (CHUNK / STEP<T>)*ROW + (column - vec) * LANES * STEP<T>;
+      }
+    };
+
     void stretch(const T* a, size_t lda, int rows, const T* b, int depth, int all, float* sums,
-                 bool add) {
+                 bool add, bool fetched_ahead) {
       int tiles = ceil_div(rows, Isa::TILE_ROWS);
       int vecs = std::min(all, Isa::tile_vecs(ceil_div(rows, tiles)));
       int passes = tiles * ceil_div(all, vecs);
       // The lines of the next stretch, behind this one in memory, are fetched meanwhile: as many in
       // each pass. Of a part of a panel they are not in a row.
       Ahead ahead;
-      int lines = all == VECS ? AHEAD_STEPS * VECS : 0;
+      int lines = all == VECS && fetched_ahead ? AHEAD_STEPS * VECS : 0;
       if (passes > 1) {
         ahead.from = reinterpret_cast<const char*>(b + depth / STEP<T> * ROW);
         ahead.lines = ceil_div(lines, passes);
@@ -126,6 +149,7 @@ class VectorPanels {
     }
 
     const VectorPanels& panels_;
+    T* unpacked_;
   };
 
  private:
@@ -134,7 +158,7 @@ class VectorPanels {
   static constexpr int64_t STRETCH_BYTES = 192 << 10, SHORT_STRETCH_BYTES = 18 << 10;
   // How far ahead of a lone tile its weights are fetched.
   static constexpr int LONE_AHEAD = 4096;
-  static constexpr size_t ROW = static_cast<size_t>(COLUMNS) * STEP<T>;  // elements
+  static constexpr int LEAST_ROWS = CHUNK / STEP<T>;  // that are unpacked together
 
   size_t size() const { return words_ * ROW; }  // of a panel, in elements
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 
 import torch
 
-from rootlace.kernels import Dense, Weight
+from rootlace.kernels import Quantised, Weight
 from rootlace.kernels.native import library as native
+from rootlace.kernels.native.codes import parts_packed, why_not
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.linear import Arena, PackedLinear
+from rootlace.kernels.native.linear import DTYPES, Arena, PackedLinear
+from rootlace.kernels.reference.linear import dense
+from rootlace.kernels.weights import CODES, parts_of
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
-from rootlace.wire.errors import UnsupportedModel
 
-KINDS = frozenset({"dense"})
+log = logging.getLogger(__name__)
+
+KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
 
 
@@ -35,14 +40,14 @@ class NativeWeights:
         """Each layer is asked for once, in order, so that one which is read from a file then need
         not be in memory beside the packed ones.
 
-        Raises `UnsupportedModel` for weights that are not dense."""
+        Codes that have no kernels become the numbers that they stand for: the log says so."""
         self._library = library
         self._team = team
         self._arena = Arena()
         self._held: list[object] = []
-        bfloat16 = weights.embedding.dtype == torch.bfloat16
-        self._type = native.BFLOAT16 if bfloat16 else native.FLOAT32
-        head = self._linear(weights.head)
+        self._dtype = weights.embedding.dtype
+        self._unpacked: dict[str, str] = {}
+        head = self._linear(_in_order(weights.head, self._dtype))
         weights.release()
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
@@ -50,7 +55,7 @@ class NativeWeights:
             self._fill(to, layer, window)
         self._held.append(layers)
         self.model = native.Model(
-            dtype=self._type,
+            dtype=DTYPES[self._dtype],
             hidden=spec.hidden_size,
             heads=attention.num_heads,
             kv_heads=attention.num_kv_heads,
@@ -66,23 +71,36 @@ class NativeWeights:
             head=head,
         )
         """Cache and rotations are still to be set."""
+        for reason, kind in self._unpacked.items():
+            log.warning("weights of %s take the memory of dense ones: %s", kind, reason)
 
     def _fill(self, to: native.Layer, layer: LayerWeights, window: int | None) -> None:
         to.input_norm = self._address(layer.input_norm)
         to.q_norm = self._address(layer.q_norm)
         to.k_norm = self._address(layer.k_norm)
         to.post_norm = self._address(layer.post_norm)
-        to.qkv = self._linear(layer.qkv)
+        to.qkv_parts = self._fill_parts(to.qkv, layer.qkv)
         to.output = self._linear(layer.output)
         to.gate_up = self._linear(layer.gate_up, gated=True)
         to.down = self._linear(layer.down)
         to.window = window or 0
 
+    def _fill_parts(self, to: ctypes.Array[native.Linear], weight: Weight) -> int:
+        parts = parts_of(weight)
+        if len(parts) > len(to):
+            parts = (dense(weight, self._dtype),)
+        for index, part in enumerate(parts):
+            to[index] = self._linear(part)
+        return len(parts)
+
     def _linear(self, weight: Weight, gated: bool = False) -> native.Linear:
-        if not isinstance(weight, Dense):
-            raise UnsupportedModel(f"the native kernels have no products of {weight.kind}")
+        if any(isinstance(part, Quantised) for part in parts_of(weight)):
+            reason = why_not(parts_packed(weight, gated), gated)
+            if reason is not None:
+                self._unpacked.setdefault(reason, weight.kind)
+                weight = dense(weight, self._dtype)
         packed = PackedLinear(
-            self._library, self._team, weight.matrix, weight.bias, gated=gated, arena=self._arena
+            self._library, self._team, weight, self._dtype, gated=gated, arena=self._arena
         )
         self._held.append(packed)
         return packed.structure
@@ -93,3 +111,9 @@ class NativeWeights:
         tensor = tensor.contiguous()
         self._held.append(tensor)
         return tensor.data_ptr()
+
+
+def _in_order(head: Weight, dtype: torch.dtype) -> Weight:
+    """A head's activations are not put into an order of columns: it has none."""
+    ordered = isinstance(head, Quantised) and head.order is not None
+    return dense(head, dtype) if ordered else head

@@ -33,8 +33,27 @@ void linear(rootlace::Team* team) {
   const size_t packed = rl_packed_bytes(dtype, outputs, inputs, gated);
   void* memory = std::aligned_alloc(64, (packed + 63) / 64 * 64);
   rl_pack(team, dtype, weights.data(), outputs, inputs, gated, memory);
-  RlLinear one{memory, bias.data(), inputs, outputs};
+  RlLinear one{memory, bias.data(), inputs, outputs, nullptr, nullptr};
   rl_linear(team, dtype, epilogue, x.data(), inputs, rows, &one, 1, out.data());
+  std::fwrite(out.data(), 1, out.size(), output);
+  std::free(memory);
+}
+
+void codes(rootlace::Team* team) {
+  auto n = read<int32_t>(10);
+  const int dtype = n[0], rows = n[1], outputs = n[2], inputs = n[3];
+  auto scheme = read<RlScheme>(1);
+  Bytes values = read<char>(n[4]), scales = read<char>(n[5]), offsets = read<char>(n[6]);
+  Bytes units = read<char>(n[7]), offset_units = read<char>(n[8]);
+  Bytes x = read<char>((dtype == RL_FLOAT32 ? 4 : 2) * rows * inputs), out(n[9]);
+  const auto address = [](const Bytes& all) { return all.empty() ? nullptr : all.data(); };
+  const RlSource source{values.data(), scales.data(), address(offsets), address(units),
+                        address(offset_units)};
+  const size_t packed = rl_codes_bytes(dtype, outputs, inputs, 1, scheme.data());
+  void* memory = std::aligned_alloc(64, (packed + 63) / 64 * 64);
+  rl_pack_codes(team, dtype, outputs, inputs, 1, scheme.data(), 0, &source, memory);
+  RlLinear one{memory, nullptr, inputs, outputs, scheme.data(), nullptr};
+  rl_linear(team, dtype, 0, x.data(), inputs, rows, &one, 1, out.data());
   std::fwrite(out.data(), 1, out.size(), output);
   std::free(memory);
 }
@@ -64,7 +83,8 @@ int main(int, char** names) {
   if (!input || !output) return 1;
   std::puts(rl_instructions());
   auto* team = static_cast<rootlace::Team*>(rl_team_new(2));
-  for (int32_t kind; std::fread(&kind, 4, 1, input) == 1;) kind ? attention(team) : linear(team);
+  void (*const all[])(rootlace::Team*) = {linear, attention, codes};
+  for (int32_t kind; std::fread(&kind, 4, 1, input) == 1;) all[kind](team);
   rl_team_free(team);
   return std::fclose(output);
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
 from tests.native import TARGETS, library_for, with_tile_unit
@@ -31,7 +32,12 @@ class Machine:
     def packed(
         self, weight: Tensor, bias: Tensor | None = None, gated: bool = False, threads: int = 2
     ) -> PackedLinear:
-        return PackedLinear(self.library, self.teams[threads], weight, bias, gated=gated)
+        return self.packed_weight(Dense(weight, bias), weight.dtype, gated, threads)
+
+    def packed_weight(
+        self, weight: Weight, dtype: torch.dtype, gated: bool = False, threads: int = 2
+    ) -> PackedLinear:
+        return PackedLinear(self.library, self.teams[threads], weight, dtype, gated=gated)
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -201,7 +207,9 @@ def test_weights_lie_behind_one_another_in_an_arena(machine: Machine) -> None:
     arena = Arena()
     library, team = machine.library, machine.teams[2]
     weights = [random(50, 9, seed=seed) for seed in range(4)]
-    packed = [PackedLinear(library, team, weight, arena=arena) for weight in weights]
+    packed = [
+        PackedLinear(library, team, Dense(weight), torch.float32, arena=arena) for weight in weights
+    ]
     begins = [one.packed.data_ptr() for one in packed]
     assert all(begin % 64 == 0 for begin in begins) and begins == sorted(begins)
     assert begins[3] - begins[0] == 3 * len(packed[0].packed)
@@ -231,10 +239,14 @@ def test_products_in_one_call_are_those_of_calls_of_their_own(machine: Machine) 
 
 
 def test_bad_arguments_are_refused(machine: Machine) -> None:
-    with pytest.raises(ValueError, match="float32 or bfloat16 matrix"):
+    with pytest.raises(ValueError, match=r"float32 or bfloat16, not in torch\.float64"):
         machine.packed(random(3, 4).double())
-    with pytest.raises(ValueError, match="float32 or bfloat16 matrix"):
-        machine.packed(random(3, 4)[0])
+    with pytest.raises(ValueError, match=r"a matrix in torch\.float32, not "):
+        machine.packed_weight(Dense(random(3, 4).double()), torch.float32)
+    with pytest.raises(ValueError, match=r"a matrix in torch\.float32, not "):
+        machine.packed(random(3, 4)[None])
+    with pytest.raises(ValueError, match=r"weights of shape \[0, 4\]"):
+        machine.packed(random(0, 4))
     with pytest.raises(ValueError, match="3 rows are not a gate"):
         machine.packed(random(3, 4), gated=True)
     with pytest.raises(ValueError, match="a bias of shape"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rootlace.kernels import Dense
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import Model
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
@@ -31,7 +32,7 @@ class Head:
         self.team = Team(library, threads)
         generator = torch.Generator().manual_seed(vocab)
         weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
-        self.packed = PackedLinear(library, self.team, weight)
+        self.packed = PackedLinear(library, self.team, Dense(weight), dtype)
         self.model = Model(dtype=DTYPES[dtype], hidden=hidden, vocab=vocab)
         self.model.head = self.packed.structure
 

@@ -23,21 +23,24 @@ from torch import Tensor
 
 from rootlace.kernels.native.attention import laid_out
 from rootlace.kernels.native.build import FLAGS, SOURCES
+from rootlace.kernels.native.codes import prepared, scheme_of
 from rootlace.kernels.native.linear import DTYPES, Epilogue
 from rootlace.kernels.native.processor import INSTRUCTION_SETS
+from rootlace.kernels.reference.linear import dequantise
 from tests.conftest import ROOT
 from tests.kernels.cases import AttentionCase, exact_attention, make_attention
+from tests.kernels.quantised_cases import FORMS, make
 from tests.native import library_for, skip_where_it_cannot_run
 
 HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-WITH_VECTORS = ("linear", "attention", "prepare")
+WITH_VECTORS = ("linear", "pack_codes", "attention", "prepare")
 WITHOUT_VECTORS = ("attention_plan", "team")
 """Nothing in them depends on the set: all programs of a compiler share their objects."""
 DRIVER = Path(__file__).with_name("driver.cpp")
 QUICK = ("-O1", "-fexpensive-optimizations")
 """For what is run nowhere but here: compiles faster than -O3, to the same bits. -O1 alone would add
 products with two roundings. (The shared library has -O3, as every user's.)"""
-LINEAR, ATTENTION = 0, 1
+LINEAR, ATTENTION, CODES = 0, 1, 2
 EPS = {torch.float32: 2e-7, torch.bfloat16: 2.0**-8}
 
 
@@ -170,6 +173,27 @@ def product(
     return Record(written(*head, x, weight, bias, out), own, expected, allowed)
 
 
+def quantised() -> Iterator[Record]:
+    """Every form of codes and scales, few rows and many."""
+    for dtype, kind in DTYPES.items():
+        for form in FORMS:
+            if form[0].group == 8:
+                continue
+            weight = prepared(make(form, 50, 160))
+            parts = [weight.values, weight.scales, weight.offsets, weight.units]
+            parts.append(weight.offset_units)
+            found = [part.contiguous().view(torch.uint8) for part in parts if part is not None]
+            sizes = [0 if part is None else part.nbytes for part in parts]
+            scheme = np.frombuffer(bytes(scheme_of(weight)), np.uint8)
+            matrix = dequantise(weight).to(dtype).double()
+            for rows in (1, 9):
+                x = random(rows, 160, dtype=dtype)
+                head = (CODES, kind, rows, 50, 160, *sizes, rows * 50 * dtype.itemsize)
+                expected = x.double() @ matrix.T
+                allowed = 1e-5 * (x.double().abs() @ matrix.abs().T)
+                yield Record(written(*head, scheme, *found, x), dtype, expected, allowed)
+
+
 def attentions() -> Iterator[Record]:
     """Panels in the cache and plain rows; decode and extends; a window."""
     rows = ((1, 9), (5, 12), (1, 65), (16, 16), (2, 64), (3, 300), (1, 1026))
@@ -209,7 +233,7 @@ def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
     library = library_for(target)._name if case.shared else ""
     own = [*case.runner, built(case.compiler, *case.flags, library=library)]
     twin = built(HOST, "-march=native", f"-DROOTLACE_VECTORS={case.twin}")
-    records = [*products(), *attentions()]
+    records = [*products(), *quantised(), *attentions()]
     source, out = tmp_path / "input", tmp_path / "output"
     source.write_bytes(b"".join(record.data for record in records))
 

@@ -17,6 +17,33 @@ struct Avx2 : Plain<8> {
     return _mm256_movemask_ps((__m256)(v > limit)) != 0;
   }
 
+  struct Table {
+    __m256 low, high;
+  };
+  static Table table(const float* numbers) {
+    return {_mm256_loadu_ps(numbers), _mm256_loadu_ps(numbers + 8)};
+  }
+  [[gnu::always_inline]] static Native look_up(const Table& table, NativeWords places) {
+    const __m256i at = (__m256i)places;
+    const __m256 low = _mm256_permutevar8x32_ps(table.low, at);
+    const __m256 high = _mm256_permutevar8x32_ps(table.high, at);
+    return (Native)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(at, 28));
+  }
+  [[gnu::always_inline]] static Native from_int8(const void* p) {
+    const __m128i bytes = _mm_cvtsi64_si128(load_as<int64_t>(p));
+    return (Native)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+  }
+  [[gnu::always_inline]] static NativeInts from_uint8(const void* p) {
+    return (NativeInts)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load_as<int64_t>(p)));
+  }
+  [[gnu::always_inline]] static Native from_e4m3(const void* p) {
+    return from_float<3, 7>(from_uint8(p), 0x80);
+  }
+  [[gnu::always_inline]] static Native rounded(Native x) {
+    asm("" : "+x"(x));
+    return x;
+  }
+
   static uint32_t bits_of(Ints lanes) {
     __m256 halves[2];
     std::memcpy(halves, &lanes, sizeof lanes);

@@ -40,6 +40,38 @@ struct Avx512 : Plain<16> {
                                    (__m512)v);
   }
 
+  using Table = Native;
+  static Table table(const float* numbers) { return load_as<Native>(numbers); }
+  [[gnu::always_inline]] static Native look_up(Table table, NativeWords places) {
+    return (Native)_mm512_permutexvar_ps((__m512i)places, (__m512)table);
+  }
+  [[gnu::always_inline]] static Native rounded(Native x) {
+    asm("" : "+v"(x));
+    return x;
+  }
+  [[gnu::always_inline]] static Native from_int8(const void* p) {
+    return (Native)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_as<__m128i>(p)));
+  }
+  [[gnu::always_inline]] static NativeInts from_uint8(const void* p) {
+    return (NativeInts)_mm512_cvtepu8_epi32(load_as<__m128i>(p));
+  }
+  [[gnu::always_inline]] static Native from_half(const void* p) {
+    return (Native)_mm512_cvtph_ps(load_as<__m256i>(p));
+  }
+  // By way of half precision, whose exponents are greater by 8.
+  [[gnu::always_inline]] static Native from_e4m3(const void* p) {
+    const __m256i bits = _mm256_cvtepu8_epi16(load_as<__m128i>(p));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi16(0x80)), 8);
+    const __m256i size = _mm256_slli_epi16(_mm256_and_si256(bits, _mm256_set1_epi16(0x7f)), 7);
+    return (Native)_mm512_cvtph_ps(_mm256_or_si256(sign, size)) * 256.0f;
+  }
+  static void twice(Vec from, float* to) {
+    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    store(to, (Vec)_mm512_permutexvar_ps(low, (__m512)from));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    store(to + LANES, (Vec)_mm512_permutexvar_ps(high, (__m512)from));
+  }
+
   static int interleave(const bf16* even, const bf16* odd, bf16* to, int count) {
     alignas(64) static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
                                                  37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
@@ -118,6 +150,14 @@ struct Avx512Bf16 : Avx512 {
 #pragma GCC unroll 16
       for (int j = 0; j < COLUMNS; j++)
         sums[i][j] = (Native)_mm512_dpbf16_ps((__m512)sums[i][j], pair, panel[j]);
+    }
+  }
+
+  template <int COUNT>
+  [[gnu::always_inline]] static void narrow_row(bf16* to, const Native (&x)[COUNT]) {
+    for (int j = 0; j < COUNT; j += 2) {
+      __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
+      std::memcpy(static_cast<void*>(to + j * LANES), &pairs, sizeof pairs);
     }
   }
 

@@ -16,6 +16,21 @@ struct Neon : Plain<4> {
     return (Native)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
   }
 
+  using Table = uint8x16x4_t;
+  static Table table(const float* numbers) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(numbers);
+    return {{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}};
+  }
+  [[gnu::always_inline]] static Native look_up(const Table& table, NativeWords places) {
+    // A number is four bytes of the table.
+    const NativeWords bytes = (places & 15) * 0x04040404u + 0x03020100u;
+    return (Native)vqtbl4q_u8(table, (uint8x16_t)bytes);
+  }
+  [[gnu::always_inline]] static Native rounded(Native x) {
+    asm("" : "+w"(x));
+    return x;
+  }
+
   template <int ROWS, int COLUMNS, class Panel, class Number>
   [[gnu::always_inline]] static void add_numbers(Native (&sums)[ROWS][COLUMNS], Panel at,
                                                  Number&& number) {
@@ -71,6 +86,16 @@ struct NeonBf16 : Neon {
     std::memcpy(&h, &low, sizeof low);
     std::memcpy(reinterpret_cast<char*>(&h) + sizeof low, &high, sizeof high);
     return h;
+  }
+
+  template <int COUNT>
+  [[gnu::always_inline]] static void narrow_row(bf16* to, const Native (&x)[COUNT]) {
+#pragma GCC unroll 8
+    for (int j = 0; j < COUNT; j += 2) {
+      const bfloat16x8_t low = vcvtq_low_bf16_f32((float32x4_t)x[j]);
+      const bfloat16x8_t both = vcvtq_high_bf16_f32(low, (float32x4_t)x[j + 1]);
+      std::memcpy(static_cast<void*>(to + j * NATIVE), &both, sizeof both);
+    }
   }
 
   template <int ROWS, int COLUMNS, class Panel, class Word>

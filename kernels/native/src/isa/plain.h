@@ -23,6 +23,9 @@ struct Registers;
     typedef int32_t NativeInts __attribute__((vector_size(WIDTH * 4)));   \
     typedef uint32_t NativeWords __attribute__((vector_size(WIDTH * 4))); \
     typedef uint16_t NativeHalves __attribute__((vector_size(WIDTH * 2))); \
+    typedef int16_t NativeShorts __attribute__((vector_size(WIDTH * 2))); \
+    typedef int8_t SignedBytes __attribute__((vector_size(WIDTH)));       \
+    typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));            \
   }
 ROOTLACE_REGISTERS(4);
 ROOTLACE_REGISTERS(8);
@@ -42,6 +45,8 @@ struct Plain {
   static constexpr int TILE_ROWS = 6;
   static constexpr int tile_vecs(int rows) { return rows <= 2 ? 3 : rows <= 3 ? 2 : 1; }
   static constexpr int attention_vecs(int rows) { return tile_vecs(rows); }
+
+  using NativeWords = typename Registers<WIDTH>::NativeWords;
 
   static Native splat(float x) { return x - Native{}; }
   static Native multiply_add(Native a, Native b, Native c) { return a * b + c; }
@@ -177,6 +182,76 @@ struct Plain {
     return (Native)(ODD ? pairs & static_cast<int32_t>(0xffff0000u) : pairs << 16);
   }
 
+  // A table of 16 numbers, and those that lanes' last four bits are the places of.
+  struct Table {
+    float at[16];
+  };
+  static Table table(const float* numbers) { return load_as<Table>(numbers); }
+  [[gnu::always_inline]] static Native look_up(const Table& table, NativeWords places) {
+    Native x;
+    for (int i = 0; i < WIDTH; i++) x[i] = table.at[places[i] & 15];
+    return x;
+  }
+
+  // A product, so that what is added to it is added to the rounded one.
+  [[gnu::always_inline]] static Native rounded(Native x) {
+    asm("" : "+m"(x));
+    return x;
+  }
+
+  // In steps, since GCC 12 converts number by number where the sizes differ by more than a factor
+  // of two.
+  [[gnu::always_inline]] static Native from_int8(const void* p) {
+    using Shorts = typename Registers<WIDTH>::NativeShorts;
+    const auto bytes = load_as<typename Registers<WIDTH>::SignedBytes>(p);
+    const NativeInts all =
+        __builtin_convertvector(__builtin_convertvector(bytes, Shorts), NativeInts);
+    return __builtin_convertvector(all, Native);
+  }
+  [[gnu::always_inline]] static NativeInts from_uint8(const void* p) {
+    using Halves = typename Registers<WIDTH>::NativeHalves;
+    const auto bytes = load_as<typename Registers<WIDTH>::Bytes>(p);
+    return __builtin_convertvector(__builtin_convertvector(bytes, Halves), NativeInts);
+  }
+  // A sign, four bits of exponent (bias 7) and three more; not of NaN.
+  [[gnu::always_inline]] static Native from_e4m3(const void* p) {
+    return from_float<3, 7>(from_uint8(p), 0x80);
+  }
+  // A sign, five bits of exponent (bias 15) and ten more; finite.
+  [[gnu::always_inline]] static Native from_half(const void* p) {
+    const auto bits = load_as<typename Registers<WIDTH>::NativeHalves>(p);
+    return from_float<10, 15>(__builtin_convertvector(bits, NativeInts), 0x8000);
+  }
+  // Subnormal numbers as integers: as float32 they would be subnormal, too, which takes long.
+  template <int FRACTION, int BIAS>
+  [[gnu::always_inline]] static Native from_float(NativeInts bits, int32_t sign) {
+    const NativeInts size = bits & (sign - 1);
+    const Native normal = (Native)((size << (23 - FRACTION)) + ((127 - BIAS) << 23));
+    const Native least = splat(1.0f / (1 << (BIAS - 1 + FRACTION)));
+    const NativeInts small = (NativeInts)(__builtin_convertvector(size, Native) * least);
+    const NativeInts chosen = size < (1 << FRACTION) ? small : (NativeInts)normal;
+    return (Native)(chosen | ((bits & sign) != 0) << 31);
+  }
+
+  // to[2 i], to[2 i + 1] = from[i].
+  static void twice(Vec from, float* to) {
+    for (int i = 0; i < 2 * LANES; i++) to[i] = from[i / 2];
+  }
+
+  // A row of numbers, rounded as by `narrow`.
+  template <int COUNT>
+  [[gnu::always_inline]] static void narrow_row(bf16* to, const Native (&x)[COUNT]) {
+    using NativeHalves = typename Registers<WIDTH>::NativeHalves;
+#pragma GCC unroll 8
+    for (int j = 0; j < COUNT; j++) {
+      NativeWords bits = (NativeWords)x[j];
+      NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+      upper = x[j] == x[j] ? upper : (bits >> 16) | 0x40;
+      NativeHalves halves = __builtin_convertvector(upper, NativeHalves);
+      std::memcpy(static_cast<void*>(to + j * WIDTH), &halves, sizeof halves);
+    }
+  }
+
   // sums[LANES] += x, lane by lane.
   template <int COUNT>
   static void add_weights(const Native (&x)[COUNT], float* sums) {
@@ -192,7 +267,6 @@ struct Plain {
   // The same of x rounded to bfloat16, which is stored in `rounded`.
   template <int COUNT>
   static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
-    using NativeWords = typename Registers<WIDTH>::NativeWords;
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
     for (int j = 0; j < COUNT; j++) {
       NativeWords bits = (NativeWords)x[j];

@@ -1,0 +1,272 @@
+// Weights kept as codes (`RlScheme`): how they lie in memory, and how they become numbers.
+//
+// A panel's codes are in the order of its numbers, so that a product has a stretch of them unpacked
+// just before it multiplies by it, and never sees a difference: its bits are those of a product
+// with the numbers themselves.
+//
+// A panel is a row of units, each [VECS] heads, then [chunks][VECS] codes. A head has what its vector's
+// columns share: units, offset units, then scales and offsets of each group, 16 numbers of each. A
+// chunk is CHUNK inputs of 16 columns. Its codes of eight bits lie as the panel's numbers do; those
+// of four bits are two vectors of 32-bit words, in which digit n of a word (from the lowest) belongs
+// to the number in the word's place in the n-th of the rows that the vector stands for.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "api.h"
+#include "division.h"
+#include "tile.h"
+#include "vec.h"
+
+namespace rootlace {
+
+constexpr int CHUNK = 16;
+
+inline int size_of(int32_t numbers) {
+  switch (numbers) {
+    case RL_NUMBERS_FLOAT32: return 4;
+    case RL_NUMBERS_BFLOAT16:
+    case RL_NUMBERS_FLOAT16: return 2;
+    case RL_NUMBERS_INT8:
+    case RL_NUMBERS_UINT8: return 1;
+    default: return 0;
+  }
+}
+
+// How the codes of a panel lie, of `vecs` vectors of columns and so many chunks of inputs.
+struct CodeLayout {
+  RlScheme scheme;
+  int vecs, chunks, group_chunks, unit_chunks;
+  size_t chunk_bytes, head_bytes;
+
+  CodeLayout() = default;
+  CodeLayout(const RlScheme& scheme, int vecs, int chunks) : scheme(scheme), vecs(vecs), chunks(chunks) {
+    group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
+    unit_chunks = group_chunks * scheme.unit_groups;
+    chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
+    head_bytes = scales_at(scheme.unit_groups);
+  }
+
+  size_t bytes() const { return ceil_div(chunks, unit_chunks) * unit_bytes(); }
+
+  // Where the head of a vector is, and its codes of a chunk.
+  size_t head(int chunk, int vec) const {
+    return chunk / unit_chunks * unit_bytes() + vec * head_bytes;
+  }
+  size_t codes(int chunk, int vec) const {
+    return head(chunk, vecs) + (static_cast<size_t>(chunk % unit_chunks) * vecs + vec) * chunk_bytes;
+  }
+
+  // Places in a head.
+  size_t offset_units_at() const { return LANES * size_of(scheme.units); }
+  size_t scales_at(int group) const {
+    const bool both = scheme.offsets != RL_NO_NUMBERS;
+    const size_t units = offset_units_at() * (both ? 2 : 1);
+    return units + group * LANES * (size_of(scheme.scales) + size_of(scheme.offsets));
+  }
+  size_t offsets_at(int group) const { return scales_at(group) + LANES * size_of(scheme.scales); }
+
+ private:
+  size_t unit_bytes() const { return vecs * (head_bytes + unit_chunks * chunk_bytes); }
+};
+
+// The layouts of a panel's parts, which lie one behind the other; none: weights are numbers.
+struct Codes {
+  CodeLayout parts[2];
+  int count = 0;
+
+  template <class Panels>
+  Codes(const Panels& panels, const RlScheme* schemes) {
+    if (!schemes) return;
+    for (; count < panels.parts; count++)
+      parts[count] = CodeLayout(schemes[count], Panels::VECS, panels.chunks());
+  }
+
+  explicit operator bool() const { return count > 0; }
+
+  // Of a panel, or where a part of it begins.
+  size_t bytes() const { return part_at(count); }
+  size_t part_at(int part) const {
+    size_t at = 0;
+    for (int i = 0; i < part; i++) at += parts[i].bytes();
+    return at;
+  }
+};
+
+// What products read: packed weights, and their codes if they are codes.
+struct PackedWeights {
+  const void* packed;
+  const Codes& codes;
+
+  const char* codes_of(int panel, int part) const {
+    return static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
+  }
+};
+
+namespace detail {
+
+template <class Convert>
+Vec converted(const char* p, int size, Convert&& convert) {
+  Vec all;
+  for (int i = 0; i < LANES; i += NATIVE) {
+    const Native some = convert(p + i * size);
+    std::memcpy(reinterpret_cast<char*>(&all) + 4 * i, &some, sizeof some);
+  }
+  return all;
+}
+
+inline Vec load_numbers(int32_t numbers, const char* p) {
+  switch (numbers) {
+    case RL_NUMBERS_FLOAT32: return load(reinterpret_cast<const float*>(p));
+    case RL_NUMBERS_BFLOAT16: return load(reinterpret_cast<const bf16*>(p));
+    case RL_NUMBERS_FLOAT16:
+      return converted(p, 2, [](const char* at) { return Isa::from_half(at); });
+    case RL_NUMBERS_INT8:
+      return converted(p, 1, [](const char* at) { return Isa::from_int8(at); });
+    default:
+      return converted(p, 1, [](const char* at) {
+        return __builtin_convertvector(Isa::from_uint8(at), Native);
+      });
+  }
+}
+
+inline void put_row(float* to, const Native (&x)[LANES / NATIVE]) {
+  std::memcpy(static_cast<void*>(to), x, sizeof x);
+}
+inline void put_row(bf16* to, const Native (&x)[2 * LANES / NATIVE]) { Isa::narrow_row(to, x); }
+
+// Unpacks a vector's codes into rows of numbers: of T, 16 columns of a 32-bit word each.
+template <class T, int CODES, bool OFFSETS>
+class Unpacker {
+ public:
+  static constexpr int NUMBERS = LANES * STEP<T>;  // of a row
+  static constexpr int ROWS = CHUNK / STEP<T>;     // of a chunk
+
+  Unpacker(const CodeLayout& layout) : layout_(layout) {
+    if (CODES == RL_FOUR_BITS) table_ = Isa::table(layout.scheme.table);
+  }
+
+  template <class Place>
+  void run(const char* panel, int vec, int chunk, int end, Place&& place) {
+    for (int first = chunk; chunk < end; chunk++) {
+      if (chunk == first || chunk % layout_.group_chunks == 0)
+        load_group(panel + layout_.head(chunk, vec),
+                   chunk % layout_.unit_chunks / layout_.group_chunks);
+      const char* codes = panel + layout_.codes(chunk, vec);
+      for (size_t i = 0; i < layout_.chunk_bytes; i += 64)
+        __builtin_prefetch(codes + CODES_AHEAD + i, 0, 3);
+      unpack_chunk(codes, place(chunk), place.row);
+    }
+  }
+
+ private:
+  static constexpr int COUNT = NUMBERS / NATIVE;  // registers of a row
+  static constexpr int CODES_AHEAD = 2048;
+
+  void load_group(const char* head, int group) {
+    const RlScheme& scheme = layout_.scheme;
+    spread(load_scales(scheme.scales, head + layout_.scales_at(group), head), scales_);
+    if (OFFSETS)
+      spread(load_scales(scheme.offsets, head + layout_.offsets_at(group),
+                         head + layout_.offset_units_at()),
+             offsets_);
+  }
+
+  Vec load_scales(int32_t numbers, const char* from, const char* units) const {
+    const Vec scales = load_numbers(numbers, from);
+    if (layout_.scheme.units == RL_NO_NUMBERS) return scales;
+    return scales * load_numbers(layout_.scheme.units, units);
+  }
+
+  // To the places of the columns' numbers in a row.
+  static void spread(Vec scales, Native (&to)[COUNT]) {
+    alignas(64) float all[NUMBERS];
+    if constexpr (STEP<T> == 1)
+      store(all, scales);
+    else
+      Isa::twice(scales, all);
+    std::memcpy(static_cast<void*>(to), all, sizeof all);
+  }
+
+  [[gnu::always_inline]] void unpack_chunk(const char* codes, T* to, size_t row) const {
+    // In registers: stores of numbers may change any memory, for all that compilers know.
+    Native scales[COUNT], offsets[COUNT];
+    const typename Isa::Table table = table_;
+#pragma GCC unroll 8
+    for (int j = 0; j < COUNT; j++) {
+      scales[j] = scales_[j];
+      if (OFFSETS) offsets[j] = offsets_[j];
+    }
+    const auto scaled = [&](Native x, int column) {
+      x *= scales[column];
+      return OFFSETS ? Isa::rounded(x) + offsets[column] : x;
+    };
+    if constexpr (CODES == RL_FOUR_BITS) {
+      // A row of numbers is one vector of words or two; a vector stands for 8 rows.
+      for (int vector = 0; vector < 2; vector += STEP<T>) {
+        typename Isa::NativeWords digits[COUNT];
+#pragma GCC unroll 8
+        for (int j = 0; j < COUNT; j++)
+          digits[j] = load_as<typename Isa::NativeWords>(codes + vector * 64 + j * NATIVE * 4);
+#pragma GCC unroll 8
+        for (int digit = 0; digit < 8; digit++, to += row) {
+          Native x[COUNT];
+#pragma GCC unroll 8
+          for (int j = 0; j < COUNT; j++)
+            x[j] = scaled(Isa::look_up(table, digits[j] >> 4 * digit), j);
+          put_row(to, x);
+        }
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; i++, codes += NUMBERS, to += row) {
+        Native x[COUNT];
+#pragma GCC unroll 8
+        for (int j = 0; j < COUNT; j++) {
+          const char* from = codes + j * NATIVE;
+          x[j] = scaled(CODES == RL_INT8 ? Isa::from_int8(from) : Isa::from_e4m3(from), j);
+        }
+        put_row(to, x);
+      }
+    }
+  }
+
+  const CodeLayout& layout_;
+  typename Isa::Table table_;
+  Native scales_[COUNT], offsets_[COUNT];
+};
+
+}  // namespace detail
+
+// The numbers of a panel's chunks `chunk` to `end` - 1, in the vectors vec to vec + vecs - 1. Those of
+// a chunk go to rows of numbers, `place.row` apart, from place(chunk, vector) on.
+template <class T, class Place>
+void unpack(const CodeLayout& layout, const char* panel, int vec, int vecs, int chunk, int end,
+            const Place& place) {
+  struct Column {
+    const Place& place;
+    const int vec;
+    const size_t row;
+    T* operator()(int chunk) const { return place(chunk, vec); }
+  };
+  const auto all = [&](auto unpacker) {
+    for (int i = 0; i < vecs; i++)
+      unpacker.run(panel, vec + i, chunk, end, Column{place, vec + i, place.row});
+  };
+  const bool offsets = layout.scheme.offsets != RL_NO_NUMBERS;
+  switch (layout.scheme.codes) {
+    case RL_INT8:
+      return offsets ? all(detail::Unpacker<T, RL_INT8, true>(layout))
+                     : all(detail::Unpacker<T, RL_INT8, false>(layout));
+    case RL_E4M3:
+      return offsets ? all(detail::Unpacker<T, RL_E4M3, true>(layout))
+                     : all(detail::Unpacker<T, RL_E4M3, false>(layout));
+    default:
+      return offsets ? all(detail::Unpacker<T, RL_FOUR_BITS, true>(layout))
+                     : all(detail::Unpacker<T, RL_FOUR_BITS, false>(layout));
+  }
+}
+
+}  // namespace rootlace

@@ -1,0 +1,120 @@
+// Weights that are codes, into panels: see codes.h.
+#include <cstring>
+
+#include "codes.h"
+#include "guard.h"
+#include "linear.h"
+#include "panels.h"
+
+namespace rootlace {
+namespace {
+
+// Packs the codes of one part of a matrix. Rows of the source are its outputs.
+template <class T>
+class Packer {
+ public:
+  Packer(const Panels<T>& panels, const RlScheme* schemes, int part, const RlSource& source)
+      : panels_(panels), codes_(panels, schemes), part_(part), source_(source) {
+    group_ = layout().scheme.group ? layout().scheme.group : panels.inputs;
+    groups_ = panels.inputs / group_;
+  }
+
+  // A panel; behind the last columns and inputs, codes and scales are zero.
+  void pack(int index, char* packed) const {
+    char* panel = packed + index * codes_.bytes() + codes_.part_at(part_);
+    std::memset(panel, 0, layout().bytes());
+    const int first = index * Panels<T>::COLUMNS;
+    const int count = std::min(Panels<T>::COLUMNS, panels_.columns - first);
+    for (int column = 0; column < count; column++) {
+      for (int group = 0; group < groups_; group++) put_scales(panel, first + column, column, group);
+      for (int chunk = 0; chunk * CHUNK < panels_.inputs; chunk++)
+        put_codes(panel + layout().codes(chunk, column / LANES), first + column, column % LANES,
+                  chunk * CHUNK);
+    }
+  }
+
+ private:
+  const CodeLayout& layout() const { return codes_.parts[part_]; }
+
+  void put_scales(char* panel, size_t output, int column, int group) const {
+    const RlScheme& scheme = layout().scheme;
+    const int lane = column % LANES, in_unit = group % scheme.unit_groups;
+    char* head = panel + layout().head(group * layout().group_chunks, column / LANES);
+    const auto put = [&](size_t at, const void* from, int32_t numbers, size_t index) {
+      const size_t size = size_of(numbers);
+      std::memcpy(head + at + lane * size, static_cast<const char*>(from) + index * size, size);
+    };
+    const size_t at = output * groups_ + group;
+    const size_t unit = output * (groups_ / scheme.unit_groups) + group / scheme.unit_groups;
+    put(layout().scales_at(in_unit), source_.scales, scheme.scales, at);
+    if (source_.units) put(0, source_.units, scheme.units, unit);
+    if (!source_.offsets) return;
+    put(layout().offsets_at(in_unit), source_.offsets, scheme.offsets, at);
+    if (source_.units) put(layout().offset_units_at(), source_.offset_units, scheme.units, unit);
+  }
+
+  // Those of a column's inputs from `input` on, at most a chunk of them.
+  void put_codes(char* to, size_t output, int lane, int input) const {
+    const int depth = std::min(CHUNK, panels_.inputs - input);
+    const auto* values = static_cast<const uint8_t*>(source_.values);
+    constexpr int NUMBERS = LANES * STEP<T>;  // of a row
+    if (layout().scheme.codes != RL_FOUR_BITS) {
+      const uint8_t* from = values + output * panels_.inputs + input;
+      for (int i = 0; i < depth; i++)
+        to[i / STEP<T> * NUMBERS + lane * STEP<T> + i % STEP<T>] = static_cast<char>(from[i]);
+      return;
+    }
+    const uint8_t* from = values + (output * panels_.inputs + input) / 2;
+    for (int i = 0; i < depth; i++) {
+      const uint32_t code = from[i / 2] >> 4 * (i % 2) & 15;
+      const int row = i / STEP<T>, word = row / 8 * LANES + lane * STEP<T> + i % STEP<T>;
+      uint32_t digits;
+      std::memcpy(&digits, to + word * 4, 4);
+      digits |= code << 4 * (row % 8);
+      std::memcpy(to + word * 4, &digits, 4);
+    }
+  }
+
+  const Panels<T>& panels_;
+  const Codes codes_;
+  const int part_;
+  const RlSource& source_;
+  int group_, groups_;
+};
+
+template <class T>
+void pack(Team& team, int outputs, int inputs, int parts, const RlScheme* schemes, int part,
+          const RlSource& source, void* packed) {
+  const Panels<T> panels(outputs * parts, inputs, parts == 2);
+  const Packer<T> packer(panels, schemes, part, source);
+  team.run([&](Crew& crew) {
+    crew.each(panels.panels, [&](int index) { packer.pack(index, static_cast<char*>(packed)); });
+  });
+}
+
+template <class T>
+int64_t bytes(int outputs, int inputs, int parts, const RlScheme* schemes) {
+  const Panels<T> panels(outputs * parts, inputs, parts == 2);
+  return panels.panels * Codes(panels, schemes).bytes();
+}
+
+}  // namespace
+}  // namespace rootlace
+
+extern "C" {
+
+int64_t rl_codes_bytes(int32_t dtype, int32_t outputs, int32_t inputs, int32_t parts,
+                       const RlScheme* schemes) {
+  using namespace rootlace;
+  return dtype == RL_FLOAT32 ? bytes<float>(outputs, inputs, parts, schemes)
+                             : bytes<bf16>(outputs, inputs, parts, schemes);
+}
+
+int32_t rl_pack_codes(rootlace::Team* team, int32_t dtype, int32_t outputs, int32_t inputs,
+                      int32_t parts, const RlScheme* schemes, int32_t part, const RlSource* source,
+                      void* packed) {
+  using namespace rootlace;
+  auto one = dtype == RL_FLOAT32 ? pack<float> : pack<bf16>;
+  return guarded([&] { one(*team, outputs, inputs, parts, schemes, part, *source, packed); });
+}
+}

@@ -1,0 +1,148 @@
+"""Products with quantised weights in C++: bit by bit those with the numbers that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rootlace.kernels import Dense, Quantised, Scheme, Weight
+from rootlace.kernels.native.linear import Epilogue
+from rootlace.kernels.reference.linear import dequantise
+from rootlace.kernels.weights import Stacked, stacked
+from tests.kernels.native.test_linear import Machine, multiplied, random
+from tests.kernels.native.test_linear import machine as machine  # the fixture
+from tests.kernels.quantised_cases import FORMS, make
+
+DTYPES = (torch.float32, torch.bfloat16)
+NATIVE = [form for form in FORMS if form[0].group != 8]
+ROWS = (1, 6, 33, 130)
+
+
+def dense(weight: Quantised, dtype: torch.dtype) -> Dense:
+    return Dense(dequantise(weight).to(dtype), weight.bias)
+
+
+def assert_same(
+    machine: Machine, weight: Weight, numbers: Dense, dtype: torch.dtype, gated: bool = False
+) -> None:
+    codes = machine.packed_weight(weight, dtype, gated)
+    plain = machine.packed_weight(numbers, dtype, gated)
+    for epilogue in (Epilogue.SILU_MUL,) if gated else (Epilogue.STORE, Epilogue.ADD):
+        for rows in ROWS:
+            x = random(rows, weight.shape[1], dtype=dtype, seed=rows)
+            found, expected = multiplied(codes, epilogue, x), multiplied(plain, epilogue, x)
+            # Codes of zero with a negative scale are zeros of the other sign, which add up alike.
+            assert torch.equal(found, expected), (epilogue, rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", NATIVE, ids=str)
+def test_products_are_those_of_what_codes_stand_for(
+    machine: Machine, form: Any, dtype: torch.dtype
+) -> None:
+    """Part of a panel, whole ones, several; a stretch of inputs, several."""
+    for outputs, inputs in ((5, 32), (50, 64), (130, 1088)):
+        weight = make(form, outputs, inputs, bias=True)
+        assert_same(machine, weight, dense(weight, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", ["int8", "int4", "fp8_e4m3"])
+def test_one_group_of_any_number_of_inputs(
+    machine: Machine, codes: Any, dtype: torch.dtype
+) -> None:
+    for inputs in (2, 18, 33, 700):
+        if inputs % 2 == 0 or codes != "int4":
+            weight = make((Scheme(codes), {}), 50, inputs)
+            assert_same(machine, weight, dense(weight, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[3], NATIVE[6]], ids=str)
+def test_gates_and_what_they_gate(machine: Machine, form: Any, dtype: torch.dtype) -> None:
+    for inner, inputs in ((20, 32), (100, 96)):
+        weight = make(form, 2 * inner, inputs, bias=True)
+        assert_same(machine, weight, dense(weight, dtype), dtype, gated=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_of_another_scheme_than_what_they_gate(machine: Machine, dtype: torch.dtype) -> None:
+    parts = [make(FORMS[0], 50, 64, bias=True), make(NATIVE[4], 50, 64, seed=1)]
+    weight = stacked(parts)
+    assert isinstance(weight, Stacked)
+    matrix = torch.cat([dequantise(part).to(dtype) for part in parts])
+    bias = torch.cat([parts[0].bias, torch.zeros(50)])  # type: ignore[list-item]
+    assert_same(machine, weight, Dense(matrix, bias), dtype, gated=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_columns_in_another_order(machine: Machine, dtype: torch.dtype) -> None:
+    """Sums run over the columns as they are stored."""
+    weight = make(NATIVE[4], 50, 64, ordered=True)
+    assert weight.order is not None
+    packed = machine.packed_weight(weight, dtype)
+    matrix = dequantise(weight)[:, weight.order.long()].to(dtype)
+    plain = machine.packed_weight(Dense(matrix), dtype)
+    for rows in ROWS:
+        x = random(rows, 64, dtype=dtype, seed=rows)
+        expected = multiplied(plain, Epilogue.STORE, x[:, weight.order.long()].contiguous())
+        assert torch.equal(multiplied(packed, Epilogue.STORE, x), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
+    machine: Machine, dtype: torch.dtype
+) -> None:
+    weight = make(NATIVE[4], 130, 544)
+    x = random(203, 544, dtype=dtype, seed=5)
+    whole = multiplied(machine.packed_weight(weight, dtype), Epilogue.STORE, x)
+    for threads in machine.teams:
+        packed = machine.packed_weight(weight, dtype, threads=threads)
+        begin = 0
+        for count in (1, 2, 7, 8, 13, 30, 65, 77):
+            part = multiplied(packed, Epilogue.STORE, x[begin : begin + count])
+            assert torch.equal(part, whole[begin : begin + count]), (threads, begin)
+            begin += count
+
+
+def test_memory_is_that_of_codes_and_scales(machine: Machine) -> None:
+    """Where panels are whole."""
+    for form in NATIVE:
+        weight = make(form, 480, 512)
+        parts = (weight.values, weight.scales, weight.offsets, weight.units, weight.offset_units)
+        packed = machine.packed_weight(weight, torch.bfloat16).packed
+        assert len(packed) == sum(part.nbytes for part in parts if part is not None)
+
+
+def test_subnormal_scales_and_codes(machine: Machine) -> None:
+    """Half-precision scales of GGUF files are often below the normal range."""
+    codes = torch.arange(127, dtype=torch.uint8).repeat(16, 1)
+    codes = torch.cat([codes, codes | 128, torch.zeros(16, 2, dtype=torch.uint8)], dim=1)
+    scales = torch.tensor([2.0**-24 * (i * i + 1) for i in range(16)]).half()[:, None]
+    weight = Quantised(Scheme("fp8_e4m3"), codes.view(torch.float8_e4m3fn), scales)
+    packed = machine.packed_weight(weight, torch.float32)
+    found = multiplied(packed, Epilogue.STORE, torch.eye(256))
+    assert torch.equal(found.T, dequantise(weight))
+
+
+def test_what_has_no_kernels(machine: Machine) -> None:
+    def refuse(message: str, weight: Weight, gated: bool = False) -> None:
+        with pytest.raises(ValueError, match=message):
+            machine.packed_weight(weight, torch.float32, gated)
+
+    refuse("groups are not of whole 16 inputs, but of 8", make(FORMS[2], 4, 32))
+    weight = make(FORMS[0], 4, 32)
+    scales = weight.scales.clone()
+    scales[1] = torch.inf
+    refuse("not finite", Quantised(weight.scheme, weight.values, scales))
+    codes = torch.full((4, 32), 127, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    refuse("not finite", Quantised(Scheme("fp8_e4m3"), codes, weight.scales))
+    other = Dense(random(4, 32))
+    refuse("some of what is packed together is dense", stacked([other, weight]), True)
+    refuse("some of what is packed together is dense", stacked([weight, other]))
+    ordered = make(FORMS[1], 4, 32, ordered=True)
+    refuse("parts of unlike schemes", Stacked((weight, ordered)))
+    refuse("parts of unlike schemes", Stacked((weight, make(FORMS[1], 2, 32))), True)
+    refuse("unlike orders of columns", Stacked((weight, ordered)), True)
