@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rootlace.kernels.native.cores import usable_cores
+from rootlace.kernels.native.processor import read_processor
 from rootlace.runtime.doctor.foreign_load import ForeignLoad as ForeignLoad
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": {
-            "cpu": cpu_name(),
+            "cpu": read_processor().name,
             "cores": usable_cores(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": platform.system(),
@@ -56,22 +57,6 @@ def _git(*arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def package_version(name: str) -> str | None:

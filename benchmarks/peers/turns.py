@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rootlace as rl
-from benchmarks.common import ForeignLoad, new_parser, usable_cores
+from benchmarks.common import ForeignLoad, new_parser
 from benchmarks.peers import known_peers
 from benchmarks.peers.completion_server import OpenAIServer
 from benchmarks.peers.drive import Driven, PeerError, drive
@@ -21,6 +21,7 @@ from benchmarks.peers.raw_requests import RawRequests
 from benchmarks.peers.report import PROGRAMS, RAW
 from benchmarks.peers.workloads import Workload
 from benchmarks.random_models import MODELS
+from rootlace.kernels.native.cores import usable_cores
 
 KV_GIB = 4
 """Of the KV cache, ours and a peer's where it can be set."""
