@@ -135,6 +135,15 @@ class AddRmsNorm(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
+class LayerNorm(Protocol):
+    """x [..., H] less its mean over its standard deviation, times weight [H], plus bias [H] ->
+    [..., H], all of one dtype."""
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor: ...
+
+
 class RopeAndWrite(Protocol):
     """Norm and rotate queries and keys, write keys and values to the cache, in one pass.
 
@@ -175,6 +184,12 @@ class GatedActivation(Protocol):
     """act(gate) * up of gate_up [T, 2I] = [gate, up] -> [T, I]."""
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainActivation(Protocol):
+    """act(x) of x [T, I] -> [T, I]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -311,12 +326,16 @@ class KernelSet:
     embedding: Embedding
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
+    layer_norm: LayerNorm
     rope_and_write: RopeAndWrite
     copy_slots: CopySlots
     plan_attention: PlanAttention
     paged_attention: PagedAttention
     silu_mul: GatedActivation
     gelu_mul: GatedActivation
+    relu: PlainActivation
+    gelu: PlainActivation
+    gelu_tanh: PlainActivation
     step_automata: StepAutomata
     edit_logits: EditLogits
     pick_tokens: PickTokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -60,6 +61,29 @@ def test_silu_mul(dtype: torch.dtype) -> None:
     kept = x.clone()
     close(KERNELS.silu_mul(x), gate / (1 + np.exp(-gate)) * up)
     assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm(dtype: torch.dtype) -> None:
+    x = normal(7, 96, dtype=dtype)
+    weight, bias = normal(96, dtype=dtype, seed=1), normal(96, dtype=dtype, seed=2)
+    for eps, added in itertools.product((1e-6, 0.5), (None, bias)):
+        wide = x.double().numpy() - x.double().numpy().mean(-1, keepdims=True)
+        expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * weight.double().numpy()
+        if added is not None:
+            expected = expected + added.double().numpy()
+        close(KERNELS.layer_norm(x, weight, added, eps), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activations_without_a_gate(dtype: torch.dtype) -> None:
+    x = normal(5, 24, dtype=dtype) * 3
+    wide = x.double().numpy()
+    erf = np.vectorize(math.erf)(wide / math.sqrt(2))
+    tanh = np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))
+    close(KERNELS.relu(x), np.maximum(wide, 0))
+    close(KERNELS.gelu(x), wide / 2 * (1 + erf))
+    close(KERNELS.gelu_tanh(x), wide / 2 * (1 + tanh))
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Cohere2Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -23,6 +25,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -130,6 +133,22 @@ def configs() -> dict[str, PreTrainedConfig]:
         "glm": GlmConfig(**SHAPE, head_dim=16),
         "glm4": Glm4Config(
             **SHAPE, head_dim=24, rope_parameters=_rope("default", partial_rotary_factor=0.75)
+        ),
+        "cohere2": Cohere2Config(**SHAPE, sliding_window=6, logit_scale=0.4),
+        "cohere2-biased": Cohere2Config(
+            **SHAPE,
+            sliding_window=5,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            attention_bias=True,
+            tie_word_embeddings=False,
+        ),
+        "exaone4": Exaone4Config(**SHAPE, sliding_window=6, sliding_window_pattern=2),
+        "exaone4-full": Exaone4Config(
+            **SHAPE, sliding_window=None, layer_types=["full_attention"] * 3
+        ),
+        "starcoder2": Starcoder2Config(**SHAPE),
+        "starcoder2-sliding": Starcoder2Config(
+            **SHAPE, use_bias=False, sliding_window=6, tie_word_embeddings=False, hidden_act="gelu"
         ),
         "mistral": MistralConfig(**SHAPE, sliding_window=None),
         "mistral-sliding": MistralConfig(**wide_heads, sliding_window=7),

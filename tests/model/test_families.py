@@ -42,7 +42,12 @@ NAMES = (
     "olmo3",
     "glm",
     "glm4",
+    "cohere2",
+    "exaone4",
+    "starcoder2-sliding",
 )
+# What files call the number in their norms' roots, where it is not `rms_norm_eps`.
+EPS = {"cohere2": "layer_norm_eps", "starcoder2-sliding": "norm_epsilon"}
 
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
 ABSENT = object()
@@ -252,7 +257,7 @@ def test_every_key_is_computed_or_refused(name: str, tmp_path: Path) -> None:
     assert not wrong
     # Both happen, so the test can see either.
     assert {"hidden_size", "per_layer_config", "no_such_key"} <= refused
-    assert {"rms_norm_eps", "rope_parameters", "use_cache"} <= equal
+    assert {EPS.get(name, "rms_norm_eps"), "rope_parameters", "use_cache"} <= equal
 
 
 def test_harmless_keys(tmp_path: Path) -> None:
@@ -264,7 +269,8 @@ def test_harmless_keys(tmp_path: Path) -> None:
 
 
 # What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
-# (1B and 270M), SmolLM3, OLMo 3 and Llama 3.2's like.
+# (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2 and Llama 3.2's
+# like.
 HUB_KEYS: dict[str, dict[str, Any]] = {
     "phi3": {
         "attention_bias": False,
@@ -310,6 +316,42 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         },
     },
     "glm4": {"rope_parameters": None, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    "cohere2": {
+        "cache_implementation": "hybrid",
+        "layer_switch": 4,
+        "layer_types": None,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 50000,
+        "rotary_pct": 1.0,
+        "sliding_window_pattern": 4,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+    },
+    "exaone4": {
+        "rope_parameters": None,
+        "rope_theta": 1000000,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "sliding_window_pattern": "LLLG",
+    },
+    "starcoder2": {
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+        "residual_dropout": 0.1,
+        "embedding_dropout": 0.1,
+        "rope_parameters": None,
+        "rope_theta": 999999.4420358813,
+    },
     "llama": {"rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 2}
     | {"rope_interleaved": False, "is_llama_config": True, "_flash_attn_2_enabled": True},
 }

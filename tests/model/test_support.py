@@ -25,7 +25,7 @@ from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
 from rootlace.runtime.model.families import support
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import ModelSpec, PlainMlp
 from rootlace.runtime.model.kv.pool import allocate
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 from tests.model.checkpoints import configs, save
@@ -120,6 +120,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "mlp.activation": {"mlp": {"activation": "gelu_tanh"}},
     "norm.kind": {"norm": {"kind": "layer"}},
     "norm.placement": {"norm": {"placement": "after"}},
+    "norm.bias": {"norm": {"bias": True}},
+    "mlp PlainMlp": {"mlp": PlainMlp(96, "gelu")},
+    "parallel": {"parallel": True},
     "embedding_multiplier": {"embedding_multiplier": 2.0},
     "residual_multiplier": {"residual_multiplier": 2.0},
     "logit_multiplier": {"logit_multiplier": 2.0},

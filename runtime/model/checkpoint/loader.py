@@ -84,6 +84,9 @@ def load_weights(
     final_norm = reader.read([f"{spec.names.final_norm}.weight"])
     if spec.norm.offset:
         final_norm.add_(spec.norm.offset)
+    final_norm_bias = None
+    if spec.norm.bias:
+        final_norm_bias = reader.read([f"{spec.names.final_norm}.bias"])
     head: Weight
     if head_module == embedding_module:
         head = quantised or Dense(embedding)
@@ -96,6 +99,7 @@ def load_weights(
         layers=_StoredLayers(spec, reader, report),
         final_norm=final_norm,
         head=head,
+        final_norm_bias=final_norm_bias,
         release=lambda: checkpoint.release(f"{head_module}.weight"),
     )
 
@@ -159,6 +163,8 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     """Every tensor of the architecture, by its name in the checkpoint."""
     ends = (spec.vocab_size, spec.hidden_size)
     found = {f"{spec.names.final_norm}.weight": Expected(((spec.hidden_size,),))}
+    if spec.norm.bias:
+        found[f"{spec.names.final_norm}.bias"] = Expected(((spec.hidden_size,),))
     found |= storage.possible(head, *ends) | storage.needed(head, *ends)
     found |= storage.needed(embedding, *ends)
     for index in range(spec.num_layers):
@@ -252,6 +258,7 @@ class _Reader:
 
     def layer(self, spec: ModelSpec, index: int) -> LayerWeights:
         found: dict[str, Any] = {}
+        norm_biases = {}
         for name, part in layer_parts(spec, index).items():
             order = row_order(spec, name)
             if part.columns is not None:
@@ -260,7 +267,9 @@ class _Reader:
             found[name] = _ordered(self.read(part.weights()), order)
             if spec.norm.offset:
                 found[name].add_(spec.norm.offset)
-        return LayerWeights(**found)
+            if part.bias:
+                norm_biases[name] = self.read(part.biases())
+        return LayerWeights(**found, norm_biases=norm_biases)
 
     def _product(self, part: Part, columns: int, order: list[int] | None) -> Weight:
         """A part's modules, joined."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
 from rootlace.kernels import Weight
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.families.spec import ModelSpec
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+"""The fields of `LayerWeights` that are multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class LayerWeights:
 
     qkv: Weight  # [Q + 2K, H]
     output: Weight  # [H, Q]
-    gate_up: Weight  # [2I, H]
+    gate_up: Weight  # [2I, H]; of an MLP without a gate [I, H]
     down: Weight  # [H, I]
     input_norm: torch.Tensor | None = None  # [H], before attention
     attention_out_norm: torch.Tensor | None = None  # [H], after it
@@ -26,10 +29,16 @@ class LayerWeights:
     mlp_out_norm: torch.Tensor | None = None  # [H], after it
     q_norm: torch.Tensor | None = None  # [D], or of all heads [Q]
     k_norm: torch.Tensor | None = None  # [D], or of all heads [K]
+    norm_biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Those of the norms that have one, [H] each, by the norms' fields."""
+
+    def norm(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """A norm of the residual stream by its field: weight and bias, None where it has none."""
+        return getattr(self, name), self.norm_biases.get(name)
 
     def products(self) -> Iterator[Weight]:
         """What this layer multiplies by."""
-        yield from (self.qkv, self.output, self.gate_up, self.down)
+        yield from (getattr(self, name) for name in PRODUCTS)
 
 
 def _nothing() -> None:
@@ -44,6 +53,7 @@ class ModelWeights:
     layers: Sequence[LayerWeights]
     final_norm: torch.Tensor  # [H]
     head: Weight  # [V, H]; of the embedding itself where they are tied
+    final_norm_bias: torch.Tensor | None = None  # [H]
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 
@@ -60,12 +70,15 @@ class ModelWeights:
     def num_bytes(self) -> int:
         """Memory taken, tied weights counted once."""
         found = [self.embedding, self.final_norm, *tensors(self.head)]
+        if self.final_norm_bias is not None:
+            found.append(self.final_norm_bias)
         for layer in self.layers:
-            for field in fields(layer):
-                part = getattr(layer, field.name)
+            found += layer.norm_biases.values()
+            for one in fields(layer):
+                part = getattr(layer, one.name)
                 if isinstance(part, torch.Tensor):
                     found.append(part)
-                elif part is not None:
+                elif one.name in PRODUCTS:
                     found += tensors(part)
         return sum({id(tensor): tensor.nbytes for tensor in found}.values())
 
@@ -102,6 +115,7 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     hidden, inner, attention = spec.hidden_size, spec.mlp.inner_size, spec.attention
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
+    up = (inner, inner) if spec.mlp.gated else (inner,)
     prefix = spec.names.layer.format(index)
 
     def part(
@@ -113,15 +127,18 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     parts = {
         "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),
         "output": part("output", (hidden,), q, attention.output_bias),
-        "gate_up": part("gate_up", (inner, inner), hidden, spec.mlp.bias),
+        "gate_up": part("gate_up", up, hidden, spec.mlp.bias),
         "down": part("down", (hidden,), inner, spec.mlp.bias),
     }
     norms = {
         "before": ("input_norm", "post_norm"),
         "after": ("attention_out_norm", "mlp_out_norm"),
         "around": ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"),
+        "once": ("input_norm",),
     }
-    parts |= {name: part(name, (hidden,)) for name in norms[spec.norm.placement]}
+    parts |= {
+        name: part(name, (hidden,), bias=spec.norm.bias) for name in norms[spec.norm.placement]
+    }
     if attention.head_norm:
         parts |= {name: part(name, (attention.head_dim,)) for name in ("q_norm", "k_norm")}
     if attention.joint_norm:

@@ -1,7 +1,7 @@
 """The decoder: T flat tokens in, hidden states of the wanted tokens out.
 
-Layers of Llama and its kin: RMSNorm, attention with rotary positions and grouped keys, RMSNorm,
-gated MLP; the model's spec says which features it has besides. Tokens of all rows are laid out
+Layers of Llama and its kin: norm, attention with rotary positions and grouped keys, norm, MLP; the
+model's spec says which features it has besides. Tokens of all rows are laid out
 flat, without padding; only attention knows rows. Everything is computed by the kernel set.
 """
 
@@ -23,6 +23,7 @@ from rootlace.runtime.model.families.spec import (
     GatedMlp,
     ModelSpec,
     Norm,
+    PlainMlp,
     Rope,
     WeightNames,
 )
@@ -32,16 +33,16 @@ from rootlace.wire.errors import UnsupportedModel
 SUPPORT: Support = {
     **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
     "norm": kind(Norm),
-    "norm.kind": one_of("rms"),
-    "norm.placement": one_of("before", "after", "around"),
-    **any_value("norm.eps", "norm.offset"),
+    "norm.kind": one_of("rms", "layer"),
+    "norm.placement": one_of("before", "after", "around", "once"),
+    **any_value("norm.eps", "norm.offset", "norm.bias"),
     "attention": kind(Attention),
     **any_value("attention.num_heads", "attention.num_kv_heads", "attention.head_dim"),
     **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
     **any_value("attention.head_norm", "attention.joint_norm"),
-    "mlp": kind(GatedMlp),
-    "mlp.activation": one_of("silu", "gelu_tanh"),
+    "mlp": kind(GatedMlp, PlainMlp),
+    "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
@@ -49,16 +50,32 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
-    **any_value("logit_multiplier", "logit_soft_cap"),
+    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
 }
 """What this decoder, with its loader and rotations, can compute."""
+GATED = ("silu", "gelu_tanh")
+PLAIN = ("relu", "gelu", "gelu_tanh")
 
 
 def why_not(spec: ModelSpec) -> str | None:
     """Why this decoder cannot run a model; None if it can."""
-    return support.why_not(spec, SUPPORT)
+    return support.why_not(spec, SUPPORT) or _unfit(spec)
 
 
+def _unfit(spec: ModelSpec) -> str | None:
+    """Which of a spec's values, each of them known, are not known together."""
+    placement, activation = spec.norm.placement, spec.mlp.activation
+    if (placement == "once") != spec.parallel and (placement != "before"):
+        return f"norm.placement {placement!r} is not known with parallel {spec.parallel}"
+    if spec.norm.bias and spec.norm.kind != "layer":
+        return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
+    if activation not in (GATED if spec.mlp.gated else PLAIN):
+        return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
+    return None
+
+
+NormWeights = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Weight and bias of a norm; None: there is no norm, or it has no bias."""
 Rotations = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of a step's tokens in a layer, each [T, D/2]."""
 
@@ -101,8 +118,11 @@ class Decoder:
         self._weights = weights
         self._kernels = kernels
         self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
-        gated = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
-        self._gated = gated[spec.mlp.activation]
+        if spec.mlp.gated:
+            activations = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
+        else:
+            activations = {name: getattr(kernels, name) for name in PLAIN}
+        self._activate = activations[spec.mlp.activation]
         multiplier = spec.embedding_multiplier
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
@@ -126,9 +146,7 @@ class Decoder:
         residual = _scaled(
             kernels.embedding(weights.embedding, step.token_ids), self._embedding_multiplier
         )
-        x, first = residual, weights.layers[0].input_norm
-        if first is not None:
-            x = kernels.rms_norm(residual, first, spec.norm.eps)
+        x = self._normed(residual, weights.layers[0].norm("input_norm"))
         last = len(weights.layers) - 1
         rotations = self._rotations(step)
         for index, layer in enumerate(weights.layers):
@@ -140,13 +158,26 @@ class Decoder:
             if index == last and step.wanted is not None:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
-            x = _scaled(kernels.linear(attended, layer.output), spec.residual_multiplier)
-            x, residual = self._join(x, residual, layer.attention_out_norm, layer.post_norm)
-            x = self._gated(kernels.linear(x, layer.gate_up))
-            x = _scaled(kernels.linear(x, layer.down), spec.residual_multiplier)
-            norm = weights.final_norm if index == last else weights.layers[index + 1].input_norm
-            x, residual = self._join(x, residual, layer.mlp_out_norm, norm)
+                x = x.index_select(0, step.wanted) if spec.parallel else x
+            out = _scaled(kernels.linear(attended, layer.output), spec.residual_multiplier)
+            if spec.parallel:
+                post_norm = layer.norm("post_norm")
+                x = x if post_norm[0] is None else self._normed(residual, post_norm)
+                out = out.add_(self._mlp(x, layer))
+            else:
+                x, residual = self._join(
+                    out, residual, layer.norm("attention_out_norm"), layer.norm("post_norm")
+                )
+                out = self._mlp(x, layer)
+            following: NormWeights = (weights.final_norm, weights.final_norm_bias)
+            if index != last:
+                following = weights.layers[index + 1].norm("input_norm")
+            x, residual = self._join(out, residual, layer.norm("mlp_out_norm"), following)
         return x
+
+    def _mlp(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        inner = self._activate(self._kernels.linear(x, layer.gate_up))
+        return _scaled(self._kernels.linear(inner, layer.down), self._spec.residual_multiplier)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V]."""
@@ -182,18 +213,26 @@ class Decoder:
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        own: torch.Tensor | None,
-        following: torch.Tensor | None,
+        own: NormWeights,
+        following: NormWeights,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add the output x of attention or MLP, after its `own` norm, to the residual stream -> the
-        input of what follows, after its norm, and the stream. None: no norm."""
-        eps = self._spec.norm.eps
-        if own is not None:
-            x = self._kernels.rms_norm(x, own, eps)
-        if following is not None:
-            return self._kernels.add_rms_norm(x, residual, following, eps)
+        input of what follows, after its norm, and the stream."""
+        x = self._normed(x, own)
+        weight, _ = following
+        if weight is not None and self._spec.norm.kind == "rms":
+            return self._kernels.add_rms_norm(x, residual, weight, self._spec.norm.eps)
         residual = residual + x
-        return residual, residual
+        return self._normed(residual, following), residual
+
+    def _normed(self, x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        """x [T, H] after a norm, or as it is where there is none."""
+        (weight, bias), eps = norm, self._spec.norm.eps
+        if weight is None:
+            return x
+        if self._spec.norm.kind == "rms":
+            return self._kernels.rms_norm(x, weight, eps)
+        return self._kernels.layer_norm(x, weight, bias, eps)
 
     def _write(
         self,

@@ -15,6 +15,7 @@ from rootlace.runtime.model.families.spec import (
     ModelSpec,
     Norm,
     Placement,
+    PlainMlp,
     Rope,
     WeightNames,
 )
@@ -25,6 +26,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+PLAIN_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+}
+"""Those of MLPs without a gate."""
 WINDOW = 4096
 """The sliding window of a file that does not say, in all families that have one."""
 
@@ -46,28 +55,30 @@ def decoder(
     given: Given,
     names: WeightNames,
     attention: Attention,
-    mlp: GatedMlp,
+    mlp: GatedMlp | PlainMlp,
     *,
     rope: Rope | None = None,
     context: int | None = None,
     placement: Placement = "before",
     norm_offset: float = 0.0,
     eps: float = 1e-6,
+    norm: Norm | None = None,
     tied: bool = False,
     **features: Any,
 ) -> ModelSpec:
-    """A decoder with RMSNorm (see `Norm`). `eps` and `tied` are those of a file without the keys;
-    `rope` and `context` None: as `read_rope` and `read_context` find them; `features` are fields of
-    `ModelSpec`."""
+    """A decoder with RMSNorm (see `Norm`), unless another `norm` is given. `eps` and `tied` are
+    those of a file without the keys; `rope` and `context` None: as `read_rope` and `read_context`
+    find them; `features` are fields of `ModelSpec`."""
     rope = rope or read_rope(given)
+    if norm is None:
+        eps = float(given("rms_norm_eps", NOT_NEGATIVE, eps))
+        norm = Norm(eps, placement=placement, offset=norm_offset)
     return ModelSpec(
         vocab_size=given.size("vocab_size"),
         hidden_size=given.size("hidden_size"),
         num_layers=given.layers(),
         max_context=context or read_context(given, rope),
-        norm=Norm(
-            float(given("rms_norm_eps", NOT_NEGATIVE, eps)), placement=placement, offset=norm_offset
-        ),
+        norm=norm,
         attention=attention,
         mlp=mlp,
         rope=rope,
@@ -124,6 +135,32 @@ def gated_mlp(
     if activation is None:
         given.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
     return GatedMlp(given.size("intermediate_size"), activation, bias)
+
+
+def plain_mlp(
+    given: Given,
+    bias: bool,
+    key: str = "hidden_act",
+    default: str = "gelu",
+    inner_size: int | None = None,
+) -> PlainMlp:
+    """An MLP without a gate; `inner_size` None: what `intermediate_size` says."""
+    activation = PLAIN_ACTIVATIONS.get(given(key, TEXT, default))
+    if activation is None:
+        given.refuse(key, f"only {', '.join(PLAIN_ACTIVATIONS)} are supported")
+    return PlainMlp(inner_size or given.size("intermediate_size"), activation, bias)
+
+
+def layer_norm(
+    given: Given,
+    key: str = "layer_norm_eps",
+    *,
+    bias: bool = True,
+    placement: Placement = "before",
+) -> Norm:
+    """LayerNorm, whose `eps` is what `key` says."""
+    eps = float(given(key, NOT_NEGATIVE, 1e-5))
+    return Norm(eps, kind="layer", placement=placement, bias=bias)
 
 
 def windows_by_layer(

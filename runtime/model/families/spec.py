@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-Activation = Literal["silu", "gelu_tanh"]
-Placement = Literal["before", "after", "around"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu"]
+"""`gelu_tanh` is the approximation by tanh, `gelu` the exact function."""
+Placement = Literal["before", "after", "around", "once"]
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The norms of the layers and the one before the head. `placement` in each residual branch:
-    "before" attention or MLP, "after" it, or "around" it, which is both. `offset` is added to the
-    weights that a checkpoint has."""
+    """The norms of the layers and the one before the head: RMSNorm, or LayerNorm ("layer"), with a
+    `bias` or without. `placement` in each residual branch: "before" attention or MLP, "after" it,
+    or "around" it, which is both; "once": one norm before attention and MLP, which are `parallel`.
+    `offset` is added to the weights that a checkpoint has."""
 
     eps: float
-    kind: Literal["rms"] = "rms"
+    kind: Literal["rms", "layer"] = "rms"
     placement: Placement = "before"
     offset: float = 0.0
+    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Attention:
     c * tanh(score / c).
 
     `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
-    it), None for full attention. Before they are rotated, queries and keys are normed: with
-    `head_norm` each head, with `joint_norm` all heads of a token together.
+    it), None for full attention. Before they are rotated, queries and keys are normed by RMSNorm:
+    with `head_norm` each head, with `joint_norm` all heads of a token together.
     """
 
     num_heads: int
@@ -53,6 +56,17 @@ class Attention:
 class GatedMlp:
     """down(activation(gate(x)) * up(x)), `inner_size` numbers in between."""
 
+    gated: ClassVar[bool] = True
+    inner_size: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class PlainMlp:
+    """down(activation(up(x))), `inner_size` numbers in between."""
+
+    gated: ClassVar[bool] = False
     inner_size: int
     activation: Activation
     bias: bool = False
@@ -101,7 +115,8 @@ class ModelSpec:
     Features besides those of its parts: what the embedding is multiplied by, what each part's
     output is multiplied by before it is added to the residual stream, and what is done to logits,
     in this order: multiplied, then capped as attention's scores are. `rounded_multiplier`: that of
-    the embedding is rounded to the model's type first.
+    the embedding is rounded to the model's type first. `parallel`: the MLP reads the residual
+    stream as attention found it, and both outputs are added to that.
     """
 
     vocab_size: int
@@ -110,7 +125,7 @@ class ModelSpec:
     max_context: int
     norm: Norm
     attention: Attention
-    mlp: GatedMlp
+    mlp: GatedMlp | PlainMlp
     rope: Rope
     names: WeightNames = field(repr=False)
     tied_embeddings: bool = False
@@ -119,3 +134,4 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_soft_cap: float = 0.0
+    parallel: bool = False

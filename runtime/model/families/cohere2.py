@@ -1,0 +1,64 @@
+"""Cohere 2 (Command R7B, Command A): attention and MLP side by side behind one LayerNorm.
+
+Three of four layers have windows; the others know nothing of positions.
+"""
+
+from dataclasses import replace
+
+from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import SIZE, Given
+from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.reading import (
+    WINDOW,
+    Family,
+    biases,
+    decoder,
+    gated_mlp,
+    grouped_attention,
+    layer_norm,
+    windows_by_layer,
+)
+from rootlace.runtime.model.families.spec import ModelSpec
+
+REMARKS = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": True,
+    "use_qk_norm": False,
+}
+"""Keys that files have and transformers does not read, with what it computes."""
+
+
+def _read(given: Given) -> ModelSpec:
+    for key, value in REMARKS.items():
+        given.only(key, value)
+    pattern = given("sliding_window_pattern", SIZE, 4)
+    given.only("layer_switch", pattern)
+    windows = windows_by_layer(
+        given, given("sliding_window", SIZE, WINDOW), lambda index: (index + 1) % pattern != 0
+    )
+    unrotated = tuple(index for index, window in enumerate(windows) if window is None)
+    return decoder(
+        given,
+        llama.NAMES,
+        grouped_attention(given, windows, **biases(given)),
+        gated_mlp(given),
+        rope=replace(read_rope(given), neighbours=True, unrotated_layers=unrotated),
+        norm=layer_norm(given, bias=False, placement="once"),
+        parallel=True,
+        tied=True,
+        logit_multiplier=given.number("logit_scale", 0.0625),
+    )
+
+
+FAMILY = Family(
+    architectures=("Cohere2ForCausalLM",),
+    model_types=("cohere2",),
+    read=_read,
+    bos_token_id=5,
+    eos_token_id=255001,
+)
