@@ -91,6 +91,9 @@ class ExecutorConfig:
         aliases=("kv_cache_dtype",),
     )
     """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
+    quantize: Literal["none", "int8", "int4"] = option(
+        "none", "Round weights while they are read: to int8, or to int4 in groups of 128."
+    )
     kernels: Literal["auto", "native", "reference"] = option(
         "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
     )

@@ -27,7 +27,7 @@ from rootlace.runtime.doctor.forecast import Forecast, Room, forecast
 from rootlace.runtime.doctor.foreign_load import ForeignLoad
 from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, choose_on_gpu
 from rootlace.runtime.doctor.machine import Machine, read_machine
-from rootlace.runtime.doctor.work import Elements, weight_bytes
+from rootlace.runtime.doctor.work import Elements, rounded_bytes, weight_bytes
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import quantised_bytes
 from rootlace.runtime.model.decoder import torch_decoder
@@ -210,8 +210,7 @@ def _on_this_machine(
     memory = _memory(
         config,
         executor,
-        quantised_bytes(config, dtype)
-        or weight_bytes(spec, dtype.itemsize, head_apart=name == "native"),
+        _weight_bytes(config, executor, dtype, native=name == "native"),
         rotary.context_length,
         kv_dtype,
         machine if gpu is None else gpu,
@@ -223,11 +222,23 @@ def _on_this_machine(
         weights = None if gpu else memory.weights
         ceilings = _ceilings(measured, attempt, spec, dtype, library, weights)
         # Rates are those of dense weights.
-        if ceilings is not None and config.quantisation is None:
+        dense = config.quantisation is None and executor.quantize == "none"
+        if ceilings is not None and dense:
             found = forecast(spec, element, ceilings, room)
     return ModelReport(
         str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
     )
+
+
+def _weight_bytes(
+    config: ModelConfig, executor: ExecutorConfig, dtype: torch.dtype, *, native: bool
+) -> int:
+    stored = quantised_bytes(config, dtype)
+    if stored is not None:
+        return stored
+    if executor.quantize != "none":
+        return rounded_bytes(config.spec, dtype.itemsize, executor.quantize)
+    return weight_bytes(config.spec, dtype.itemsize, head_apart=native)
 
 
 def _ceilings(

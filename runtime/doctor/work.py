@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rootlace.runtime.model.checkpoint.weights import Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -41,6 +42,17 @@ def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
     count = _layer_numbers(spec) + spec.hidden_size  # and the last norm
     ends = 1 if spec.tied_embeddings and not head_apart else 2
     return (count + ends * spec.vocab_size * spec.hidden_size) * element
+
+
+def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
+    """About the memory of all weights that are rounded to `codes` while they are read: products of
+    the layers in these, the head in int8, the rest in `element` bytes."""
+    products = sum(_product_weights(part) for part in _parts(spec))
+    ends = spec.vocab_size * spec.hidden_size
+    others = _layer_numbers(spec) - products + spec.hidden_size + ends
+    # In four bits 128 weights share a scale of two bytes.
+    layers = products if codes == "int8" else products // 2 + products // 64
+    return others * element + layers + ends
 
 
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:

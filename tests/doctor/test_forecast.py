@@ -19,7 +19,14 @@ from rootlace.runtime.doctor.forecast import (
     prompt_seconds,
     step_seconds,
 )
-from rootlace.runtime.doctor.work import Elements, Row, StepWork, step_work, weight_bytes
+from rootlace.runtime.doctor.work import (
+    Elements,
+    Row,
+    StepWork,
+    rounded_bytes,
+    step_work,
+    weight_bytes,
+)
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.families.spec import (
@@ -66,6 +73,12 @@ def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
     loaded = load_weights(config, torch.float32, torch.device("cpu"))
     assert weight_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+
+
+def test_memory_of_rounded_weights() -> None:
+    others = 2 * (2 * 16 + 8 + 256)  # norms, the embedding
+    assert rounded_bytes(SPEC, 2, "int8") == others + 2 * 576 + 256
+    assert rounded_bytes(SPEC, 2, "int4") == others + 2 * (288 + 9) + 256
 
 
 def test_work_of_a_step() -> None:

@@ -92,6 +92,14 @@ def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
     assert found.memory.weights < 0.5 * dense.num_bytes()
 
 
+def test_rounded_weights_take_less(model: Path) -> None:
+    dense = examine(settings(model), lambda *_: None).model
+    asked = replace(settings(model), quantize="int4")
+    found = examine(asked, lambda *_: None).model
+    assert dense is not None and found is not None and found.forecast is None
+    assert found.memory.weights < dense.memory.weights
+
+
 def test_what_serving_would_refuse(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="no such folder"):
         examine(settings(tmp_path / "nothing"), lambda *_: None)

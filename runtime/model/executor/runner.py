@@ -15,6 +15,7 @@ from rootlace.runtime.model.checkpoint.loader import (
     checkpoint_dtype,
     load_weights,
 )
+from rootlace.runtime.model.checkpoint.rounding import rounded
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
@@ -75,6 +76,8 @@ class ModelRunner:
             raise UnsupportedModel(f"{config.file}: {reason}")
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
+        if executor.quantize != "none":
+            weights_of = rounded(weights_of, executor.quantize)
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)

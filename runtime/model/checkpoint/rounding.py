@@ -1,0 +1,86 @@
+"""Weights rounded to few bits while they are read (`--quantize`), layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, overload
+
+import torch
+
+from rootlace.kernels import Dense, Scheme, Weight
+from rootlace.kernels.reference.linear import quantise
+from rootlace.kernels.weights import parts_of
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.wire.errors import InvalidRequest
+
+GROUPS = (128, 32)
+"""Inputs that share a scale in four bits: the first of these that divides their number."""
+HEAD = Scheme("int8")
+"""Of the head, whatever the layers have: every token's probability hangs on it."""
+
+
+def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
+    """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
+    the head to int8. Raises `InvalidRequest` for weights that are quantised already."""
+
+    def load(
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> ModelWeights:
+        weights = weights_of(config, dtype, device, progress)
+        return replace(
+            weights,
+            layers=_RoundedLayers(weights.layers, codes),
+            head=_round(weights.head, HEAD),
+        )
+
+    return load
+
+
+class _RoundedLayers(Sequence[LayerWeights]):
+    """Layers that are rounded whenever they are asked for."""
+
+    def __init__(self, layers: Sequence[LayerWeights], codes: Literal["int8", "int4"]) -> None:
+        self._layers = layers
+        self._codes: Literal["int8", "int4"] = codes
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        layer = self._layers[index]
+        return replace(
+            layer,
+            qkv=self._rounded(layer.qkv),
+            output=self._rounded(layer.output),
+            gate_up=self._rounded(layer.gate_up),
+            down=self._rounded(layer.down),
+        )
+
+    def _rounded(self, weight: Weight) -> Weight:
+        if self._codes == "int8":
+            return _round(weight, Scheme("int8"))
+        inputs = weight.shape[1]
+        group = next((size for size in GROUPS if inputs % size == 0), None)
+        # Fewer bits would tell little of a number in a group of any size.
+        return _round(weight, Scheme("int4", group) if group else Scheme("int8"))
+
+
+def _round(weight: Weight, scheme: Scheme) -> Weight:
+    if not isinstance(weight, Dense):
+        kinds = " and ".join(sorted({part.kind for part in parts_of(weight)}))
+        raise InvalidRequest(f"quantize: the model's weights are quantised already ({kinds})")
+    # Where groups are small their scales weigh, and half as many bits do.
+    scales = torch.float32 if scheme.group is None else torch.bfloat16
+    return quantise(weight.matrix, scheme, weight.bias, scales)

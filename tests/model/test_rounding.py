@@ -1,0 +1,103 @@
+"""Weights that are rounded while they are read (`quantize`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rootlace.kernels import Dense, Quantised, Scheme
+from rootlace.kernels.reference.linear import dequantise, quantise
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest
+from tests.model.checkpoints import configs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import skip_without
+
+CPU = torch.device("cpu")
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    save(configs()["qwen3-biased"], path)
+    return path
+
+
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None:
+    config = ModelConfig.read(folder)
+    reported: list[str] = []
+    given = (config, torch.float32, CPU)
+    weights = rounded(load_weights, codes)(*given, lambda what, _: reported.append(what))
+    plain = load_weights(*given)
+    assert torch.equal(weights.embedding, plain.embedding)
+    head, plain_head = weights.head, plain.head
+    assert isinstance(head, Quantised) and isinstance(plain_head, Dense)
+    assert torch.equal(dequantise(head), dequantise(quantise(plain_head.matrix, Scheme("int8"))))
+    assert len(weights.layers) == len(plain.layers)
+    for layer, dense in zip(weights.layers, plain.layers, strict=True):
+        for name in PRODUCTS:
+            weight, numbers = getattr(layer, name), getattr(dense, name)
+            inputs = numbers.shape[1]
+            group = next((size for size in (128, 32) if inputs % size == 0), None)
+            scheme = Scheme("int8") if codes == "int8" or not group else Scheme("int4", group)
+            assert weight.scheme == scheme
+            scales = torch.float32 if scheme.group is None else torch.bfloat16
+            expected = quantise(numbers.matrix, scheme, numbers.bias, scales)
+            assert torch.equal(weight.values, expected.values)
+            assert torch.equal(weight.scales, expected.scales)
+            assert (weight.bias is None) == (numbers.bias is None)
+        assert torch.equal(layer.input_norm, dense.input_norm)  # type: ignore[arg-type]
+    assert reported[-1] == f"layer {len(plain.layers)} of {len(plain.layers)}"
+    assert [layer.down.shape for layer in weights.layers[:2]] == [plain.layers[0].down.shape] * 2
+
+
+def numbers_of(weights: ModelWeights) -> ModelWeights:
+    """What the codes stand for."""
+
+    def dense(weight: Any) -> Dense:
+        return Dense(dequantise(weight), weight.bias)
+
+    layers = tuple(
+        replace(layer, **{name: dense(getattr(layer, name)) for name in PRODUCTS})
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, head=dense(weights.head))
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("codes", ["int8", "int4"])
+def test_tokens_are_those_of_the_rounded_weights(folder: Path, codes: Any, kernels: Any) -> None:
+    skip_without(kernels)
+
+    def logits(quantize: Any, weights_of: Any) -> np.ndarray:
+        executor = ExecutorConfig(
+            model=str(folder), kernels=kernels, quantize=quantize, dtype="float32", device="cpu"
+        )
+        runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 8, weights_of=weights_of)
+        plan = make_plan([Work(Row(Blocks(16, 4), [5, 150, 7, 32, 9, 11, 4, 77]))])
+        forward = runner._steps._forward  # type: ignore[attr-defined]
+        with torch.inference_mode():
+            return forward.logits(forward.run(plan)).numpy().copy()
+
+    found = logits(codes, load_weights)
+    expected = logits("none", lambda *given: numbers_of(rounded(load_weights, codes)(*given)))
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, logits("none", load_weights))
+
+
+def test_what_is_quantised_already_is_refused(folder: Path) -> None:
+    once = rounded(load_weights, "int8")
+    with pytest.raises(InvalidRequest, match="weights are quantised already"):
+        rounded(once, "int4")(ModelConfig.read(folder), torch.float32, CPU, None)
