@@ -1,0 +1,282 @@
+"""Tokenizers from GGUF files give the ids of those that they were made of, and of llama.cpp's way.
+
+llama.cpp's own SentencePiece merging is written out here once more, slowly, to compare with.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary as Tokens
+from rootlace.runtime.gateway.app import load_chat, load_eos_ids
+from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.runtime.model.checkpoint.source import FolderSource
+from rootlace.runtime.model.gguf.file import GgufFile
+from rootlace.runtime.model.gguf.pretokenizers import PATTERNS
+from rootlace.runtime.model.gguf.source import GgufSource
+from rootlace.runtime.model.gguf.tokenizer import tokenizer_json
+from rootlace.runtime.model.gguf.vocabulary import Kind, Vocabulary
+from rootlace.wire.errors import UnsupportedModel
+from tests.model.gguf.converting import finish, gguf, write_tokenizer
+
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+FOLDERS = {
+    "gpt2": (DATA / "tokenizers" / "gpt2", "gpt-2"),
+    "qwen3": (DATA / "tokenizers" / "qwen3", "qwen2"),
+    "stories3M": (DATA / "models" / "stories3M", "default"),
+    "stories260K": (DATA / "models" / "stories260K", "default"),
+}
+TEXTS = (
+    "corpora/tinyshakespeare.txt",
+    "corpora/tinystories_excerpt.txt",
+    "corpora/gutenberg/pg11.txt",
+    "eval/gsm8k/test.jsonl",
+    "eval/boolq/*.jsonl",
+    "prompts/mt_bench_question.jsonl",
+    "json-schema-test-suite/tests/draft2020-12/*.json",
+    "README.md",
+)
+ODD = (
+    "",
+    " ",
+    "\n\n \t x",
+    "Hello,   world!\r\n\r\n  'S it's IT'S",
+    "1234567 ½ ٣٤ Ⅷ",
+    "é naïve Ünïcödé ß 北京，好。 日本語カナ ไทย हिन्दी עברית",
+    "😀👩‍👩‍👧 \u200b\ufeff\u00a0x\u3000y",
+    "a▁b <s> </s> <unk> <0x41> <|endoftext|>",
+    " " * 37 + "x" + " " * 5,
+    "aaaaaaaaaaaaaaaaaaaaaaa bananananana",
+    "\x00\x01\x7f\ud7ff\ue000\U0010ffff",
+)
+
+
+def written(name: str, path: Path) -> GgufFile:
+    folder, pre = FOLDERS[name]
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    writer = gguf.GGUFWriter(path, "llama")
+    write_tokenizer(writer, folder, pre)
+    return GgufFile.read(finish(writer, path))
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[GgufSource, FolderSource]:
+    """The model's own tokenizer and the file's."""
+    file = written(request.param, tmp_path_factory.mktemp("gguf") / "m.gguf")
+    return GgufSource(file), FolderSource(FOLDERS[request.param][0])
+
+
+def texts() -> list[str]:
+    """Paragraphs of all sorts of text, and oddities, as NFC: files say nothing of a normaliser, and
+    llama.cpp has none."""
+    found = list(ODD)
+    for pattern in TEXTS:
+        for file in sorted(DATA.glob(pattern)):
+            found += (part[:500] for part in file.read_text("utf-8").split("\n\n"))
+    return [unicodedata.normalize("NFC", text) for text in found]
+
+
+@pytest.mark.slow
+def test_the_ids_of_the_original(pair: tuple[GgufSource, FolderSource]) -> None:
+    ours, theirs = (FastTokenizer.from_str(source.tokenizer_json()) for source in pair)
+    some = texts()
+    assert len(some) > 1000
+    for special, part in ((False, some), (True, [text for text in some if "<" in text])):
+        for one in (ours, theirs):
+            one.encode_special_tokens = special
+        for text, our, their in zip(
+            part, ours.encode_batch(part), theirs.encode_batch(part), strict=True
+        ):
+            assert our.ids == their.ids, text
+
+
+@pytest.mark.slow
+def test_everything_else_that_a_tokenizer_says(pair: tuple[GgufSource, FolderSource]) -> None:
+    ours, theirs = (Tokenizer.read(source) for source in pair)
+    assert ours.bos_ids == theirs.bos_ids
+    assert ours.vocab_size == theirs.vocab_size
+    assert ours.added == theirs.added
+    for index in (*range(0, ours.vocab_size, 7), *ours.added):
+        assert ours.token_bytes[index] == theirs.token_bytes[index]
+        assert ours.visible_bytes[index] == theirs.visible_bytes[index]
+    for text in (*ODD, *texts()[:40]):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    our, their = (load_chat(source, ours) for source in pair)
+    assert our.format == their.format
+    # A file names one token, and others are known by their names; generation_config.json is not
+    # in it.
+    assert load_eos_ids(pair[0], ours) >= load_eos_ids(pair[1], theirs) - {1}
+    our_tokens, their_tokens = (
+        Tokens(source.tokenizer_json(), ours.vocab_size, [2]) for source in pair
+    )
+    assert our_tokens.token_bytes == their_tokens.token_bytes
+
+
+# ---------------------------------------------------------------- SentencePiece's merges
+
+
+def merged_by_score(vocabulary: Vocabulary, text: str) -> list[int]:
+    """What SentencePiece finds: of all neighbours that make a token, those of the best score are
+    merged, the leftmost first."""
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    parts = list((" " * vocabulary.space_prefix + text).replace(" ", "\u2581")) if text else []
+    while True:
+        best: tuple[float, int] | None = None
+        for at in range(len(parts) - 1):
+            index = ids.get(parts[at] + parts[at + 1])
+            if index is None or vocabulary.kinds[index] not in (Kind.NORMAL, Kind.USER_DEFINED):
+                continue
+            if best is None or vocabulary.scores[index] > best[0]:
+                best = vocabulary.scores[index], at
+        if best is None:
+            break
+        parts[best[1] : best[1] + 2] = [parts[best[1]] + parts[best[1] + 1]]
+    found: list[int] = []
+    for part in parts:
+        if part in ids:
+            found.append(ids[part])
+        else:
+            found += [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vocabulary, FastTokenizer]:
+    vocabulary = Vocabulary.read(written("stories3M", tmp_path_factory.mktemp("gguf") / "m.gguf"))
+    fast = FastTokenizer.from_str(tokenizer_json(vocabulary))
+    fast.encode_special_tokens = True
+    return vocabulary, fast
+
+
+def test_words_are_merged_as_sentencepiece_does(
+    stories: tuple[Vocabulary, FastTokenizer],
+) -> None:
+    vocabulary, fast = stories
+    lines = "\n".join(texts()).split("\n")[::40]
+    for text in (*ODD, *(line[:120] for line in lines)):
+        assert fast.encode(text, add_special_tokens=False).ids == merged_by_score(vocabulary, text)
+
+
+@settings(max_examples=200)
+@given(text=st.text(st.sampled_from("ab an\u2581 \n'é😀0"), max_size=40))
+def test_made_up_texts_too(stories: tuple[Vocabulary, FastTokenizer], text: str) -> None:
+    vocabulary, fast = stories
+    assert fast.encode(text, add_special_tokens=False).ids == merged_by_score(vocabulary, text)
+
+
+def test_runs_of_one_score_grow_from_the_left() -> None:
+    """Llama 2 has 15 tokens of spaces, all of the score -1e9."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "x"]
+    runs = ["\u2581" * length for length in (2, 3, 4, 5, 8)]
+    scores = [0.0] * len(tokens) + [-1e9] * len(runs)
+    kinds = [Kind.UNKNOWN, Kind.CONTROL, Kind.CONTROL, *[Kind.BYTE] * 256]
+    kinds += [Kind.NORMAL] * (2 + len(runs))
+    file = GgufFile(Path("m.gguf"), {}, {})
+    vocabulary = Vocabulary(
+        file, "llama", "default", tokens + runs, kinds, scores, 1, 2, 0, (2,), True, False
+    )
+    # Other tokens say in which order, so that not most of them have one score.
+    more = [f"x{'x' * n}" for n in range(1, 9)]
+    vocabulary = Vocabulary(
+        file,
+        "llama",
+        "default",
+        vocabulary.tokens + more,
+        [*kinds, *[Kind.NORMAL] * len(more)],
+        scores + [-float(n) for n in range(len(more))],
+        *(1, 2, 0, (2,), True, False),
+    )
+    fast = FastTokenizer.from_str(tokenizer_json(vocabulary))
+    for length in range(40):
+        text = " " * length + "x"
+        assert fast.encode(text, add_special_tokens=False).ids == merged_by_score(vocabulary, text)
+
+
+# ---------------------------------------------------------------- what files say
+
+
+def bpe(**changed: Any) -> GgufFile:
+    """A file of a small vocabulary."""
+    tokens = ["a", "b", "ab", "<|im_end|>", "<x>", "[PAD5]", "[PAD6]"]
+    metadata: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": array("i", [1, 1, 1, 4, 4, 5, 5]),
+        "merges": ["a b"],
+        "eos_token_id": 4,
+    }
+    keys = {f"tokenizer.ggml.{k}": v for k, v in (metadata | changed).items() if v is not None}
+    return GgufFile(Path("m.gguf"), keys, {})
+
+
+def test_what_ends_and_begins_a_text() -> None:
+    source = GgufSource(bpe(add_bos_token=True, bos_token_id=4, eot_token_id=2))
+    tokenizer = Tokenizer.read(source)
+    # The name of a token says that it ends a turn, and so that it is special.
+    assert source.eos_token_id() == [4, 2, 3]
+    assert [token.id for token in tokenizer.added.values() if token.special] == [3]
+    assert tokenizer.bos_ids == () or tokenizer.bos_ids == (4,)
+    assert tokenizer.vocab_size == 5, "what fills the vocabulary up is left out"
+    assert source.tokenizer_config() == {"bos_token": "<x>", "eos_token": "<x>"}
+    assert source.chat_template() is None
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "model": ({"model": "bert"}, "ggml.model: 'bert' is not supported"),
+    "no model": ({"model": None}, "ggml.model: it is missing"),
+    "pre": ({"pre": "marvel"}, "ggml.pre: 'marvel' is not supported"),
+    "no pre": ({"pre": None}, "ggml.pre: it is missing: an old file"),
+    "no tokens": ({"tokens": None}, "ggml.tokens: it is missing"),
+    "numbers": ({"tokens": array("i", [1])}, "ggml.tokens: it is not of type list"),
+    "twice": ({"tokens": list("abcdeaf")}, "ggml.tokens: 'a' is there twice"),
+    "types": ({"token_type": array("i", [1])}, "ggml.token_type: there are 1 for 7 tokens"),
+    "eos": ({"eos_token_id": 7}, "ggml.eos_token_id: 7 is not among 7 tokens"),
+    "no bos": ({"add_bos_token": True}, "ggml.add_bos_token: there is no bos_token_id"),
+    "no merges": ({"merges": None}, "ggml.merges: it is not a list"),
+    "merges": ({"merges": ["a c"]}, "ggml.merges: 'a c' are not two tokens that make a third"),
+    "scores": (
+        {
+            "model": "llama",
+            "scores": array("f", [-1000.0] * 7),
+            "tokens": [*"abc", "ab", "bc", "ca", "x"],
+            "token_type": None,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        "ggml.scores: 3 tokens have the same one, -1000",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    changed, words = REFUSED[name]
+    with pytest.raises(UnsupportedModel) as caught:
+        source = GgufSource(bpe(**changed))
+        source.tokenizer_json()
+    assert str(caught.value).startswith("m.gguf: tokenizer.") and words in str(caught.value)
+
+
+@pytest.mark.parametrize("pre", PATTERNS)
+def test_every_pattern_can_be_built(pre: str) -> None:
+    text = GgufSource(bpe(pre=pre, add_bos_token=False)).tokenizer_json()
+    fast = FastTokenizer.from_str(text)
+    assert fast.pre_tokenizer is not None
+    for one in ODD:
+        pieces = [piece for piece, _ in fast.pre_tokenizer.pre_tokenize_str(one)]
+        assert sum(map(len, pieces)) == len(one.encode()), "nothing of a text is lost"
+    assert json.loads(text)["model"]["vocab"].keys() >= {"a", "b", "ab"}
