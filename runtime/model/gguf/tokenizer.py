@@ -147,6 +147,11 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int]) -> Json:
 
 def _stated_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[str]]:
     found = vocabulary.file.metadata.get("tokenizer.ggml.merges")
+    if found is None and not any(
+        kind == Kind.NORMAL and len(token) > 1
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    ):
+        return []  # writers leave out an empty list
     if not isinstance(found, list):
         vocabulary.refuse("merges", "it is not a list of texts")
     merges = []

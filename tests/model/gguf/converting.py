@@ -79,7 +79,8 @@ def _head_dim(config: Json) -> int:
 
 
 def _rope(config: Json) -> Json:
-    rope = config["rope_parameters"]
+    old = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)}
+    rope = config.get("rope_parameters", old)
     return dict(rope.get("full_attention", rope))
 
 
