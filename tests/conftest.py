@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # `make check` leaves these out: real processes and sockets, interpreted kernels, whole commands.
 # Elsewhere a test of more than about two seconds is marked `slow` itself.
 SLOW_FOLDERS = ("e2e", "gpu", "kernels/triton", "benchmarks", "scripts")
+SLOW_PATHS = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,11 +65,14 @@ def heed_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folders = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What `make check` leaves out need not be imported either: that alone takes seconds."""
+    return (config.option.markexpr == "not slow" and collection_path in SLOW_PATHS) or None
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def is_slow(item: pytest.Item) -> bool:
-        return any(item.path.is_relative_to(folder) for folder in folders)
+        return any(item.path.is_relative_to(folder) for folder in SLOW_PATHS)
 
     for item in filter(is_slow, items):
         item.add_marker(pytest.mark.slow)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.tiny_model import make_tiny_model
 
+HERE = Path(__file__).parent
 CPU = ("--device", "cpu", "--threads", "1", "--kv-blocks", "256")
 
 
@@ -63,6 +64,13 @@ class Serve:
         code = self.process.wait(100)
         self._rest.join(100)
         return code
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make check` starts no server."""
+    for item in items:
+        if item.path.parent == HERE and "served" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,6 @@ def _run(served: Serve, target: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["run", target, "--url", served.url, *arguments])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_a_program(served: Serve, programs: Path, stream: str) -> None:
     arguments = ["--arg", "who=Ann=B", "--arg", "times=2", "--arg", "shout=true", stream]

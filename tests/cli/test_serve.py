@@ -40,7 +40,6 @@ def _post(url: str, body: dict[str, Any]) -> Any:
         return json.load(reply)
 
 
-@pytest.mark.slow
 def test_it_answers_http_and_programs(served: Serve) -> None:
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     first = _post(f"{served.url}/generate", body)
@@ -116,6 +115,7 @@ def test_a_kill_leaves_no_process_behind(tiny_model: Path) -> None:
     eventually(lambda: not any(alive(child) for child in children))
 
 
+@pytest.mark.slow
 def test_a_signal_while_it_loads(tiny_model: Path) -> None:
     command = [sys.executable, "-c", "from rootlace.cli import main; main()", "serve"]
     process = subprocess.Popen(

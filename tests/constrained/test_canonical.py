@@ -107,8 +107,7 @@ def canonicalizer_of(vocabulary: Vocabulary) -> Canonicalizer:
 
 NAMES = (
     "demo",
-    "gpt2",
-    "qwen3",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "qwen3")),
     "stories3M",
     "like llama3",
     "like o200k",

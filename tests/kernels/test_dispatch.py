@@ -29,6 +29,7 @@ def test_a_gpu_gets_triton(gpu: pytest.MonkeyPatch) -> None:
     assert kernels_for(GPU).name == "triton"
 
 
+@pytest.mark.slow
 def test_a_cpu_gets_the_reference_and_never_triton() -> None:
     assert kernels_for(torch.device("cpu")) is REFERENCE
     code = (

@@ -186,6 +186,7 @@ def test_a_cache_that_cannot_be_written(
     assert "compiled at every start" in caplog.text
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_at_once(sources: Path, cache: Path) -> None:
     script = f"""

@@ -74,6 +74,7 @@ def test_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mapped(100).shape == (100,)
 
 
+@pytest.mark.slow
 def test_is_given_back_when_the_program_ends() -> None:
     """In whatever order modules, tensors and memory go: nothing is said and nothing crashes."""
     program = (

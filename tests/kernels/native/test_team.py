@@ -134,6 +134,7 @@ def test_teams_come_and_go(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_a_child_made_by_fork_has_threads_of_its_own() -> None:
     path = native_library()._name
     script = f"""
