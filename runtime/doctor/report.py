@@ -29,7 +29,7 @@ from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, c
 from rootlace.runtime.doctor.machine import Machine, read_machine
 from rootlace.runtime.doctor.work import Elements, rounded_bytes, weight_bytes
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import quantised_bytes
+from rootlace.runtime.model.checkpoint.sizes import quantised_bytes
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import why_not_native

@@ -90,6 +90,11 @@ def test_quantised_weights_take_what_is_stored(tmp_path: Path) -> None:
     assert abs(found.memory.weights - loaded.num_bytes()) < 0.15 * loaded.num_bytes()
     dense = load_weights(ModelConfig.read(tmp_path / "dense"), torch.float32, torch.device("cpu"))
     assert found.memory.weights < 0.5 * dense.num_bytes()
+    # Without its weights, too, but for the order of columns.
+    (folder / "model.safetensors").unlink()
+    foreseen = examine(settings(folder), lambda *_: None).model
+    assert foreseen is not None
+    assert 0.95 * found.memory.weights < foreseen.memory.weights < found.memory.weights
 
 
 def test_rounded_weights_take_less(model: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 import torch
@@ -20,7 +20,6 @@ from rootlace.kernels.weights import rows_of, stacked
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
 from rootlace.runtime.model.checkpoint.files import Checkpoint
-from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
@@ -64,12 +63,10 @@ def load_weights(
     type. `progress(what, fraction)` is called per layer.
     """
     spec = config.spec
-    checkpoint = Checkpoint(config.path)
-    storage = Storage(config.path, checkpoint.types, config.quantisation)
-    embedding_module, head_module = _ends(spec, checkpoint, storage)
-    expected = _expected(spec, storage, embedding_module, head_module)
-    checkpoint.expect(expected, _ignored(spec, storage))
-    _log(storage, expected)
+    opened = open_checkpoint(config)
+    checkpoint, storage = opened.checkpoint, opened.storage
+    embedding_module, head_module = opened.embedding, opened.head
+    _log(opened)
     report = progress or _silent
     reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
@@ -104,6 +101,29 @@ def load_weights(
     )
 
 
+@dataclass(frozen=True)
+class OpenedCheckpoint:
+    """A checkpoint that has the tensors which are `expected` of a model, by their names; the
+    modules of its embedding and head, which are one where they are tied."""
+
+    checkpoint: Checkpoint
+    storage: Storage
+    embedding: str
+    head: str
+    expected: Mapping[str, Expected]
+
+
+def open_checkpoint(config: ModelConfig) -> OpenedCheckpoint:
+    """Map the files of a model, and compare what is in them with what its decoder needs. Raises
+    `UnsupportedModel`."""
+    checkpoint = Checkpoint(config.path)
+    storage = Storage(config.path, checkpoint.types, config.quantisation)
+    embedding, head = _ends(config.spec, checkpoint, storage)
+    expected = _expected(config.spec, storage, embedding, head)
+    checkpoint.expect(expected, _ignored(config.spec, storage))
+    return OpenedCheckpoint(checkpoint, storage, embedding, head, expected)
+
+
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     """The type the checkpoint's weights are stored in (that of the embedding)."""
     named = getattr(torch, (config.checkpoint_dtype or "").removeprefix("torch."), None)
@@ -112,22 +132,6 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     checkpoint = Checkpoint(config.path)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
     return checkpoint.tensor(f"{_ends(config.spec, checkpoint, storage)[0]}.weight").dtype
-
-
-def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:
-    """About the memory that a quantised checkpoint's weights take, dense ones in `dtype`; None
-    where none are quantised, or the folder has no weights."""
-    if config.quantisation is None or not has_weights(config.path):
-        return None
-    checkpoint = Checkpoint(config.path)
-    storage = Storage(config.path, checkpoint.types, config.quantisation)
-    ends = _ends(config.spec, checkpoint, storage)
-    expected = _expected(config.spec, storage, *ends)
-    checkpoint.expect(expected, _ignored(config.spec, storage))
-    total = 0
-    for name, what in expected.items():
-        total += checkpoint.num_bytes(name, dtype.itemsize if what.types == FLOATS else None)
-    return total
 
 
 def is_kv_scale(name: str) -> bool:
@@ -179,11 +183,11 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     return found
 
 
-def _log(storage: Storage, expected: Mapping[str, Expected]) -> None:
-    found = storage.quantisation
+def _log(opened: OpenedCheckpoint) -> None:
+    storage, found = opened.storage, opened.storage.quantisation
     if found is None:
         return
-    if all(what.types == FLOATS for what in expected.values()):
+    if all(what.types == FLOATS for what in opened.expected.values()):
         log.warning(
             "%s: quantization_config says %s, but all weights are dense",
             storage.folder,
