@@ -13,6 +13,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
@@ -25,6 +26,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    StableLmConfig,
     Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -41,6 +43,7 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+MULTI_HEAD = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 THETA = 10000.0
 
 
@@ -145,6 +148,22 @@ def configs() -> dict[str, PreTrainedConfig]:
         "exaone4": Exaone4Config(**SHAPE, sliding_window=6, sliding_window_pattern=2),
         "exaone4-full": Exaone4Config(
             **SHAPE, sliding_window=None, layer_types=["full_attention"] * 3
+        ),
+        "gpt_neox": GPTNeoXConfig(**MULTI_HEAD),
+        "gpt_neox-serial": GPTNeoXConfig(
+            **MULTI_HEAD,
+            use_parallel_residual=False,
+            attention_bias=False,
+            tie_word_embeddings=True,
+            hidden_act="gelu_fast",
+            rope_parameters=_rope("linear", factor=4.0, partial_rotary_factor=1.0),
+        ),
+        "stablelm": StableLmConfig(**SHAPE),
+        "stablelm-parallel": StableLmConfig(
+            **SHAPE,
+            use_parallel_residual=True,
+            use_qkv_bias=True,
+            rope_parameters=_rope("default", partial_rotary_factor=0.5),
         ),
         "starcoder2": Starcoder2Config(**SHAPE),
         "starcoder2-sliding": Starcoder2Config(

@@ -45,9 +45,12 @@ NAMES = (
     "cohere2",
     "exaone4",
     "starcoder2-sliding",
+    "gpt_neox",
+    "stablelm",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
-EPS = {"cohere2": "layer_norm_eps", "starcoder2-sliding": "norm_epsilon"}
+EPS = dict.fromkeys(("cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
+EPS["starcoder2-sliding"] = "norm_epsilon"
 
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
 ABSENT = object()
@@ -223,7 +226,10 @@ def theirs(folder: Path, key: str = "") -> torch.Tensor | None:
         else:
             config = AutoConfig.from_pretrained(folder)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-            model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+            stored = load_file(folder / "model.safetensors")
+            # GPT-NeoX's files have another name for the head than transformers' model.
+            stored = {k.replace("embed_out.", "lm_head."): v for k, v in stored.items()}
+            model.load_state_dict(stored, strict=False)
         return reference_logprobs(model, TOKENS)[-1].sort(descending=True).values
     return None
 
@@ -269,8 +275,8 @@ def test_harmless_keys(tmp_path: Path) -> None:
 
 
 # What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
-# (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2 and Llama 3.2's
-# like.
+# (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2,
+# GPT-NeoX (20B), StableLM 2 and Llama 3.2's like.
 HUB_KEYS: dict[str, dict[str, Any]] = {
     "phi3": {
         "attention_bias": False,
@@ -352,6 +358,14 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "rope_parameters": None,
         "rope_theta": 999999.4420358813,
     },
+    "gpt_neox": {
+        "attention_probs_dropout_prob": 0,
+        "hidden_dropout_prob": 0,
+        "rope_parameters": None,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.5,
+    },
+    "stablelm": {"rope_parameters": None, "partial_rotary_factor": 0.25, "rope_theta": 10000},
     "llama": {"rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 2}
     | {"rope_interleaved": False, "is_llama_config": True, "_flash_attn_2_enabled": True},
 }

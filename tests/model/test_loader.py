@@ -131,6 +131,31 @@ def test_unaligned_weights(tmp_path: Path) -> None:
     )
 
 
+def test_rows_joined_by_group_are_sorted(tmp_path: Path) -> None:
+    """GPT-NeoX has each head's queries, keys and values side by side; old files have masks, too,
+    and one may call the head as transformers does."""
+    config = configs()["gpt_neox-serial"]
+    config.attention_bias, config.tie_word_embeddings = True, False
+    save(config, tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    before = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    module = "gpt_neox.layers.1.attention.query_key_value"
+    qkv = before.layers[1].qkv
+    assert isinstance(qkv, Dense) and qkv.bias is not None
+    heads = stored[f"{module}.weight"].view(4, 3, 16, 64)
+    assert torch.equal(qkv.matrix, torch.cat([heads[:, i].reshape(64, 64) for i in range(3)]))
+    biases = stored[f"{module}.bias"].view(4, 3, 16)
+    assert torch.equal(qkv.bias, torch.cat([biases[:, i].flatten() for i in range(3)]))
+    stored["lm_head.weight"] = stored.pop("embed_out.weight")
+    stored["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    stored["gpt_neox.layers.1.attention.masked_bias"] = torch.tensor(-1e9)
+    save_file(stored, file, {"format": "pt"})
+    head = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU).head
+    assert isinstance(head, Dense)
+    assert torch.equal(head.matrix, stored["lm_head.weight"])
+
+
 def _stored_ends(folder: Path, stored: tuple[str, ...], differ: bool = False) -> None:
     """Leave of the tied embedding and head what is in `stored`, under these names."""
     file = folder / "model.safetensors"

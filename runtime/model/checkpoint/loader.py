@@ -29,7 +29,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     layer_parts,
     row_order,
 )
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 from rootlace.runtime.model.gguf.config import NO_WEIGHTS
 
 Progress = Callable[[str, float], None]
@@ -62,9 +62,8 @@ def load_weights(
     and the weights that are missing, are not part of the architecture, or have another shape or
     type. `progress(what, fraction)` is called per layer.
     """
-    spec = config.spec
     opened = open_checkpoint(config)
-    checkpoint, storage = opened.checkpoint, opened.storage
+    spec, checkpoint, storage = opened.spec, opened.checkpoint, opened.storage
     embedding_module, head_module = opened.embedding, opened.head
     _log(opened)
     report = progress or _silent
@@ -103,9 +102,11 @@ def load_weights(
 
 @dataclass(frozen=True)
 class OpenedCheckpoint:
-    """A checkpoint that has the tensors which are `expected` of a model, by their names; the
-    modules of its embedding and head, which are one where they are tied."""
+    """A checkpoint that has the tensors which are `expected` of a model, by their names; its spec,
+    with the checkpoint's names; the modules of its embedding and head, which are one where they
+    are tied."""
 
+    spec: ModelSpec
     checkpoint: Checkpoint
     storage: Storage
     embedding: str
@@ -117,11 +118,12 @@ def open_checkpoint(config: ModelConfig) -> OpenedCheckpoint:
     """Map the files of a model, and compare what is in them with what its decoder needs. Raises
     `UnsupportedModel`."""
     checkpoint = Checkpoint(config.path)
+    spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
-    embedding, head = _ends(config.spec, checkpoint, storage)
-    expected = _expected(config.spec, storage, embedding, head)
-    checkpoint.expect(expected, _ignored(config.spec, storage))
-    return OpenedCheckpoint(checkpoint, storage, embedding, head, expected)
+    embedding, head = _ends(spec, checkpoint, storage)
+    expected = _expected(spec, storage, embedding, head)
+    checkpoint.expect(expected, _ignored(spec, storage))
+    return OpenedCheckpoint(spec, checkpoint, storage, embedding, head, expected)
 
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
@@ -130,13 +132,26 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     if isinstance(named, torch.dtype):
         return named
     checkpoint = Checkpoint(config.path)
+    spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
-    return checkpoint.tensor(f"{_ends(config.spec, checkpoint, storage)[0]}.weight").dtype
+    return checkpoint.tensor(f"{_ends(spec, checkpoint, storage)[0]}.weight").dtype
 
 
 def is_kv_scale(name: str) -> bool:
     """Whether a checkpoint's tensor is a scale of the KV cache."""
     return name.endswith((*KV_SCALES["k"], *KV_SCALES["v"], KV_SCALE))
+
+
+def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
+    """The spec with those of its names that the checkpoint has most modules of."""
+
+    def found(names: WeightNames) -> int:
+        ends = (names.embedding, names.final_norm, names.head)
+        return sum(f"{module}.weight" in checkpoint.types for module in ends)
+
+    if not spec.names.others:
+        return spec
+    return replace(spec, names=max((spec.names, *spec.names.others), key=found))
 
 
 def _ends(spec: ModelSpec, checkpoint: Checkpoint, storage: Storage) -> tuple[str, str]:
@@ -330,11 +345,12 @@ class _Reader:
 def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     """Names that need not be there: what old checkpoints carry, a head that is the embedding, and
     scales of a cache or of activations."""
+    buffers = (".rotary_emb.inv_freq", *spec.names.buffers)
 
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings
-        if name.endswith(".rotary_emb.inv_freq") or is_kv_scale(name) or name in NO_WEIGHTS:
+        if name.endswith(buffers) or is_kv_scale(name) or name in NO_WEIGHTS:
             return True
         return storage.passed_over(name)
 

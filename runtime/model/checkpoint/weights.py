@@ -151,8 +151,32 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
 
     Kernels rotate number i of a head with number i + D / 2. A checkpoint that rotates the first r
     numbers alone pairs i with i + r / 2; one that rotates neighbours, 2i with 2i + 1. Queries and
-    keys are then put in another order, the same for both, which changes no score.
+    keys are then put in another order, the same for both, which changes no score. Rows
+    that a checkpoint has joined group by group (`WeightNames.qkv_by_group`) are sorted, too.
     """
+    order = _turned(spec, name)
+    if name != "qkv" or not spec.names.qkv_by_group:
+        return order
+    rows = _ungrouped(spec)
+    return rows if order is None else [rows[row] for row in order]
+
+
+def _ungrouped(spec: ModelSpec) -> list[int]:
+    """All queries, keys and values, by their places in groups."""
+    heads, kv_heads, dim = (
+        spec.attention.num_heads,
+        spec.attention.num_kv_heads,
+        spec.attention.head_dim,
+    )
+    queries = heads // kv_heads
+    groups = [group * (queries + 2) for group in range(kv_heads)]
+    found = [first + head for first in groups for head in range(queries)]
+    found += [first + queries for first in groups] + [first + queries + 1 for first in groups]
+    return [head * dim + row for head in found for row in range(dim)]
+
+
+def _turned(spec: ModelSpec, name: str) -> list[int] | None:
+    """What `row_order` says of rotations."""
     attention, rope = spec.attention, spec.rope
     plain = rope.rotated is None and not rope.neighbours
     if plain or name not in ("qkv", "q_norm", "k_norm"):

@@ -54,6 +54,7 @@ SUPPORT: Support = {
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
+    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
 }
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 

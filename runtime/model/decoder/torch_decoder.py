@@ -49,6 +49,7 @@ SUPPORT: Support = {
     **any_value("rope.unrotated_layers", "rope.local_theta"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
+    **any_value("names.qkv_by_group", "names.buffers", "names.others"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
 }

@@ -27,6 +27,7 @@ IGNORED = _names(
     # Training, and how transformers runs a model.
     "initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout "
     "residual_dropout embedding_dropout classifier_dropout "
+    "attention_probs_dropout_prob hidden_dropout_prob "
     "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
     "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
     "use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation "

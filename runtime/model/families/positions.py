@@ -89,20 +89,23 @@ def read_rope(
     head_dim: int | None = None,
     partial: float | None = None,
     kinds: Mapping[str, str] = KINDS,
+    theta_key: str = "rope_theta",
+    partial_key: str = PARTIAL,
 ) -> Rope:
     """How a family rotates.
 
     `theta`, `original` (the context before it was extended) and `partial` (the share of a head that
     is rotated) are those of a file that has none. `head_dim` is given where the family can rotate a
-    part of a head. `kinds` are the rope types that it has, by what it calls them.
+    part of a head. `kinds` are the rope types that it has, by what it calls them. Outside of
+    `rope_parameters`, theta and share are called `theta_key` and `partial_key`.
     """
     where = "rope_scaling" if given("rope_scaling", TABLE.or_none(), None) else "rope_parameters"
     parameters: dict[str, Any] = dict(given("rope_parameters", TABLE.or_none(), None) or {})
     if where == "rope_scaling":
         parameters = dict(given("rope_scaling", TABLE))
-    _set_theta(given, "rope_theta", parameters, theta)
-    partial = given(PARTIAL, NUMBER.or_none(), partial)
-    key = where if PARTIAL in parameters else PARTIAL
+    _set_theta(given, theta_key, parameters, theta)
+    partial = given(partial_key, NUMBER.or_none(), partial)
+    key = where if PARTIAL in parameters else partial_key
     if partial is not None:
         parameters.setdefault(PARTIAL, partial)
     original = given(ORIGINAL, SIZE.or_none(), original)

@@ -121,6 +121,21 @@ def grouped_attention(
     )
 
 
+def multi_head_attention(given: Given, **features: Any) -> Attention:
+    """As `grouped_attention`, of a family with as many heads of keys as of queries."""
+    divided_heads(given)
+    given.only("num_key_value_heads", given.size("num_attention_heads"))
+    return grouped_attention(given, **features)
+
+
+def divided_heads(given: Given) -> None:
+    """Refuse heads that do not have hidden_size / heads numbers each."""
+    heads, hidden = given.size("num_attention_heads"), given.size("hidden_size")
+    if hidden % heads:
+        given.refuse("num_attention_heads", f"hidden_size ({hidden}) is not a multiple of it")
+    given.only("head_dim", hidden // heads)
+
+
 def biases(given: Given) -> dict[str, Any]:
     """Fields of `Attention`: `attention_bias` is that of all its projections."""
     biased = given.flag("attention_bias", False)

@@ -94,7 +94,9 @@ class WeightNames:
 
     `parts` are a layer's: our name (a field of `LayerWeights`) -> the modules, behind `layer` (with
     the layer's index in it), whose rows are joined to make it. A checkpoint that has already joined
-    them names one.
+    them names one. `qkv_by_group`: these rows are joined group by group, each of which is a key's
+    head behind the heads of queries that attend to it, and the value's. Tensors with one of the
+    endings `buffers` are no weights. `others` are further names that a checkpoint may have.
     """
 
     embedding: str
@@ -102,6 +104,9 @@ class WeightNames:
     parts: Mapping[str, tuple[str, ...]]
     final_norm: str
     head: str
+    qkv_by_group: bool = False
+    buffers: tuple[str, ...] = ()
+    others: tuple[WeightNames, ...] = ()
 
     def with_parts(self, **parts: str) -> WeightNames:
         """These names, with parts that are one module each, further ones or other ones."""

@@ -1,0 +1,42 @@
+"""StableLM: Llama with LayerNorm, of whose heads a part is rotated.
+
+Attention and MLP may be side by side behind one norm.
+"""
+
+from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families.given import Given
+from rootlace.runtime.model.families.positions import read_rope
+from rootlace.runtime.model.families.reading import (
+    Family,
+    decoder,
+    divided_heads,
+    gated_mlp,
+    grouped_attention,
+    layer_norm,
+)
+from rootlace.runtime.model.families.spec import ModelSpec
+
+
+def _read(given: Given) -> ModelSpec:
+    divided_heads(given)
+    given.only("qk_layernorm", False)
+    attention = grouped_attention(given, kv_heads=32, qkv_bias=given.flag("use_qkv_bias", False))
+    parallel = given.flag("use_parallel_residual", False)
+    return decoder(
+        given,
+        llama.NAMES,
+        attention,
+        gated_mlp(given),
+        rope=read_rope(given, head_dim=attention.head_dim, partial=0.25),
+        norm=layer_norm(given, placement="once" if parallel else "before"),
+        parallel=parallel,
+    )
+
+
+FAMILY = Family(
+    architectures=("StableLmForCausalLM",),
+    model_types=("stablelm",),
+    read=_read,
+    bos_token_id=0,
+    eos_token_id=0,
+)
