@@ -256,8 +256,10 @@ class Forward {
     }
   }
 
+  // A step that only copies reads no weights: there may be none.
   bool has_orders() const {
-    return std::any_of(model_.layers, model_.layers + model_.num_layers, [](const RlLayer& layer) {
+    const int layers = step_.tokens ? model_.num_layers : 0;
+    return std::any_of(model_.layers, model_.layers + layers, [](const RlLayer& layer) {
       return layer.qkv[0].order || layer.qkv[1].order || layer.qkv[2].order ||
              layer.output.order || layer.gate_up.order || layer.down.order;
     });
