@@ -32,7 +32,7 @@ from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.doctor.ceilings import best_seconds
 from rootlace.runtime.doctor.work import Elements, Row, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import checkpoint_dtype, load_weights
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
@@ -93,13 +93,15 @@ def least_seconds(spec: ModelSpec, case: Case, size: Elements, limits: Limits) -
 class Subject:
     """A model on the native kernels, taken apart."""
 
-    def __init__(self, folder: Path, blocks: int, threads: int) -> None:
+    def __init__(
+        self, folder: Path, blocks: int, threads: int, weights_of: LoadWeights = load_weights
+    ) -> None:
         config = ModelConfig.read(folder)
         dtype = checkpoint_dtype(config)
         rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks)
         executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
-        model = on_cpu(config, dtype, rotary, cache, executor, load_weights, None)
+        model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
         assert isinstance(model.forward, NativeDecoder)
         model.pool.normal_()  # products of zeros take less time
         self.spec, self.size = config.spec, Elements(dtype.itemsize, dtype.itemsize)
