@@ -27,9 +27,9 @@ from rootlace.runtime.doctor.forecast import Forecast, Room, forecast
 from rootlace.runtime.doctor.foreign_load import ForeignLoad
 from rootlace.runtime.doctor.kernel_choice import KernelChoice, choose_on_cpu, choose_on_gpu
 from rootlace.runtime.doctor.machine import Machine, read_machine
-from rootlace.runtime.doctor.work import Elements, rounded_bytes, weight_bytes
+from rootlace.runtime.doctor.work import Elements
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.sizes import quantised_bytes
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
@@ -210,7 +210,7 @@ def _on_this_machine(
     memory = _memory(
         config,
         executor,
-        _weight_bytes(config, executor, dtype, native=name == "native"),
+        weight_bytes(config, dtype, executor.quantize, head_apart=name == "native"),
         rotary.context_length,
         kv_dtype,
         machine if gpu is None else gpu,
@@ -228,17 +228,6 @@ def _on_this_machine(
     return ModelReport(
         str(config.path), _name(dtype), rotary.context_length, name, why, memory, ceilings, found
     )
-
-
-def _weight_bytes(
-    config: ModelConfig, executor: ExecutorConfig, dtype: torch.dtype, *, native: bool
-) -> int:
-    stored = quantised_bytes(config, dtype)
-    if stored is not None:
-        return stored
-    if executor.quantize != "none":
-        return rounded_bytes(config.spec, dtype.itemsize, executor.quantize)
-    return weight_bytes(config.spec, dtype.itemsize, head_apart=native)
 
 
 def _ceilings(

@@ -1,13 +1,11 @@
-"""What a step of a model computes and reads, and what its weights take."""
+"""What a step of a model computes and reads."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from rootlace.runtime.model.checkpoint.weights import Part, layer_parts
+from rootlace.runtime.model.checkpoint.sizes import layer_numbers, product_numbers
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -36,25 +34,6 @@ class StepWork:
     read: float
 
 
-def weight_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
-    """Memory of all weights. `head_apart`: the head has memory of its own even where it is tied to
-    the embedding, as native kernels have it."""
-    count = _layer_numbers(spec) + spec.hidden_size  # and the last norm
-    ends = 1 if spec.tied_embeddings and not head_apart else 2
-    return (count + ends * spec.vocab_size * spec.hidden_size) * element
-
-
-def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
-    """About the memory of all weights that are rounded to `codes` while they are read: products of
-    the layers in these, the head in int8, the rest in `element` bytes."""
-    products = sum(_product_weights(part) for part in _parts(spec))
-    ends = spec.vocab_size * spec.hidden_size
-    others = _layer_numbers(spec) - products + spec.hidden_size + ends
-    # In four bits 128 weights share a scale of two bytes.
-    layers = products if codes == "int8" else products // 2 + products // 64
-    return others * element + layers + ends
-
-
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
     """The work of a step that samples a token for each row.
 
@@ -64,35 +43,17 @@ def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWo
     and values.
     """
     tokens = sum(row.new for row in rows)
-    weights = sum(_product_weights(part) for part in _parts(spec))
+    weights = product_numbers(spec)
     head = spec.vocab_size * spec.hidden_size
     attention = spec.attention
     query = attention.num_heads * attention.head_dim
     key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
     attended = 0.0
-    read = float((_layer_numbers(spec) + spec.hidden_size + head) * element.weight)
+    read = float((layer_numbers(spec) + spec.hidden_size + head) * element.weight)
     for window in attention.windows:
         attended += 4.0 * query * sum(_pairs(row, window) for row in rows)
         read += key_and_value * sum(_keys(row, window) for row in rows)
     return StepWork(2.0 * (weights * tokens + head * len(rows)), attended, read)
-
-
-def _parts(spec: ModelSpec) -> Iterator[Part]:
-    for index in range(spec.num_layers):
-        yield from layer_parts(spec, index).values()
-
-
-def _layer_numbers(spec: ModelSpec) -> int:
-    """How many numbers all layers have: products, their biases, norms."""
-    return sum(
-        math.prod(shape)
-        for part in _parts(spec)
-        for shape in (part.weights() | part.biases()).values()
-    )
-
-
-def _product_weights(part: Part) -> int:
-    return 0 if part.columns is None else sum(part.rows) * part.columns
 
 
 def _pairs(row: Row, window: int | None) -> int:

@@ -19,16 +19,10 @@ from rootlace.runtime.doctor.forecast import (
     prompt_seconds,
     step_seconds,
 )
-from rootlace.runtime.doctor.work import (
-    Elements,
-    Row,
-    StepWork,
-    rounded_bytes,
-    step_work,
-    weight_bytes,
-)
+from rootlace.runtime.doctor.work import Elements, Row, StepWork, step_work
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.sizes import dense_bytes, rounded_bytes
 from rootlace.runtime.model.families.spec import (
     Attention,
     GatedMlp,
@@ -63,16 +57,16 @@ def with_windows(*windows: int | None) -> ModelSpec:
 
 def test_memory_of_weights() -> None:
     layers_and_norm = 2 * (576 + 16) + 8
-    assert weight_bytes(SPEC, 2, head_apart=False) == 2 * (layers_and_norm + 256 + 256)
+    assert dense_bytes(SPEC, 2, head_apart=False) == 2 * (layers_and_norm + 256 + 256)
     tied = replace(SPEC, tied_embeddings=True)
-    assert weight_bytes(tied, 4, head_apart=False) == 4 * (layers_and_norm + 256)
-    assert weight_bytes(tied, 4, head_apart=True) == 4 * (layers_and_norm + 256 + 256)
+    assert dense_bytes(tied, 4, head_apart=False) == 4 * (layers_and_norm + 256)
+    assert dense_bytes(tied, 4, head_apart=True) == 4 * (layers_and_norm + 256 + 256)
 
 
 def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
     loaded = load_weights(config, torch.float32, torch.device("cpu"))
-    assert weight_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+    assert dense_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
 
 
 def test_memory_of_rounded_weights() -> None:

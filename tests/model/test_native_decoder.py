@@ -23,7 +23,9 @@ from rootlace.runtime.contracts.plan import StepResult, TokenScores
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.decoder import native_decoder
+from rootlace.runtime.model.executor import runner
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.main_memory import MainMemory
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, save
@@ -268,8 +270,12 @@ def test_what_is_asked_for(folder: Path) -> None:
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 @pytest.mark.parametrize("blocks", [1 << 40, 1 << 60])
-def test_a_pool_that_memory_has_no_room_for(folder: Path, kernels: str, blocks: int) -> None:
+def test_a_pool_that_memory_has_no_room_for(
+    folder: Path, kernels: str, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system says, where it had told of more memory than it gives."""
     skip_without(kernels)
+    monkeypatch.setattr(runner, "main_memory", lambda: MainMemory(1 << 90, 1 << 90))
     executor = ExecutorConfig(model=str(folder), kernels=kernels)
     with pytest.raises(InvalidRequest, match=rf"no room for a KV cache of {blocks} blocks"):
         ModelRunner.load(executor, CacheConfig(16, blocks), 64, 4)

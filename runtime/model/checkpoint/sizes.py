@@ -1,6 +1,10 @@
-"""The memory that the weights of quantised checkpoints take."""
+"""The memory that weights take."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 
@@ -9,8 +13,63 @@ from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.checkpoint.weights import layer_parts
+from rootlace.runtime.model.checkpoint.weights import Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
+
+
+def weight_bytes(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantize: Literal["none", "int8", "int4"],
+    *,
+    head_apart: bool,
+) -> int:
+    """About the memory of all weights, those that are not quantised in `dtype`, rounded as
+    `--quantize` says. `head_apart`: the head has memory of its own even where it is tied to the
+    embedding, as native kernels have it."""
+    stored = quantised_bytes(config, dtype)
+    if stored is not None:
+        return stored
+    if quantize != "none":
+        return rounded_bytes(config.spec, dtype.itemsize, quantize)
+    return dense_bytes(config.spec, dtype.itemsize, head_apart=head_apart)
+
+
+def dense_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
+    """That of weights of so many bytes each; see `weight_bytes`."""
+    count = layer_numbers(spec) + spec.hidden_size  # and the last norm
+    ends = 1 if spec.tied_embeddings and not head_apart else 2
+    return (count + ends * spec.vocab_size * spec.hidden_size) * element
+
+
+def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
+    """That of weights that are rounded to `codes` while they are read: products of the layers in
+    these, the head in int8, the rest in `element` bytes."""
+    products = product_numbers(spec)
+    ends = spec.vocab_size * spec.hidden_size
+    others = layer_numbers(spec) - products + spec.hidden_size + ends
+    # In four bits 128 weights share a scale of two bytes.
+    layers = products if codes == "int8" else products // 2 + products // 64
+    return others * element + layers + ends
+
+
+def layer_numbers(spec: ModelSpec) -> int:
+    """How many numbers all layers have: products, their biases, norms."""
+    return sum(
+        math.prod(shape)
+        for part in _parts(spec)
+        for shape in (part.weights() | part.biases()).values()
+    )
+
+
+def product_numbers(spec: ModelSpec) -> int:
+    """How many weights the products of all layers have."""
+    return sum(sum(part.rows) * (part.columns or 0) for part in _parts(spec))
+
+
+def _parts(spec: ModelSpec) -> Iterator[Part]:
+    for index in range(spec.num_layers):
+        yield from layer_parts(spec, index).values()
 
 
 def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:

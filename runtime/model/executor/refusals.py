@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.wire.errors import InvalidRequest
 
 
@@ -29,3 +35,72 @@ def check_gpu_kernels(asked: str, device: torch.device) -> None:
     """Raises `InvalidRequest` where kernels are asked for that are not a GPU's."""
     if asked == "native":
         raise InvalidRequest(f"kernels 'native' are a CPU's, the device is {device}")
+
+
+def check_memory(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    executor: ExecutorConfig,
+    cache: CacheConfig,
+    available: int,
+    *,
+    head_apart: bool,
+) -> None:
+    """Raises `InvalidRequest`, with what would fit, where `available` bytes have no room for the
+    weights and the cache that is asked for (one block, where none is). `head_apart`: see
+    `weight_bytes`."""
+    weights = weight_bytes(config, dtype, executor.quantize, head_apart=head_apart)
+    asked = _cache_bytes(config, dtype, executor, cache)
+    if weights + asked <= available:
+        return
+    ways = [
+        way
+        for way, needed in _smaller(config, dtype, executor, cache, head_apart)
+        if needed <= available
+    ]
+    raise InvalidRequest(
+        f"{config.path}: {_gib(available)} of memory are free, and its weights take "
+        f"{_gib(weights)}, its KV cache at least {_gib(asked)}; "
+        + (f"what would fit: {', '.join(ways)}" if ways else "nothing that can be chosen would fit")
+    )
+
+
+def _smaller(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    executor: ExecutorConfig,
+    cache: CacheConfig,
+    head_apart: bool,
+) -> Iterator[tuple[str, int]]:
+    """What can be chosen instead, and the bytes that it needs: first what changes no number."""
+
+    def needed(kind: torch.dtype, other: ExecutorConfig, blocks: CacheConfig) -> int:
+        weights = weight_bytes(config, kind, other.quantize, head_apart=head_apart)
+        return weights + _cache_bytes(config, kind, other, blocks)
+
+    default = replace(executor, kv_memory_bytes=None)
+    if executor.kv_memory_bytes is not None or cache.num_blocks is not None:
+        yield "a smaller KV cache", needed(dtype, default, replace(cache, num_blocks=None))
+    if cache.num_blocks is not None and executor.kv_dtype != "fp8_e4m3":
+        yield "kv_dtype fp8_e4m3", needed(dtype, replace(executor, kv_dtype="fp8_e4m3"), cache)
+    if dtype == torch.float32:
+        yield "dtype bfloat16", needed(torch.bfloat16, executor, cache)
+    if config.quantisation is None and executor.quantize != "int4":
+        if executor.quantize == "none":
+            yield "quantize int8", needed(dtype, replace(executor, quantize="int8"), cache)
+        yield "quantize int4", needed(dtype, replace(executor, quantize="int4"), cache)
+
+
+def _cache_bytes(
+    config: ModelConfig, dtype: torch.dtype, executor: ExecutorConfig, cache: CacheConfig
+) -> int:
+    block = kv_pool.block_bytes(
+        config, cache.block_size, kv_pool.storage_dtype(executor.kv_dtype, dtype)
+    )
+    if cache.num_blocks is not None:
+        return cache.num_blocks * block
+    return executor.kv_memory_bytes or block
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.2f} GiB"

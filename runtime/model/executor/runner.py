@@ -20,8 +20,10 @@ from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
-from rootlace.runtime.model.executor.refusals import check_context_length
+from rootlace.runtime.model.executor.refusals import check_context_length, check_memory
 from rootlace.runtime.model.executor.steps import Steps
+from rootlace.runtime.model.kv.device_memory import free_memory
+from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
@@ -76,12 +78,16 @@ class ModelRunner:
             raise UnsupportedModel(f"{config.file}: {reason}")
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
+        on_gpu = device.type == "cuda"
+        available = free_memory(device)[0] if on_gpu else main_memory().available
+        head_apart = not on_gpu and executor.kernels != "reference"
+        check_memory(config, dtype, executor, cache, available, head_apart=head_apart)
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
-            if device.type == "cuda":
+            if on_gpu:
                 from rootlace.runtime.model.executor import gpu_setup
 
                 limits = gpu_setup.StepLimits(max_step_tokens, max_running)

@@ -1,0 +1,89 @@
+"""A model that does not fit is refused before it is loaded, with what would fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.executor import runner
+from rootlace.runtime.model.executor.refusals import check_memory
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.main_memory import MainMemory
+from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.wire.errors import InvalidRequest
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig.read(make_tiny_model(tmp_path_factory.mktemp("memory") / "model"))
+
+
+def refusal(
+    config: ModelConfig, available: int, cache: CacheConfig, dtype: str = "float32", **given: Any
+) -> str | None:
+    """What is said; None where it fits."""
+    executor = ExecutorConfig(model=str(config.path), dtype=dtype, **given)
+    try:
+        check_memory(config, getattr(torch, dtype), executor, cache, available, head_apart=True)
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+def weights_of(config: ModelConfig, dtype: torch.dtype, quantize: Any) -> int:
+    return weight_bytes(config, dtype, quantize, head_apart=True)
+
+
+def test_what_fits_is_not_refused(config: ModelConfig) -> None:
+    cache = CacheConfig()
+    block = block_bytes(config, cache.block_size, torch.float32)
+    exact = weights_of(config, torch.float32, "none") + block
+    assert refusal(config, exact, cache) is None
+    assert refusal(config, exact - 1, cache) is not None
+    exact = weights_of(config, torch.float32, "int4") + 3 * block
+    assert refusal(config, exact, CacheConfig(num_blocks=3), quantize="int4") is None
+    assert refusal(config, exact - 1, CacheConfig(num_blocks=3), quantize="int4") is not None
+
+
+def test_what_would_fit_is_said(config: ModelConfig) -> None:
+    cache = CacheConfig()
+    block = block_bytes(config, cache.block_size, torch.float32)
+    needed = {
+        "dtype bfloat16": weights_of(config, torch.bfloat16, "none") + block // 2,
+        "quantize int8": weights_of(config, torch.float32, "int8") + block,
+        "quantize int4": weights_of(config, torch.float32, "int4") + block,
+    }
+    for available in (*needed.values(), min(needed.values()) - 1):
+        said = refusal(config, available, cache) or ""
+        assert str(config.path) in said
+        for way, bytes_ in needed.items():
+            assert (way in said) == (bytes_ <= available), (way, said)
+    assert "nothing that can be chosen" in (refusal(config, 0, cache) or "")
+    said = refusal(config, needed["quantize int4"], cache, quantize="int8") or ""
+    assert "quantize int4" in said and "quantize int8" not in said
+
+
+def test_a_cache_that_is_too_large(config: ModelConfig) -> None:
+    block = block_bytes(config, 16, torch.float32)
+    most = weights_of(config, torch.float32, "none") + 50 * block
+    said = refusal(config, most, CacheConfig(num_blocks=90)) or ""
+    assert "a smaller KV cache, kv_dtype fp8_e4m3" in said
+    said = refusal(config, most, CacheConfig(), kv_memory_bytes=90 * block) or ""
+    assert "a smaller KV cache" in said and "kv_dtype" not in said
+
+
+def test_nothing_is_loaded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "main_memory", lambda: MainMemory(1 << 30, 1000))
+    executor = ExecutorConfig(model=str(config.path), device="cpu")
+
+    def load(*_: Any) -> Any:
+        raise AssertionError("weights are loaded")
+
+    with pytest.raises(InvalidRequest, match="memory are free"):
+        ModelRunner.load(executor, CacheConfig(), 64, 4, weights_of=load)
