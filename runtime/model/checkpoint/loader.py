@@ -30,7 +30,6 @@ from rootlace.runtime.model.checkpoint.weights import (
     row_order,
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
-from rootlace.runtime.model.gguf.config import NO_WEIGHTS
 
 Progress = Callable[[str, float], None]
 LoadWeights = Callable[[ModelConfig, torch.dtype, torch.device, Progress | None], ModelWeights]
@@ -350,7 +349,7 @@ def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings
-        if name.endswith(buffers) or is_kv_scale(name) or name in NO_WEIGHTS:
+        if name.endswith(buffers) or is_kv_scale(name):
             return True
         return storage.passed_over(name)
 

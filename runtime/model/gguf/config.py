@@ -17,7 +17,7 @@ from rootlace.runtime.model.gguf.metadata import Metadata
 from rootlace.wire.errors import UnsupportedModel
 
 EMBEDDING, HEAD = "token_embd", "output"
-NO_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_NO_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that say how positions rotate; they are part of the configuration."""
 _PARTS = {
     "input_norm": ("attn_norm",),
@@ -112,7 +112,7 @@ def _names(file: GgufFile) -> WeightNames:
         "qkv": joined("attn_qkv", "attn_q", "attn_k", "attn_v"),
         "gate_up": joined("ffn_up", "ffn_gate", "ffn_up"),
     }
-    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD)
+    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD, buffers=_NO_WEIGHTS)
 
 
 def _embedding(file: GgufFile) -> Tensor:
