@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ def convert(
     kind: str = "F32",
     *,
     finer: Sequence[str] = (),
+    blocks: Mapping[str, torch.Tensor] | None = None,
     tensors_per_file: int = 0,
     **metadata: Any,
 ) -> Path:
     """The checkpoint in `folder`, whose matrices become of type `kind`, but Q8_0 those that are
-    `finer`. Its tokenizer too, if it has one. `metadata` of the architecture is added, with "__"
-    for ".", or replaces what is there; None: it is left out."""
+    `finer`; `blocks` are those of matrices, as bytes. Its tokenizer too, if it has one. `metadata`
+    of the architecture is added, with "__" for ".", or replaces what is there; None: it is left
+    out."""
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_file)
@@ -44,7 +46,7 @@ def convert(
         write_tokenizer(writer, folder)
     else:
         _write_made_up_tokenizer(writer, config["vocab_size"])
-    for stored, name, tensor in _tensors(arch, config, folder):
+    for stored, name, tensor in _tensors(arch, config, folder, blocks or {}):
         _write_tensor(writer, name, tensor, "Q8_0" if stored in finer else kind)
     return finish(writer, path)
 
@@ -134,20 +136,22 @@ def _keys(arch: str, config: Json) -> Json:
     return found
 
 
-def _tensors(arch: str, config: Json, folder: Path) -> list[tuple[str, str, torch.Tensor]]:
+def _tensors(
+    arch: str, config: Json, folder: Path, blocks: Mapping[str, torch.Tensor]
+) -> list[tuple[str, str, torch.Tensor]]:
     """Their names in the checkpoint and in the file."""
     architecture = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     found = []
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in (load_file(folder / "model.safetensors") | blocks).items():
         module = name.split(".")[-2]
         if arch in PERMUTED and module in heads:
             halves = tensor.unflatten(0, (heads[module], 2, -1))
             tensor = halves.swapaxes(1, 2).flatten(0, 2)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1
-        found.append((name, names.get_name(name, (".weight", ".bias")), tensor.float()))
+        found.append((name, names.get_name(name, (".weight", ".bias")), tensor))
     rope = _rope(config)
     if rope["rope_type"] == "llama3":
         found.append(("", "rope_freqs.weight", _llama3_factors(rope, _head_dim(config))))
@@ -171,7 +175,10 @@ def _llama3_factors(rope: Json, head_dim: int) -> torch.Tensor:
 
 def _write_tensor(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
     if tensor.dim() == 1 or kind == "F32":
-        writer.add_tensor(name, tensor.numpy())
+        writer.add_tensor(name, tensor.float().numpy())
+        return
+    if tensor.dtype == torch.uint8:
+        writer.add_tensor(name, tensor.numpy(), raw_dtype=gguf.GGMLQuantizationType[kind])
         return
     number = gguf.GGMLQuantizationType[kind]
     writer.add_tensor(name, gguf.quantize(tensor.numpy(), number), raw_dtype=number)

@@ -13,6 +13,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    LlamaConfig,
     Olmo3Config,
     PreTrainedConfig,
     SmolLM3Config,
@@ -107,6 +108,34 @@ def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
     rounded(tmp_path / "hf", kind)
     model = reference(tmp_path / "hf", torch.float32)
     check(path, reference_logprobs(model, TOKENS)[-1], dtype="float32")
+
+
+UNITS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+"""Where a block has the floats that it is multiplied by, of types that nobody here can round to."""
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_weights_of_any_codes(kind: str, tmp_path: Path) -> None:
+    wide = {**SHAPE, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+    save(LlamaConfig(**wide), tmp_path / "hf")
+    number = gguf.GGMLQuantizationType[kind]
+    numbers, size = gguf.GGML_QUANT_SIZES[number]
+    rng = np.random.default_rng(5)
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    blocks = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2:
+            data = rng.integers(0, 256, (len(tensor), 256 // numbers, size), dtype=np.uint8)
+            for place in UNITS[kind]:
+                unit = np.full((*data.shape[:2], 1), 0.001 if "NL" in kind else 0.0001, np.float16)
+                data[..., place : place + 2] = unit.view(np.uint8)
+            data = data.reshape(len(tensor), -1)
+            blocks[name] = torch.from_numpy(data)
+            tensors[name] = torch.from_numpy(gguf.dequantize(data, number).astype(np.float32))
+    save_file(tensors, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf", kind, blocks=blocks)
+    model = reference(tmp_path / "hf", torch.float32)
+    check(path, reference_logprobs(model, TOKENS)[-1])
 
 
 def test_parts_of_unlike_types(tmp_path: Path) -> None:
