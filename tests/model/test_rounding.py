@@ -21,6 +21,7 @@ from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest
 from tests.model.checkpoints import configs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.model.quantised_checkpoints import gptq, quantised
 from tests.native import skip_without
 
 CPU = torch.device("cpu")
@@ -97,7 +98,12 @@ def test_tokens_are_those_of_the_rounded_weights(folder: Path, codes: Any, kerne
     assert not np.array_equal(found, logits("none", load_weights))
 
 
-def test_what_is_quantised_already_is_refused(folder: Path) -> None:
+def test_what_is_quantised_already_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Before anything is read where the configuration says so."""
+    quantised(configs()["llama"], tmp_path, *gptq(4, 32))
+    config = ModelConfig.read(tmp_path / "quantised")
+    with pytest.raises(InvalidRequest, match=r"weights are quantised already .GPTQ"):
+        rounded(pytest.fail, "int4")(config, torch.float32, CPU, None)
     once = rounded(load_weights, "int8")
     with pytest.raises(InvalidRequest, match="weights are quantised already"):
         rounded(once, "int4")(ModelConfig.read(folder), torch.float32, CPU, None)

@@ -10,7 +10,6 @@ import torch
 
 from rootlace.kernels import Dense, Scheme, Weight
 from rootlace.kernels.reference.linear import quantise
-from rootlace.kernels.weights import parts_of
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
@@ -32,6 +31,8 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         device: torch.device,
         progress: Progress | None = None,
     ) -> ModelWeights:
+        if config.quantisation is not None:
+            raise _already(config.quantisation.method)
         weights = weights_of(config, dtype, device, progress)
         return replace(
             weights,
@@ -79,8 +80,11 @@ class _RoundedLayers(Sequence[LayerWeights]):
 
 def _round(weight: Weight, scheme: Scheme) -> Weight:
     if not isinstance(weight, Dense):
-        kinds = " and ".join(sorted({part.kind for part in parts_of(weight)}))
-        raise InvalidRequest(f"quantize: the model's weights are quantised already ({kinds})")
+        raise _already(weight.kind)
     # Where groups are small their scales weigh, and half as many bits do.
     scales = torch.float32 if scheme.group is None else torch.bfloat16
     return quantise(weight.matrix, scheme, weight.bias, scales)
+
+
+def _already(how: str) -> InvalidRequest:
+    return InvalidRequest(f"quantize: the model's weights are quantised already ({how})")
