@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rootlace.runtime.model.checkpoint.sizes import layer_numbers, product_numbers
+from rootlace.runtime.model.checkpoint.sizes import layer_numbers, norm_numbers, product_numbers
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -49,7 +49,7 @@ def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWo
     query = attention.num_heads * attention.head_dim
     key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
     attended = 0.0
-    read = float((layer_numbers(spec) + spec.hidden_size + head) * element.weight)
+    read = float((layer_numbers(spec) + norm_numbers(spec) + head) * element.weight)
     for window in attention.windows:
         attended += 4.0 * query * sum(_pairs(row, window) for row in rows)
         read += key_and_value * sum(_keys(row, window) for row in rows)

@@ -31,6 +31,7 @@ from rootlace.runtime.model.families.spec import (
     Rope,
     WeightNames,
 )
+from tests.model.checkpoints import configs, save
 from tests.tiny_model import make_tiny_model
 
 PARTS = ("input_norm", "qkv", "output", "post_norm", "gate_up", "down")
@@ -65,6 +66,14 @@ def test_memory_of_weights() -> None:
 
 def test_memory_of_weights_is_that_of_a_loaded_model(tmp_path: Path) -> None:
     config = ModelConfig.read(make_tiny_model(tmp_path / "model"))
+    loaded = load_weights(config, torch.float32, torch.device("cpu"))
+    assert dense_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "starcoder2", "cohere2"])
+def test_memory_of_norms_mlps_and_positions(name: str, tmp_path: Path) -> None:
+    save(configs()[name], tmp_path)
+    config = ModelConfig.read(tmp_path)
     loaded = load_weights(config, torch.float32, torch.device("cpu"))
     assert dense_bytes(config.spec, 4, head_apart=False) == loaded.num_bytes()
 

@@ -13,6 +13,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GlmConfig,
+    GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
@@ -20,6 +21,7 @@ from transformers import (
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -44,6 +46,16 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
 }
 MULTI_HEAD = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
+GPT2: dict[str, Any] = {
+    "vocab_size": 199,
+    "n_embd": 64,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 256,
+    **{key: value for key, value in SHAPE.items() if key.endswith("_token_id")},
+}
+OPT = {key: value for key, value in MULTI_HEAD.items() if key != "intermediate_size"}
+OPT["ffn_dim"] = 96
 THETA = 10000.0
 
 
@@ -149,6 +161,17 @@ def configs() -> dict[str, PreTrainedConfig]:
         "exaone4-full": Exaone4Config(
             **SHAPE, sliding_window=None, layer_types=["full_attention"] * 3
         ),
+        "gpt2": GPT2Config(**GPT2, n_inner=96),
+        "gpt2-unscaled": GPT2Config(
+            **GPT2,
+            scale_attn_weights=False,
+            activation_function="relu",
+            tie_word_embeddings=False,
+        ),
+        "opt": OPTConfig(**OPT, word_embed_proj_dim=64),
+        "opt-unbiased": OPTConfig(
+            **OPT, enable_bias=False, activation_function="gelu", tie_word_embeddings=False
+        ),
         "gpt_neox": GPTNeoXConfig(**MULTI_HEAD),
         "gpt_neox-serial": GPTNeoXConfig(
             **MULTI_HEAD,
@@ -205,11 +228,11 @@ def save(
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 parameter.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
-            elif "embed" in name or "lm_head" in name:
+            elif any(part in name for part in ("embed", "wte", "wpe", "lm_head")):
                 parameter.normal_(0.0, 0.6)
             else:
                 parameter.normal_(0.0, 1.3 * parameter.shape[1] ** -0.5)

@@ -75,7 +75,7 @@ def subject(folder: Path, device: FakeDevice, *, graphs: bool = True) -> Subject
     return Subject(steps, plain, device, attention)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2-sliding", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen2-sliding", "qwen3", "opt"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     save(configs()[request.param], folder)

@@ -47,10 +47,14 @@ NAMES = (
     "starcoder2-sliding",
     "gpt_neox",
     "stablelm",
+    "gpt2",
+    "opt",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
 EPS = dict.fromkeys(("cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
-EPS["starcoder2-sliding"] = "norm_epsilon"
+EPS |= {"starcoder2-sliding": "norm_epsilon", "gpt2": "layer_norm_epsilon"}
+EPS["opt"] = "init_std"  # it has no such key
+LEARNED_POSITIONS = ("gpt2", "opt")
 
 SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table"}
 ABSENT = object()
@@ -262,8 +266,10 @@ def test_every_key_is_computed_or_refused(name: str, tmp_path: Path) -> None:
         equal.add(key)
     assert not wrong
     # Both happen, so the test can see either.
-    assert {"hidden_size", "per_layer_config", "no_such_key"} <= refused
-    assert {EPS.get(name, "rms_norm_eps"), "rope_parameters", "use_cache"} <= equal
+    hidden_size = "n_embd" if name == "gpt2" else "hidden_size"
+    assert {hidden_size, "per_layer_config", "no_such_key"} <= refused
+    assert {EPS.get(name, "rms_norm_eps"), "use_cache"} <= equal
+    assert ("rope_parameters" in equal) != (name in LEARNED_POSITIONS)
 
 
 def test_harmless_keys(tmp_path: Path) -> None:
@@ -276,7 +282,7 @@ def test_harmless_keys(tmp_path: Path) -> None:
 
 # What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
 # (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2,
-# GPT-NeoX (20B), StableLM 2 and Llama 3.2's like.
+# GPT-NeoX (20B), GPT-2, OPT and Galactica, StableLM 2 and Llama 3.2's like.
 HUB_KEYS: dict[str, dict[str, Any]] = {
     "phi3": {
         "attention_bias": False,
@@ -365,6 +371,18 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "rotary_emb_base": 10000,
         "rotary_pct": 0.5,
     },
+    "gpt2": {
+        "n_ctx": 256,
+        "summary_activation": None,
+        "summary_proj_to_labels": True,
+        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    },
+    "opt": {
+        "activation_dropout": 0.0,
+        "learned_embeddings": True,
+        "prefix": "</s>",
+        "scale_embeddings": False,
+    },
     "stablelm": {"rope_parameters": None, "partial_rotary_factor": 0.25, "rope_theta": 10000},
     "llama": {"rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 2}
     | {"rope_interleaved": False, "is_llama_config": True, "_flash_attn_2_enabled": True},
@@ -381,11 +399,15 @@ def test_files_of_the_hub_are_computed(name: str, tmp_path: Path) -> None:
     assert (expected[: len(found)] - found).abs().max() < 1e-4
 
 
+def architecture(config: PreTrainedConfig) -> str:
+    """What transformers calls the decoder of a configuration."""
+    return str(AutoModelForCausalLM._model_mapping[type(config)].__name__)
+
+
 def write_config(name: str, folder: Path, edit: dict[str, Any]) -> Path:
     """The file of a configuration without weights, with other values of keys."""
     config = configs()[name]
-    kind = type(config).__name__.removesuffix("Config").removesuffix("Text")
-    config.architectures = [f"{kind}ForCausalLM"]
+    config.architectures = [architecture(config)]
     config.save_pretrained(folder)
     file = folder / "config.json"
     edited = json.loads(file.read_text()) | edit
@@ -536,8 +558,7 @@ def test_keys_that_say_how_to_sample_are_known() -> None:
 def test_tokens_that_begin_and_end_a_text(name: str, tmp_path: Path) -> None:
     """Where neither file says any, they are those of the family."""
     config = configs()[name]
-    name = type(config).__name__.removesuffix("Config").removesuffix("Text")
-    config.architectures = [f"{name}ForCausalLM"]
+    config.architectures = [architecture(config)]
     config.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     plain = {k: v for k, v in json.loads(file.read_text()).items() if not k.endswith("_token_id")}

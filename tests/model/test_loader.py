@@ -156,6 +156,33 @@ def test_rows_joined_by_group_are_sorted(tmp_path: Path) -> None:
     assert torch.equal(head.matrix, stored["lm_head.weight"])
 
 
+def test_names_of_the_first_checkpoints(tmp_path: Path) -> None:
+    """GPT-2's own file has no `transformer.`, but masks; its matrices are transposed either way."""
+    save(configs()["gpt2"], tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
+    stored["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    save_file(stored, file, {"format": "pt"})
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert torch.equal(weights.embedding, stored["wte.weight"])
+    assert weights.positions is not None
+    assert torch.equal(weights.positions, stored["wpe.weight"])
+    for name, module in (("qkv", "attn.c_attn"), ("down", "mlp.c_proj")):
+        part = getattr(weights.layers[1], name)
+        assert isinstance(part, Dense)
+        assert torch.equal(part.matrix, stored[f"h.1.{module}.weight"].t())
+        assert part.bias is not None
+        assert torch.equal(part.bias, stored[f"h.1.{module}.bias"])
+
+
+def test_positions_behind_others(tmp_path: Path) -> None:
+    save(configs()["opt"], tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")["model.decoder.embed_positions.weight"]
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, CPU)
+    assert weights.positions is not None
+    assert torch.equal(weights.positions, stored[2:])
+
+
 def _stored_ends(folder: Path, stored: tuple[str, ...], differ: bool = False) -> None:
     """Leave of the tied embedding and head what is in `stored`, under these names."""
     file = folder / "model.safetensors"
@@ -210,8 +237,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "broken config": (lambda f: (f / "config.json").write_text("{"), ["config.json"]),
     "not an object": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
     "architecture": (
-        lambda f: edit_json(f / "config.json", architectures=["GPT2LMHeadModel"]),
-        ["config.json", "architectures", "GPT2LMHeadModel", "LlamaForCausalLM"],
+        lambda f: edit_json(f / "config.json", architectures=["BertLMHeadModel"]),
+        ["config.json", "architectures", "BertLMHeadModel", "LlamaForCausalLM"],
     ),
     "no architecture": (
         lambda f: edit_json(f / "config.json", architectures=None),

@@ -39,6 +39,7 @@ NOT_NATIVE = {
     *("granite", "smollm3", "smollm3-sliding", "glm4"),
     *("olmo2", "olmo2-biased", "olmo3", "gemma2", "gemma3"),
     *("cohere2", "cohere2-biased", "exaone4", "exaone4-full", "starcoder2", "starcoder2-sliding"),
+    *("gpt2", "gpt2-unscaled", "opt", "opt-unbiased"),
     *("gpt_neox", "gpt_neox-serial", "stablelm", "stablelm-parallel"),
 }
 

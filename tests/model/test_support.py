@@ -123,6 +123,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "norm.bias": {"norm": {"bias": True}},
     "mlp PlainMlp": {"mlp": PlainMlp(96, "gelu")},
     "parallel": {"parallel": True},
+    "learned_positions": {"learned_positions": 64},
+    "names.positions": {"names": {"positions": "wpe"}},
     "embedding_multiplier": {"embedding_multiplier": 2.0},
     "residual_multiplier": {"residual_multiplier": 2.0},
     "logit_multiplier": {"logit_multiplier": 2.0},

@@ -82,6 +82,9 @@ def load_weights(
     final_norm_bias = None
     if spec.norm.bias:
         final_norm_bias = reader.read([f"{spec.names.final_norm}.bias"])
+    positions = None
+    if spec.learned_positions:
+        positions = reader.read([f"{spec.names.positions}.weight"])[spec.skipped_positions :]
     head: Weight
     if head_module == embedding_module:
         head = quantised or Dense(embedding)
@@ -95,6 +98,7 @@ def load_weights(
         final_norm=final_norm,
         head=head,
         final_norm_bias=final_norm_bias,
+        positions=positions,
         release=lambda: checkpoint.release(f"{head_module}.weight"),
     )
 
@@ -183,6 +187,9 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     found = {f"{spec.names.final_norm}.weight": Expected(((spec.hidden_size,),))}
     if spec.norm.bias:
         found[f"{spec.names.final_norm}.bias"] = Expected(((spec.hidden_size,),))
+    positions, table = spec.learned_positions + spec.skipped_positions, spec.names.positions
+    if positions:
+        found[f"{table}.weight"] = Expected(((positions, spec.hidden_size),))
     found |= storage.possible(head, *ends) | storage.needed(head, *ends)
     found |= storage.needed(embedding, *ends)
     for index in range(spec.num_layers):
@@ -190,6 +197,11 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
             for module, rows in zip(part.modules, part.rows, strict=True):
                 if part.columns is None:
                     found[f"{module}.weight"] = Expected(((rows,),))
+                    continue
+                if part.transposed and storage.layout(module) is not None:
+                    raise storage.refusal(f"{module} is quantised and has a row for each input")
+                if part.transposed:
+                    found[f"{module}.weight"] = Expected(((part.columns, rows),))
                     continue
                 found |= storage.possible(module, rows, part.columns)
                 found |= storage.needed(module, rows, part.columns)
@@ -261,9 +273,11 @@ class _Reader:
             return found
         return self.read([name])
 
-    def read(self, names: Iterable[str]) -> torch.Tensor:
+    def read(self, names: Iterable[str], *, transposed: bool = False) -> torch.Tensor:
         """The named weights, stacked along their rows, in memory of their own."""
         parts = {name: self._checkpoint.tensor(name) for name in names}
+        if transposed:
+            parts = {name: part.t() for name, part in parts.items()}
         rows = sum(len(part) for part in parts.values())
         shape = (rows, *next(iter(parts.values())).shape[1:])
         whole = _empty(shape, self._dtype, self._device)
@@ -293,7 +307,8 @@ class _Reader:
         """A part's modules, joined."""
         if all(self._storage.layout(module) is None for module in part.modules):
             bias = _ordered(self.read(part.biases()), order) if part.bias else None
-            return Dense(_ordered(self.read(part.weights()), order), bias)
+            matrix = self.read(part.weights(), transposed=part.transposed)
+            return Dense(_ordered(matrix, order), bias)
         found, start = [], 0
         for module, rows in zip(part.modules, part.rows, strict=True):
             weight = self.module(module, rows, columns, biased=part.bias)

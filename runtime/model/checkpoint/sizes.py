@@ -37,7 +37,7 @@ def weight_bytes(
 
 def dense_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
     """That of weights of so many bytes each; see `weight_bytes`."""
-    count = layer_numbers(spec) + spec.hidden_size  # and the last norm
+    count = layer_numbers(spec) + norm_numbers(spec) + position_numbers(spec)
     ends = 1 if spec.tied_embeddings and not head_apart else 2
     return (count + ends * spec.vocab_size * spec.hidden_size) * element
 
@@ -47,7 +47,7 @@ def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"])
     these, the head in int8, the rest in `element` bytes."""
     products = product_numbers(spec)
     ends = spec.vocab_size * spec.hidden_size
-    others = layer_numbers(spec) - products + spec.hidden_size + ends
+    others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec) + ends
     # In four bits 128 weights share a scale of two bytes.
     layers = products if codes == "int8" else products // 2 + products // 64
     return others * element + layers + ends
@@ -65,6 +65,16 @@ def layer_numbers(spec: ModelSpec) -> int:
 def product_numbers(spec: ModelSpec) -> int:
     """How many weights the products of all layers have."""
     return sum(sum(part.rows) * (part.columns or 0) for part in _parts(spec))
+
+
+def norm_numbers(spec: ModelSpec) -> int:
+    """How many numbers the last norm has."""
+    return spec.hidden_size * (2 if spec.norm.bias else 1)
+
+
+def position_numbers(spec: ModelSpec) -> int:
+    """How many numbers the table of learned positions has, of which a step takes a few rows."""
+    return (spec.learned_positions + spec.skipped_positions) * spec.hidden_size
 
 
 def _parts(spec: ModelSpec) -> Iterator[Part]:
@@ -88,7 +98,7 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:
 
 def _foreseen(spec: ModelSpec, quantisation: Quantisation, itemsize: int) -> int:
     ends = spec.vocab_size * (1 if spec.tied_embeddings else 2)
-    total = (ends + 1) * spec.hidden_size * itemsize
+    total = (ends * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)) * itemsize
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
             numbers = part.biases() if part.columns else part.weights() | part.biases()

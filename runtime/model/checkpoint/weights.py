@@ -54,6 +54,7 @@ class ModelWeights:
     final_norm: torch.Tensor  # [H]
     head: Weight  # [V, H]; of the embedding itself where they are tied
     final_norm_bias: torch.Tensor | None = None  # [H]
+    positions: torch.Tensor | None = None  # [learned positions, H]
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 
@@ -70,8 +71,7 @@ class ModelWeights:
     def num_bytes(self) -> int:
         """Memory taken, tied weights counted once."""
         found = [self.embedding, self.final_norm, *tensors(self.head)]
-        if self.final_norm_bias is not None:
-            found.append(self.final_norm_bias)
+        found += [one for one in (self.final_norm_bias, self.positions) if one is not None]
         for layer in self.layers:
             found += layer.norm_biases.values()
             for one in fields(layer):
@@ -86,18 +86,20 @@ class ModelWeights:
 @dataclass(frozen=True)
 class Part:
     """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
-    `columns` None: a vector."""
+    `columns` None: a vector. `transposed`: stored with the columns as rows."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int | None
     bias: bool
+    transposed: bool = False
 
     def weights(self) -> dict[str, tuple[int, ...]]:
         """The tensors of its weight, with their shapes."""
         width = () if self.columns is None else (self.columns,)
+        turn = -1 if self.transposed else 1
         return {
-            f"{module}.weight": (rows, *width)
+            f"{module}.weight": (rows, *width)[::turn]
             for module, rows in zip(self.modules, self.rows, strict=True)
         }
 
@@ -116,13 +118,14 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
     up = (inner, inner) if spec.mlp.gated else (inner,)
-    prefix = spec.names.layer.format(index)
+    prefix, transposed = spec.names.layer.format(index), spec.names.transposed
 
     def part(
         name: str, rows: tuple[int, ...], columns: int | None = None, bias: bool = False
     ) -> Part:
         modules = tuple(prefix + module for module in spec.names.parts[name])
-        return Part(modules, rows if len(modules) > 1 else (sum(rows),), columns, bias)
+        rows = rows if len(modules) > 1 else (sum(rows),)
+        return Part(modules, rows, columns, bias, transposed and columns is not None)
 
     parts = {
         "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),

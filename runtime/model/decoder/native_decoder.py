@@ -55,6 +55,7 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
+    "names.transposed": support.anything,
 }
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 

@@ -56,6 +56,7 @@ class StepInputBuilder:
         attention = {window: self._kernels.plan_attention(batch, window) for window in self.windows}
         return StepInput(
             token_ids=ids,
+            positions=positions,
             cos=cos,
             sin=sin,
             write_slots=slots,

@@ -50,8 +50,10 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
+    "names.transposed": support.anything,
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
+    **any_value("names.positions", "learned_positions", "skipped_positions"),
 }
 """What this decoder, with its loader and rotations, can compute."""
 GATED = ("silu", "gelu_tanh")
@@ -86,6 +88,7 @@ class StepInput:
     """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
 
     token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
     cos: torch.Tensor  # [T, D/2], or [T, D] with those of layers with windows behind them
     sin: torch.Tensor  # the same
     write_slots: torch.Tensor  # [M] int64
@@ -147,6 +150,8 @@ class Decoder:
         residual = _scaled(
             kernels.embedding(weights.embedding, step.token_ids), self._embedding_multiplier
         )
+        if weights.positions is not None:
+            residual = residual + kernels.embedding(weights.positions, step.positions)
         x = self._normed(residual, weights.layers[0].norm("input_norm"))
         last = len(weights.layers) - 1
         rotations = self._rotations(step)

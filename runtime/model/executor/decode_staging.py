@@ -140,7 +140,8 @@ class DecodeStaging:
         the step before found."""
         bucket, buffer = staged.bucket, self._buffer
         layout = bucket.layout
-        cos, sin = self._inputs.rotary(layout.device(buffer, "positions"))
+        positions = layout.device(buffer, "positions")
+        cos, sin = self._inputs.rotary(positions)
         attention: dict[int | None, Any] = {}
         for window, names in bucket.attention.items():
             views = [layout.device(buffer, name) for name in names]
@@ -149,6 +150,7 @@ class DecodeStaging:
             token_ids=self._kernels.feed_tokens(
                 layout.device(buffer, "token_ids"), layout.device(buffer, "feeds"), tokens
             ),
+            positions=positions,
             cos=cos,
             sin=sin,
             write_slots=layout.device(buffer, "slots"),

@@ -109,6 +109,7 @@ class MixedStaging:
         cos, sin = self._inputs.rotary(staged["positions"])
         step = StepInput(
             token_ids=token_ids,
+            positions=staged["positions"],
             cos=cos,
             sin=sin,
             write_slots=staged["slots"],

@@ -9,6 +9,7 @@ Nothing here imports torch: a model that is refused is refused at once.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ IGNORED = _names(
     # Training, and how transformers runs a model.
     "initializer_range attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout "
     "residual_dropout embedding_dropout classifier_dropout "
+    "activation_dropout dropout layerdrop init_std "
     "attention_probs_dropout_prob hidden_dropout_prob "
     "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
     "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
@@ -112,9 +114,23 @@ class Given:
         self._values = values
         self._inside = inside
         self._read: set[str] = set()
+        self._names: Mapping[str, str] = {}
+
+    def renamed(self, names: Mapping[str, str], **defaults: Any) -> Given:
+        """The same keys, of which some are asked for by other names (here: what is asked for -> the
+        file's key), and `defaults` for what the file does not have."""
+        view = copy.copy(self)
+        view._names = names
+        view._values = defaults | dict(self._values)
+        return view
+
+    def name(self, key: str) -> str:
+        """What the file calls a key."""
+        return self._names.get(key, key)
 
     def __call__(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
         """The value of a key. Refuses one of another kind, and a missing one without `default`."""
+        key = self.name(key)
         self._read.add(key)
         if key in self._values:
             value = self._values[key]
@@ -126,14 +142,14 @@ class Given:
         return default
 
     def __contains__(self, key: str) -> bool:
-        return key in self._values
+        return self.name(key) in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
     def pass_over(self, *keys: str) -> None:
         """These keys change nothing, whatever they say."""
-        self._read.update(keys)
+        self._read.update(map(self.name, keys))
 
     def table(self, key: str) -> Given:
         """The keys of an object."""
@@ -162,12 +178,14 @@ class Given:
 
     def only(self, key: str, value: object) -> None:
         """Refuse any other value of the key."""
+        key = self.name(key)
         self._read.add(key)
         if self._values.get(key, value) not in (value, None):
             self.refuse(key, f"only {value!r} is supported")
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raises `UnsupportedModel`, naming the key and its value."""
+        key = self.name(key)
         raise UnsupportedModel(
             f"{self._file}: {self._inside}{key} {self._values.get(key)!r}: {why}"
         )

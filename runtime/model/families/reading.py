@@ -132,8 +132,14 @@ def divided_heads(given: Given) -> None:
     """Refuse heads that do not have hidden_size / heads numbers each."""
     heads, hidden = given.size("num_attention_heads"), given.size("hidden_size")
     if hidden % heads:
-        given.refuse("num_attention_heads", f"hidden_size ({hidden}) is not a multiple of it")
+        name = given.name("hidden_size")
+        given.refuse("num_attention_heads", f"{name} ({hidden}) is not a multiple of it")
     given.only("head_dim", hidden // heads)
+
+
+def no_rope(given: Given) -> Rope:
+    """That of a family without rotation."""
+    return Rope("default", {"rope_theta": 1e4}, unrotated_layers=tuple(range(given.layers())))
 
 
 def biases(given: Given) -> dict[str, Any]:

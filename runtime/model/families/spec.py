@@ -97,6 +97,8 @@ class WeightNames:
     them names one. `qkv_by_group`: these rows are joined group by group, each of which is a key's
     head behind the heads of queries that attend to it, and the value's. Tensors with one of the
     endings `buffers` are no weights. `others` are further names that a checkpoint may have.
+    `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
+    for each input.
     """
 
     embedding: str
@@ -107,6 +109,8 @@ class WeightNames:
     qkv_by_group: bool = False
     buffers: tuple[str, ...] = ()
     others: tuple[WeightNames, ...] = ()
+    positions: str = ""
+    transposed: bool = False
 
     def with_parts(self, **parts: str) -> WeightNames:
         """These names, with parts that are one module each, further ones or other ones."""
@@ -121,7 +125,9 @@ class ModelSpec:
     output is multiplied by before it is added to the residual stream, and what is done to logits,
     in this order: multiplied, then capped as attention's scores are. `rounded_multiplier`: that of
     the embedding is rounded to the model's type first. `parallel`: the MLP reads the residual
-    stream as attention found it, and both outputs are added to that.
+    stream as attention found it, and both outputs are added to that. `learned_positions`: a row
+    for each of so many positions is added to the embedding; in the checkpoint it stands behind
+    `skipped_positions` others.
     """
 
     vocab_size: int
@@ -140,3 +146,5 @@ class ModelSpec:
     logit_multiplier: float = 1.0
     logit_soft_cap: float = 0.0
     parallel: bool = False
+    learned_positions: int = 0
+    skipped_positions: int = 0
