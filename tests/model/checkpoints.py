@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from transformers import (
     Cohere2Config,
+    CohereConfig,
     Exaone4Config,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -56,6 +58,7 @@ GPT2: dict[str, Any] = {
 }
 OPT = {key: value for key, value in MULTI_HEAD.items() if key != "intermediate_size"}
 OPT["ffn_dim"] = 96
+FALCON = {**{key: value for key, value in OPT.items() if key != "ffn_dim"}, "ffn_hidden_size": 96}
 THETA = 10000.0
 
 
@@ -148,6 +151,21 @@ def configs() -> dict[str, PreTrainedConfig]:
         "glm": GlmConfig(**SHAPE, head_dim=16),
         "glm4": Glm4Config(
             **SHAPE, head_dim=24, rope_parameters=_rope("default", partial_rotary_factor=0.75)
+        ),
+        "cohere": CohereConfig(**SHAPE, logit_scale=0.4),
+        "falcon": FalconConfig(**FALCON, bias=True),
+        "falcon-serial": FalconConfig(
+            **FALCON, multi_query=False, parallel_attn=False, tie_word_embeddings=False
+        ),
+        "falcon-grouped": FalconConfig(
+            **FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True
+        ),
+        "falcon-one-norm": FalconConfig(
+            **FALCON,
+            new_decoder_architecture=True,
+            num_kv_heads=2,
+            num_ln_in_parallel_attn=1,
+            activation="gelu_pytorch_tanh",
         ),
         "cohere2": Cohere2Config(**SHAPE, sliding_window=6, logit_scale=0.4),
         "cohere2-biased": Cohere2Config(

@@ -49,10 +49,14 @@ NAMES = (
     "stablelm",
     "gpt2",
     "opt",
+    "cohere",
+    "falcon",
+    "falcon-grouped",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
-EPS = dict.fromkeys(("cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
+EPS = dict.fromkeys(("cohere", "cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
 EPS |= {"starcoder2-sliding": "norm_epsilon", "gpt2": "layer_norm_epsilon"}
+EPS |= dict.fromkeys(("falcon", "falcon-grouped"), "layer_norm_epsilon")
 EPS["opt"] = "init_std"  # it has no such key
 LEARNED_POSITIONS = ("gpt2", "opt")
 
@@ -60,10 +64,13 @@ SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table
 ABSENT = object()
 
 # Where transformers fails: it divides for every family but Ministral, wants 1.0 and not 1, and its
-# own padding token is beyond a small vocabulary.
+# own padding token is beyond a small vocabulary. Falcon's heads cannot be given a size, and with
+# `output_attentions` its tokens see later ones, unless attention is `eager`, which agrees with us.
 ONLY_OURS = [
     ("ministral", "head_dim", ABSENT),
     ("gemma3", "final_logit_softcapping", 1),
+    *((name, "head_dim", 16) for name in ("falcon", "falcon-grouped")),
+    *((name, "output_attentions", True) for name in ("falcon", "falcon-grouped")),
     *((name, "pad_token_id", ABSENT) for name in ("phi3", "smollm3-sliding", "glm", "glm4")),
 ]
 
@@ -363,6 +370,13 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "embedding_dropout": 0.1,
         "rope_parameters": None,
         "rope_theta": 999999.4420358813,
+    },
+    "cohere": {"model_max_length": 131072, "rope_parameters": None, "rope_theta": 8e6},
+    "falcon": {
+        "apply_residual_connection_post_layernorm": False,
+        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
+        "max_position_embeddings": 2048,
+        "rope_parameters": None,
     },
     "gpt_neox": {
         "attention_probs_dropout_prob": 0,

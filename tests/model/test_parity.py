@@ -40,6 +40,7 @@ NOT_NATIVE = {
     *("olmo2", "olmo2-biased", "olmo3", "gemma2", "gemma3"),
     *("cohere2", "cohere2-biased", "exaone4", "exaone4-full", "starcoder2", "starcoder2-sliding"),
     *("gpt2", "gpt2-unscaled", "opt", "opt-unbiased"),
+    *("cohere", "falcon", "falcon-serial", "falcon-grouped", "falcon-one-norm"),
     *("gpt_neox", "gpt_neox-serial", "stablelm", "stablelm-parallel"),
 }
 
