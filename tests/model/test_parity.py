@@ -235,7 +235,10 @@ def test_a_plan_without_samples_only_writes(sliding: Model) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral-sliding", "gemma2", "olmo2", "glm"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen3", "mistral-sliding", "gemma2", "olmo2", "glm", "cohere2", "gpt2", "falcon"],
+)
 def test_bfloat16_is_as_close_to_float32_as_transformers(
     name: str, kernels: Kernels, tmp_path: Path
 ) -> None:
