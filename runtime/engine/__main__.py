@@ -16,6 +16,7 @@ import zmq
 from rootlace.runtime import processes
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Ready,
@@ -102,12 +103,9 @@ def serve(config: EngineProcessConfig) -> None:
         outbox.send(encode(said))
 
     def compiler() -> GrammarCompiler:
-        compiler = GrammarCompiler.from_json(
-            runner.config.source.tokenizer_json(),
-            runner.vocab_size,
-            list(runner.eos_token_ids),
-            engine.constraints,
-        )
+        tokenizer = runner.config.source.tokenizer_json()
+        vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
+        compiler = GrammarCompiler(vocabulary, config=engine.constraints)
         compiler.prepare()
         return compiler
 

@@ -17,6 +17,7 @@ from rootlace.runtime.constrained.matchers.cursor import Cursor
 from rootlace.runtime.constrained.matchers.hybrid import HybridGrammar
 from rootlace.runtime.constrained.matchers.llguidance import LLGuidanceGrammar
 from rootlace.runtime.constrained.schema.regular import MARK, declared_part
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
 from rootlace.runtime.contracts.plan import MaskRow
 from tests.constrained.random_schemas import random_schema
@@ -73,7 +74,8 @@ SCHEMAS: dict[str, Any] = {
 def compilers(demo_model: Path) -> tuple[GrammarCompiler, GrammarCompiler]:
     """Ours, and llguidance alone."""
     alone = ConstraintConfig(backend="llguidance")
-    ours = GrammarCompiler.from_folder(demo_model, 4096, [2])
+    tokenizer = (demo_model / "tokenizer.json").read_text("utf-8")
+    ours = GrammarCompiler(Vocabulary(tokenizer, 4096, [2]))
     return ours, GrammarCompiler(ours.vocabulary, config=alone)
 
 

@@ -9,6 +9,7 @@ from rootlace.runtime.config import ConstraintConfig
 from rootlace.runtime.constrained import GrammarCompiler, Matcher
 from rootlace.runtime.constrained.matchers import places
 from rootlace.runtime.constrained.matchers.places import Places
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 
 REGEX = r"(?:ab|ac)+d[0-9]{2}"
 SCHEMA = {"type": "object", "properties": {"ab": {"type": "integer", "maximum": 99}}}
@@ -17,7 +18,8 @@ TEXTS = {"regex": b"abacd07", "open": b'{"ab":12}'}
 
 @pytest.fixture(scope="module")
 def compiler(demo_model) -> GrammarCompiler:
-    return GrammarCompiler.from_folder(demo_model, 4096, [2])
+    tokenizer = (demo_model / "tokenizer.json").read_text("utf-8")
+    return GrammarCompiler(Vocabulary(tokenizer, 4096, [2]))
 
 
 def made(compiler: GrammarCompiler, kind: str) -> Matcher:

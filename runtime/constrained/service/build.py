@@ -54,9 +54,6 @@ class GrammarBuilder:
         self._making = threading.Lock()
         self._builds = SteppedBuilds(config.max_device_states, config.max_device_bytes)
 
-    def prepare(self) -> None:
-        self._forced_tokenizer().prepare()
-
     def build(self, constraint: Constraint) -> Grammar:
         """Raises InvalidConstraint."""
         check_size(constraint, self._config)
@@ -87,7 +84,7 @@ class GrammarBuilder:
         """Raises TooLarge where the automaton is, and nothing else holds it."""
         backend = self._config.backend
         if backend == "outlines_core":
-            return OutlinesGrammar(self._vocabulary, regex, self._forced_tokenizer(), self._config)
+            return OutlinesGrammar(self._vocabulary, regex, self.forced_tokenizer(), self._config)
         if backend == "llguidance":
             return self._as_pattern(regex)
         try:
@@ -102,7 +99,7 @@ class GrammarBuilder:
         return AutomatonGrammar(
             self._vocabulary,
             dfa,
-            self._forced_tokenizer(),
+            self.forced_tokenizer(),
             lambda: self._as_pattern(regex),
             self._config.max_table_bytes,
             self._builds,
@@ -188,7 +185,7 @@ class GrammarBuilder:
         if dfa.empty:
             return inner
         return HybridGrammar(
-            self._vocabulary, inner, dfa, self._forced_tokenizer(), self._config.max_table_bytes
+            self._vocabulary, inner, dfa, self.forced_tokenizer(), self._config.max_table_bytes
         )
 
     def _llguidance(self, lark: str) -> LLGuidanceGrammar:
@@ -199,7 +196,7 @@ class GrammarBuilder:
             raise InvalidConstraint(str(error).splitlines()[0]) from None
 
     def _on_llguidance(self, lark: str) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._vocabulary, lark, self._forced_tokenizer(), self._config)
+        return LLGuidanceGrammar(self._vocabulary, lark, self.forced_tokenizer(), self._config)
 
     def _refuse_if_not_regular(self, kind: str) -> None:
         if self._config.backend not in ("auto", "llguidance"):
@@ -207,7 +204,7 @@ class GrammarBuilder:
                 f"{kind}: it is not regular, or too large, for the backend {self._config.backend!r}"
             )
 
-    def _forced_tokenizer(self) -> Canonicalizer:
+    def forced_tokenizer(self) -> Canonicalizer:
         with self._making:
             if self._canonicalizer is None:
                 self._canonicalizer = Canonicalizer(self._vocabulary)

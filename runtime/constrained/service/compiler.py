@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from rootlace.runtime.constrained.service.cache import GrammarCache
 from rootlace.runtime.constrained.sources.source import constraint_of
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.matcher import Grammar
-from rootlace.wire.errors import InvalidConstraint
 from rootlace.wire.protocol import Constraint
 
 DEFAULT = ConstraintConfig()
@@ -49,36 +47,9 @@ class GrammarCompiler:
         self._builder = GrammarBuilder(self.vocabulary, config, self.documents)
         self._cache = GrammarCache(config.cache_size, config.cache_bytes)
 
-    @classmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        vocab_size: int,
-        eos_token_ids: list[int],
-        config: ConstraintConfig = DEFAULT,
-    ) -> GrammarCompiler:
-        """For the tokenizer of a model folder. Raises InvalidConstraint if it has none."""
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise InvalidConstraint(f"constraints need {path}, which does not exist")
-        text = path.read_text(encoding="utf-8")
-        return cls.from_json(text, vocab_size, eos_token_ids, config)
-
-    @classmethod
-    def from_json(
-        cls,
-        tokenizer: str,
-        vocab_size: int,
-        eos_token_ids: list[int],
-        config: ConstraintConfig = DEFAULT,
-    ) -> GrammarCompiler:
-        """For the tokenizer that a `tokenizer.json` describes, given as text."""
-        return cls(Vocabulary(tokenizer, vocab_size, eos_token_ids), config=config)
-
     def prepare(self) -> None:
-        """Learn now what forcing tokens needs to know of the tokenizer (about half a second), so
-        that no request waits for it."""
-        self._builder.prepare()
+        """Learn what forcing tokens takes (half a second), so that no request waits for it."""
+        self._builder.forced_tokenizer().prepare()
 
     def compile(
         self,
