@@ -187,6 +187,9 @@ FAMILIES = {
     "llama-biased": ("fp8", ("_proj",)),
     "llama-tied": ("ct-int4", ("_proj", "lm_head")),
     "mistral": ("fp8", ("_proj", "lm_head")),
+    # Rows of queries, keys and values are joined by group, in one module, with biases.
+    "gpt_neox": ("gptq-ordered", ("query_key_value", "dense", "_4h", "_to_h")),
+    "falcon-grouped": ("ct-fp8-blocks", ("query_key_value", "dense", "_4h", "_to_h")),
 }
 
 
@@ -197,9 +200,15 @@ def test_families(tmp_path: Path, family: str) -> None:
     packed, dense = made(name, tmp_path, family, modules=modules)
     weights = check_weights(packed, dense)
     tied = isinstance(weights.head, Dense) and weights.head.matrix is weights.embedding
-    assert tied == (family in ("gemma2", "llama-tied"))
+    assert tied == (family in ("gemma2", "llama-tied", "falcon-grouped"))
     assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
     check_logprobs(packed, dense)
+
+
+def test_transposed_modules_are_refused(tmp_path: Path) -> None:
+    packed, _ = made("ct-int4", tmp_path, "gpt2", modules=("c_fc",))
+    with pytest.raises(UnsupportedModel, match=r"c_fc is quantised and has a row for each input"):
+        read(packed)
 
 
 def test_some_modules_are_dense(tmp_path: Path) -> None:
