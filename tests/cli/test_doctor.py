@@ -86,7 +86,7 @@ def test_what_there_is_no_memory_to_measure(
         (None, "no such folder"),
         ("", "it has no config.json"),
         ("{", "config.json"),
-        ('{"architectures": ["GPT2LMHeadModel"]}', "is not supported"),
+        ('{"architectures": ["PelicanForCausalLM"]}', "is not supported"),
     ],
 )
 def test_a_model_that_is_none(tmp_path: Path, config: str | None, said: str) -> None:

@@ -82,10 +82,9 @@ class AutomatonGrammar(PlacedGrammar):
 
     def row(self, state: int) -> MaskRow | None:
         """Once there is a fallback, only rows that are filled: its masks may fail."""
-        row = super().row(state)
-        if self._fallback is None or row is None or self.table.filled(row.row):
-            return row
-        return None
+        row = self.table.row(state)
+        lost = self._fallback is not None and row is not None and not self.table.filled(row.row)
+        return None if lost else row
 
     def keep(self, state: int, words: np.ndarray, failed: bool) -> None:
         """The same language has the same mask, whoever makes it. A mask that failed is the

@@ -75,8 +75,9 @@ class Cursor(Matcher):
         return row
 
     def prepare_mask(self) -> None:
-        row = self.mask_row()
-        if row is not None and not row.address and not self._grammar.write(self.place.state, None):
+        place = self.place
+        unknown = place.mask is None and place.state >= 0
+        if unknown and not self._grammar.write(place.state, None) and self.mask_row() is not None:
             self.fill_bitmask(np.zeros(bitmask.words_of(self._size), np.int32))
 
     def automaton(self) -> AutomatonState | None:
