@@ -37,11 +37,16 @@ class Architecture:
     read: Callable[[Metadata, Keys], None] = lambda metadata, keys: None
 
 
-def _llama(metadata: Metadata, keys: Keys) -> None:
+def _biases(metadata: Metadata, keys: Keys) -> None:
     keys |= {
         "attention_bias": _biased(metadata),
         "mlp_bias": metadata.has_tensor("blk.0.ffn_up.bias"),
     }
+
+
+def _llama(metadata: Metadata, keys: Keys) -> None:
+    """Mistral's first models are files of `llama`, too: with a window where it is stated."""
+    _biases(metadata, keys)
     window = metadata("attention.sliding_window", COUNT, 0)
     if window:
         _mistral(metadata, keys)
@@ -86,17 +91,10 @@ def _gemma_scale(metadata: Metadata, keys: Keys, layers: int) -> None:
 
 def _phi3(metadata: Metadata, keys: Keys) -> None:
     keys["sliding_window"] = metadata("attention.sliding_window", COUNT, 0) or None
-    long, short = (metadata.floats(f"rope_factors_{which}.weight") for which in ("long", "short"))
-    if long is None or short is None:
-        return
-    original = metadata("rope.scaling.original_context_length", COUNT, 0)
-    keys["original_max_position_embeddings"] = original or keys["max_position_embeddings"]
-    keys["rope_scaling"] = {
-        "rope_type": "longrope",
-        "long_factor": long,
-        "short_factor": short,
-        "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0),
-    }
+    original = keys.get("rope_scaling", {}).get("original_max_position_embeddings")
+    if original:
+        # The family has a default, which counts for more than what is stated among parameters.
+        keys["original_max_position_embeddings"] = original
 
 
 def _olmo2(metadata: Metadata, keys: Keys) -> None:
@@ -123,7 +121,7 @@ def _set_layer_types(metadata: Metadata, keys: Keys, window: int, period: int) -
 
 
 def _granite(metadata: Metadata, keys: Keys) -> None:
-    _llama(metadata, keys)
+    _biases(metadata, keys)
     metadata.only("rope.scaling.finetuned", True)
     scale = metadata.number("attention.scale", None)
     keys["attention_multiplier"] = scale or keys["head_dim"] ** -0.5
@@ -153,6 +151,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phi3": Architecture("Phi3ForCausalLM", "phi3", read=_phi3),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", read=_qwen3),
-    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", neighbours=True, read=_llama),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", neighbours=True, read=_biases),
 }
 """By `general.architecture`."""

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from rootlace.runtime.model.families.given import COUNT, NOT_NEGATIVE, SIZE, TEXT
+from rootlace.runtime.model.families.given import COUNT, NOT_NEGATIVE, NUMBER, SIZE, TEXT
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 from rootlace.runtime.model.gguf.architectures import ARCHITECTURES, Architecture
 from rootlace.runtime.model.gguf.file import GgufFile, Tensor
@@ -17,8 +17,9 @@ from rootlace.runtime.model.gguf.metadata import Metadata
 from rootlace.wire.errors import UnsupportedModel
 
 EMBEDDING, HEAD = "token_embd", "output"
-_NO_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that say how positions rotate; they are part of the configuration."""
+_FREQUENCIES = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+"""Tensors that say how positions rotate: `_rope_scaling` reads or refuses them."""
 _PARTS = {
     "input_norm": ("attn_norm",),
     "attention_out_norm": ("post_attention_norm",),
@@ -112,7 +113,8 @@ def _names(file: GgufFile) -> WeightNames:
         "qkv": joined("attn_qkv", "attn_q", "attn_k", "attn_v"),
         "gate_up": joined("ffn_up", "ffn_gate", "ffn_up"),
     }
-    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD, buffers=_NO_WEIGHTS)
+    factors = tuple(name for name in (_FREQUENCIES, _LONG, _SHORT) if name in file.tensors)
+    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD, buffers=factors)
 
 
 def _embedding(file: GgufFile) -> Tensor:
@@ -130,12 +132,28 @@ def _dtype(file: GgufFile) -> str:
 
 def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
     """`rope_scaling`; None where positions are not scaled."""
-    factors = metadata.floats("rope_freqs.weight")
-    kind = metadata("rope.scaling.type", TEXT, "linear")
+    factors, long, short = map(metadata.floats, (_FREQUENCIES, _LONG, _SHORT))
+    # Files of Phi-3 were written without a type at first.
+    default = "linear" if long is None and short is None else "longrope"
+    kind = metadata("rope.scaling.type", TEXT, default)
     # The old name of the factor.
     factor = metadata.number("rope.scale_linear", 0.0)
     factor = metadata.number("rope.scaling.factor", factor)
     original = metadata("rope.scaling.original_context_length", COUNT, 0) or None
+    if kind == "longrope":
+        if long is None or short is None or factors is not None:
+            metadata.refuse("rope.scaling.type", f"it takes {_LONG} and {_SHORT}, and no other")
+        if factor not in (0.0, 1.0):
+            metadata.refuse("rope.scaling.factor", "longrope has factors of its own")
+        return {
+            "rope_type": "longrope",
+            "long_factor": long,
+            "short_factor": short,
+            "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": original or context,
+        }
+    if long is not None or short is not None:
+        metadata.refuse("rope.scaling.type", f"{_LONG} and {_SHORT} are for longrope")
     if factors is not None:
         # Llama 3.1's angles, already divided: the same as long factors for texts of any length.
         if kind not in ("none", "linear") or factor not in (0.0, 1.0):
@@ -146,7 +164,7 @@ def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
         return None if factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return _yarn(metadata, factor, original)
-    if kind not in ("none", "longrope"):
+    if kind != "none":
         metadata.refuse("rope.scaling.type", "only none, linear, yarn and longrope are supported")
     return None
 
@@ -154,6 +172,11 @@ def _rope_scaling(metadata: Metadata, context: int) -> dict[str, Any] | None:
 def _yarn(metadata: Metadata, factor: float, original: int | None) -> dict[str, Any]:
     metadata.only("rope.scaling.attn_factor", 1.0)
     metadata.only("rope.scaling.yarn_ext_factor", 1.0)
+    # llama.cpp's converter writes what a config.json states, and llama.cpp computes this instead.
+    grown = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    stated = metadata("rope.scaling.yarn_attn_factor", NUMBER, grown)
+    if not math.isclose(stated, grown, rel_tol=1e-6):
+        metadata.refuse("rope.scaling.yarn_attn_factor", f"only {grown:.8g} is supported")
     found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
     return found | {name: metadata(key, NOT_NEGATIVE, None) for name, key in betas.items()}

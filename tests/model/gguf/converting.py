@@ -107,6 +107,14 @@ def _keys(arch: str, config: Json) -> Json:
     if rope["rope_type"] in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
         found["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    if rope["rope_type"] == "yarn":
+        for stated in ("attention_factor", "beta_fast", "beta_slow"):
+            key = stated.replace("attention", "attn")
+            if rope.get(stated) is not None:
+                found[f"rope.scaling.yarn_{key}"] = float(rope[stated])
+    if rope["rope_type"] == "longrope":
+        found["rope.scaling.type"] = "longrope"
+        found["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
     match arch:
         case "gemma2":
             found["attention.sliding_window"] = config["sliding_window"]

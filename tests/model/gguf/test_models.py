@@ -22,10 +22,13 @@ from transformers import (
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.gguf.config import read_config
+from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
 from tests.model.gguf.converting import convert, gguf
+from tests.model.gguf.writing import Entry, write
 from tests.model.plans import Blocks, Row, Work, make_plan
 
 TOP = SHAPE["vocab_size"] % 128
@@ -41,6 +44,24 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
         "llama llama-tied llama-biased llama-mqa llama-llama3 llama-linear llama-yarn mistral "
         "granite phi3 phi3-partial olmo2 olmo2-biased qwen2 qwen3 qwen3-biased glm4"
     )
+    long = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + pair / 8 for pair in range(8)],
+        "long_factor": [2.0 + pair for pair in range(8)],
+        "original_max_position_embeddings": 128,
+        "attention_factor": 1.0,
+    }
+    # As OLMo 3's own config.json states it: the factor of attention is that which follows.
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "attention_factor": 1.2079441541679836,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    }
     layers = {**SHAPE, "num_hidden_layers": 5}
     gemma = {**layers, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
     local = {"rope_type": "default", "rope_theta": 100.0}
@@ -57,6 +78,12 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
             sliding_window=5,
             rope_parameters={"full_attention": WINDOW_THETA, "sliding_attention": WINDOW_THETA},
         ),
+        "olmo3-yarn": Olmo3Config(
+            **layers,
+            sliding_window=5,
+            rope_parameters={"full_attention": yarn, "sliding_attention": WINDOW_THETA},
+        ),
+        "llama-longrope": LlamaConfig(**SHAPE, head_dim=16, rope_parameters=long),
         "glm4-half": Glm4Config(**SHAPE, head_dim=16),
     }
 
@@ -160,6 +187,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not causal": ({"attention__causal": False}, "llama.attention.causal False"),
     "unlike layers": ({"feed_forward_length": [96, 96, 80]}, "llama.feed_forward_length"),
     "another scaling": ({"rope__scaling__type": "ntk"}, "llama.rope.scaling.type 'ntk'"),
+    "longrope without factors": (
+        {"rope__scaling__type": "longrope"},
+        "llama.rope.scaling.type 'longrope': it takes rope_factors_long.weight and",
+    ),
+    "a factor of attention": (
+        {
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 8.0,
+            "rope__scaling__yarn_attn_factor": 1.3,
+        },
+        "llama.rope.scaling.yarn_attn_factor 1.2999999523162842: only 1.2079442 is supported",
+    ),
     "longer values": ({"attention__value_length": 24}, "llama.attention.value_length 24"),
     "no context": ({"context_length": None}, "llama.context_length is missing"),
     "a text": ({"block_count": "3"}, "llama.block_count '3'"),
@@ -177,6 +216,45 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         check(path, torch.zeros(0))
     assert str(caught.value).startswith(str(path)) and words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["phi3", "llama"])
+@pytest.mark.parametrize(
+    ("tensors", "kind", "words"),
+    [
+        ("long", None, "rope.scaling.type None: it takes"),
+        ("short", "longrope", "rope.scaling.type 'longrope': it takes"),
+        ("long short", "linear", "rope.scaling.type 'linear': rope_factors_long.weight and"),
+        ("long short freqs", "longrope", "rope.scaling.type 'longrope': it takes"),
+    ],
+)
+def test_factors_of_angles_are_read_or_refused(
+    name: str, tensors: str, kind: str | None, words: str, tmp_path: Path
+) -> None:
+    metadata: dict[str, Any] = {f"{name}.embedding_length": 64, f"{name}.context_length": 64}
+    metadata |= {f"{name}.{key}": 2 for key in ("attention.head_count", "feed_forward_length")}
+    metadata |= {f"{name}.block_count": 1, f"{name}.attention.layer_norm_rms_epsilon": 1e-5}
+    metadata["general.architecture"] = name
+    if kind:
+        metadata[f"{name}.rope.scaling.type"] = kind
+    names = {"freqs": "rope_freqs", "long": "rope_factors_long", "short": "rope_factors_short"}
+    entries = [Entry("token_embd.weight", (64, 8), 0, 0)]
+    entries += [
+        Entry(f"{names[one]}.weight", (16,), 0, 2048 + 64 * at)
+        for at, one in enumerate(tensors.split())
+    ]
+    path = write(tmp_path / "m.gguf", metadata, entries, bytes(4096))
+    with pytest.raises(UnsupportedModel, match=f"{name}.{words}"):
+        read_config(GgufFile.read(path))
+
+
+@pytest.mark.parametrize("name", ["smollm3", "granite", "qwen3"])
+def test_windows_of_models_that_have_none(name: str, tmp_path: Path) -> None:
+    """Only a file of `llama` may be Mistral's."""
+    save(stated_by_gguf()[name], tmp_path / "hf")
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf", attention__sliding_window=8)
+    with pytest.raises(UnsupportedModel, match=rf"{name}\.attention\.sliding_window 8: this key"):
+        ModelConfig.read(path)
 
 
 def test_other_architectures_and_files(tmp_path: Path) -> None:
