@@ -29,6 +29,8 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     cut: dict[str, int] = field(default_factory=dict)
     """File -> of which so many bytes are sent once, before the connection breaks."""
+    status: int = 0
+    """Answered to everything, where it is not 0."""
     damaged: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
@@ -68,6 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        if self.hub.status:
+            self._fail(self.hub.status, "")
+            return
         api, file = _API.fullmatch(path), _FILE.fullmatch(path)
         found = api or file
         if found is None or found["repo"] not in self.hub.repos:

@@ -32,7 +32,9 @@ FOREIGN_CORES = 0.1
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(help="Also say what the model in this folder needs and reaches here."),
+        typer.Argument(
+            help="Also say what this model (folder, file or name) needs and reaches here."
+        ),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,

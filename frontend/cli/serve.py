@@ -42,7 +42,8 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Folder of the model (Hugging Face layout).", show_default="demo model"
+            help="Folder of the model, GGUF file, or name on the Hugging Face hub.",
+            show_default="demo model",
         ),
     ] = None,
     model_option: Annotated[
@@ -70,16 +71,16 @@ def serve(
         settings["api_key"] = _read_key(api_key_file)
     host, port = settings["host"], settings["http_port"]
     program_address = settings.pop("program_address", None) or _next_to(host, port)
-    folder = served_model(model or model_option)
     check_runtime()
-    try:
-        config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
-    except msgspec.ValidationError as error:
-        fail(str(error))
     _check_port(host, port, "--port")
     found = _TCP.fullmatch(program_address)
     if found is not None:
         _check_port(found["host"].strip("[]"), int(found["port"]), "--program-address")
+    folder = served_model(model or model_option)  # which may have to be downloaded
+    try:
+        config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
+    except msgspec.ValidationError as error:
+        fail(str(error))
     if host not in _LOOPBACK and not config.gateway.api_key:
         typer.echo(f"warning: listening on {host} without an API key", err=True)
     _serve_until_signal(config.gateway, config.engine, log_level.value)

@@ -42,11 +42,14 @@ def cached_models() -> tuple[list[CachedModel], int]:
 
 def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:
     try:
-        spec = ModelConfig.read(path).spec
+        config = ModelConfig.read(path)
     except UnsupportedModel as error:
         return CachedModel(name, str(path), weights, refused=str(error))
-    needs = weights + _cache_bytes(spec)
-    return CachedModel(name, str(path), weights, spec.max_context, needs, needs <= free)
+    # float16 runs in float32.
+    in_memory = 2 * weights if config.checkpoint_dtype == "float16" else weights
+    needs = in_memory + _cache_bytes(config.spec)
+    context = config.spec.max_context
+    return CachedModel(name, str(path), weights, context, needs, needs <= free)
 
 
 def _cache_bytes(spec: ModelSpec) -> int:

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download
-from rootlace.runtime.model.hub.cache import snapshots
+from rootlace.runtime.model.hub.cache import listing_file, snapshots
 from rootlace.runtime.model.hub.files import gguf_files
 from rootlace.runtime.model.hub.local import local_model
 from rootlace.runtime.model.hub.name import HubName
@@ -132,11 +132,94 @@ def test_without_the_hub(hub: Hub, ours: download.Hub, tiny: Path, tmp_path: Pat
     gone = download.Hub("http://127.0.0.1:9", ours.cache)
     with pytest.raises(ServerUnavailable, match=r"not in the cache, and .* cannot be reached"):
         gone.fetch(TINY)
-    ours.fetch(TINY, weights=False)
-    with pytest.raises((ServerUnavailable, UnsupportedModel), match=r"weights|safetensors"):
+    described = ours.fetch(TINY, weights=False)
+    assert gone.fetch(TINY, weights=False) == described
+    with pytest.raises(ServerUnavailable, match=r"its model\.safetensors is not in the cache"):
         gone.fetch(TINY)
     folder = ours.fetch(TINY)
     assert gone.fetch(TINY) == folder
+    # What only describes a newer commit does not take its place.
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()}
+    hub.add(TINY.repo, files | {"generation_config.json": b"{}"})
+    assert ours.fetch(TINY, weights=False) != folder
+    assert gone.fetch(TINY) == folder
+
+
+def test_the_same_is_meant_with_and_without_the_hub(
+    hub: Hub, ours: download.Hub, tiny: Path
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()}
+    quants = {f"m-{kind}.gguf": kind.encode() for kind in ("Q4_K_M", "Q8_0")}
+    hub.add("people/both", files | quants)
+    hub.add("people/quants", quants)
+    gone = download.Hub("http://127.0.0.1:9", ours.cache)
+    for repo in ("people/both", "people/quants"):
+        ours.fetch(HubName(repo, None, "Q8_0"))
+        with pytest.raises(ServerUnavailable, match=r"its .* is not in the cache"):
+            gone.fetch(HubName(repo))
+    folder, file = (ours.fetch(HubName(repo)) for repo in ("people/both", "people/quants"))
+    assert (folder / "config.json").is_file() and file.name == "m-Q4_K_M.gguf"
+    assert [gone.fetch(HubName(repo)) for repo in ("people/both", "people/quants")] == [
+        folder,
+        file,
+    ]
+    # What other tools have put there says less.
+    for listing in (ours.cache or Path()).glob("*/rootlace/*.json"):
+        listing.unlink()
+    assert gone.fetch(HubName("people/quants")) == file
+    assert gone.fetch(HubName("people/both")) == folder
+    file.unlink()
+    with pytest.raises(UnsupportedModel, match="say which"):
+        gone.fetch(HubName("people/quants"))
+
+
+def test_a_check_that_was_cut_short_is_made_up_for(
+    hub: Hub, ours: download.Hub, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(TINY.repo, tiny)
+    hub.damaged.add("model.safetensors")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "_check", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ours.fetch(TINY)
+    fails(ours, TINY, "model.safetensors arrived damaged")
+    hub.damaged.clear()
+    folder = ours.fetch(TINY)
+    assert (folder / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
+
+
+def test_a_cache_that_is_only_to_be_read(hub: Hub, ours: download.Hub, tiny: Path) -> None:
+    hub.add(TINY.repo, tiny)
+    folder = ours.fetch(TINY)
+    for file in (folder.parent.parent / "refs" / "main", listing_file(folder)):
+        file.unlink()
+        file.mkdir()
+    assert ours.fetch(TINY) == folder
+
+
+def test_failures_of_the_cache_and_of_tokens_are_told_as_such(
+    hub: Hub, ours: download.Hub, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(TINY.repo, tiny)
+
+    def full(*_: Any, **__: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("huggingface_hub.hf_hub_download", full)
+        fails(ours, TINY, str(ours.cache), "No space left")
+    file = ours.cache or Path()
+    file.write_text("")
+    fails(ours, TINY, str(file), "Not a directory")
+    hub.status = 401
+    fails(ours, TINY, "hf auth login")
+    hub.status = 503
+    with pytest.raises(ServerUnavailable):
+        ours.fetch(TINY)
 
 
 def test_offline(hub: Hub, ours: download.Hub, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +249,14 @@ def test_what_cannot_be_had_is_said_before_weights_are_sent(
     pickled = {k: v for k, v in files.items() if k != "model.safetensors"}
     hub.add("people/pickled", pickled | {"pytorch_model.bin": b"x"})
     fails(ours, HubName("people/pickled"), "pytorch_model.bin")
+    slow = {k: v for k, v in files.items() if k != "tokenizer.json"}
+    hub.add("people/slow", slow)
+    fails(ours, HubName("people/slow"), "no tokenizer.json")
+    index = json.dumps({"weight_map": {"a": "../up.safetensors"}}).encode()
+    pointing = {k: v for k, v in files.items() if k != "model.safetensors"}
+    hub.add("people/up", pointing | {"model.safetensors.index.json": index})
+    with pytest.raises(UnsupportedModel, match="bad file name"):
+        ours.fetch(HubName("people/up"))
     hub.add("people/large", files)
     usage: Any = shutil.disk_usage("/")._replace(free=10)
     with monkeypatch.context() as patched:
@@ -188,7 +279,13 @@ def test_which_gguf_file() -> None:
         "bf16": split,
     }.items():
         assert gguf_files(HubName("a/b", None, variant), files) == found, variant
-    with pytest.raises(UnsupportedModel, match=r"there are .*IQ4_NL, Q4_K_M"):
+    unsloth = ["m-UD-Q4_K_XL.gguf", "m-Q4_K_M.gguf", "m-i1-Q2_K.gguf"]
+    for variant in ("UD-Q4_K_XL", "Q4_K_XL"):
+        assert gguf_files(HubName("a/b", None, variant), unsloth) == unsloth[:1]
+    assert gguf_files(HubName("a/b", None, "i1-Q2_K"), unsloth) == unsloth[2:]
+    with pytest.raises(UnsupportedModel, match="part 1 of 2 is not there"):
+        gguf_files(HubName("a/b", None, "BF16"), split[1:])
+    with pytest.raises(UnsupportedModel, match=r"no files match.*there are .*IQ4_NL, Q4_K_M"):
         gguf_files(HubName("a/b", None, "Q2_K"), files)
     with pytest.raises(UnsupportedModel, match=r"say which.*F16, Q8_0"):
         gguf_files(HubName("a/b"), ["m-Q8_0.gguf", "m-F16.gguf"])
@@ -217,10 +314,22 @@ def test_what_is_cached(hub: Hub, ours: download.Hub, tiny: Path, tmp_path: Path
     hub.add(TINY.repo, tiny)
     hub.add("people/quants", {"m-Q8_0.gguf": b"12345", "mmproj-f16.gguf": b"1"})
     folder = ours.fetch(TINY)
+    (folder / "consolidated.safetensors").write_bytes(b"the same again")
     file = ours.fetch(HubName("people/quants", None, "Q8_0"))
+    split = {f"m-F16-0000{part}-of-00002.gguf": b"123" for part in (1, 2)}
+    hub.add("people/split", split)
+    first = ours.fetch(HubName("people/split", None, "F16"))
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    shards = dict.fromkeys(index["weight_map"].values(), b"12")
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()} | shards
+    del files["model.safetensors"]
+    hub.add("people/half", files | {"model.safetensors.index.json": json.dumps(index).encode()})
+    half = ours.fetch(HubName("people/half"))
+    (half / "model-2-of-2.safetensors").unlink()
     found = [model for snapshot in snapshots(ours.cache) for model in snapshot.models]
     assert found == [
         (HubName("people/quants", None, "m-Q8_0"), file, 5),
+        (HubName("people/split", None, "m-F16"), first, 6),
         (TINY, folder, size),
     ]
 
@@ -232,6 +341,9 @@ def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "models").mkdir()
     for given in ("models", "models/qwen", "nothing", "/x/y", "~nobody/x", "a\0/b"):
         assert local_model(given) == given
+    assert local_model(Path("people/tiny")) == "people/tiny"
+    with pytest.raises(UnsupportedModel, match="because there is a folder models here"):
+        ModelConfig.read("models/qwen")
     monkeypatch.setattr(
         download.Hub, "fetch", lambda _, name, *, weights: Path(f"{name}-{weights}")
     )

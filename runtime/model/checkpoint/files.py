@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected, Shape
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
+from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 
@@ -142,15 +142,7 @@ class Checkpoint:
         index = self._folder / INDEX
         if not index.exists():
             raise UnsupportedModel(f"{self._folder}: neither {SINGLE} nor {INDEX} is there")
-        try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UnsupportedModel(f"{index}: not a weight index: {error!r}") from error
-        for name in names:
-            # The index is data: it may not lead out of the folder.
-            if not isinstance(name, str) or Path(name).name != name:
-                raise UnsupportedModel(f"{index}: weight_map: bad file name {name!r}")
-        return sorted(set(names))
+        return index_files(index)
 
     def _open(self, name: str) -> None:
         file = self._folder / name

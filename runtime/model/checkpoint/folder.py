@@ -87,11 +87,30 @@ def has_weights(folder: Path) -> bool:
     return folder.is_file() or (folder / SINGLE).is_file() or (folder / INDEX).is_file()
 
 
+def index_files(index: Path) -> list[str]:
+    """The files that an index of weights names. Raises `UnsupportedModel`."""
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnsupportedModel(f"{index}: not a weight index: {error!r}") from error
+    for name in names:
+        # The index is data: it may not lead out of the folder.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise UnsupportedModel(f"{index}: weight_map: bad file name {name!r}")
+    return sorted(set(names))
+
+
 def _not_a_folder(given: str | Path, path: Path) -> UnsupportedModel:
     if path.suffix.lower() == ".gguf":
         return _refusal(given, "there is no such file")
     if path.is_file():
         return _refusal(given, f"a file; name the folder it is in, {path.parent}")
+    if str(given).count("/") == 1 and path.parent.is_dir():
+        return _refusal(
+            given,
+            "there is no such folder; it is not looked up on the Hugging Face hub because there "
+            f"is a folder {path.parent} here",
+        )
     return _refusal(
         given,
         "there is no such folder (a model of the Hugging Face hub is named as in Qwen/Qwen3-0.6B)",

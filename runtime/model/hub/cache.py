@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
-from rootlace.runtime.model.hub.files import CONFIG, gguf_files
+from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
+from rootlace.runtime.model.hub.files import CONFIG, gguf_files, gguf_models
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
 
@@ -24,27 +26,40 @@ class Snapshot:
     """Bytes, by name in the repository."""
 
     @property
+    def listed(self) -> frozenset[str] | None:
+        """All files that the commit has on the hub; None where that is not known."""
+        try:
+            return frozenset(json.loads(listing_file(self.folder).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
     def models(self) -> Iterator[tuple[HubName, Path, int]]:
-        """What can be named and served, the folder or file that it is, and the bytes of its
-        weights."""
+        """What is whole, by the name that it is served by, with its folder or file and the bytes
+        of its weights."""
         revision = None if "main" in self.refs else self.commit
-        if CONFIG in self.sizes and (SINGLE in self.sizes or INDEX in self.sizes):
-            weights = sum(
-                size for name, size in self.sizes.items() if name.endswith(".safetensors")
-            )
-            yield HubName(self.repo, revision), self.folder, weights
-        seen: set[str] = set()
-        for file in sorted(self.sizes):
-            if not file.endswith(".gguf") or file in seen:
-                continue
-            name = HubName(self.repo, revision, Path(file).stem)
-            try:
+        weights = self._safetensors()
+        if CONFIG in self.sizes and weights and all(file in self.sizes for file in weights):
+            total = sum(self.sizes[file] for file in weights)
+            yield HubName(self.repo, revision), self.folder, total
+        for stem in gguf_models(self.sizes):
+            name = HubName(self.repo, revision, stem.rpartition("/")[2])
+            with suppress(UnsupportedModel):  # a part of it is missing
                 parts = gguf_files(name, self.sizes)
-            except UnsupportedModel:  # not by this name: a projector of images
-                continue
-            seen.update(parts)
-            if parts:
                 yield name, self.folder / parts[0], sum(self.sizes[part] for part in parts)
+
+    def _safetensors(self) -> list[str]:
+        if SINGLE in self.sizes or INDEX not in self.sizes:
+            return [SINGLE]
+        try:
+            return index_files(self.folder / INDEX)
+        except UnsupportedModel:
+            return []
+
+
+def listing_file(snapshot: Path) -> Path:
+    """What a snapshot's commit has on the hub is kept here, beside what the hub's tools keep."""
+    return snapshot.parent.parent / "rootlace" / f"{snapshot.name}.json"
 
 
 def snapshots(cache: Path | None = None) -> list[Snapshot]:
@@ -54,7 +69,7 @@ def snapshots(cache: Path | None = None) -> list[Snapshot]:
 
     try:
         repos = scan_cache_dir(cache or constants.HF_HUB_CACHE).repos
-    except CacheNotFound:
+    except (CacheNotFound, ValueError):  # there is none, or a file in its place
         return []
     found = [
         Snapshot(

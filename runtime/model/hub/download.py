@@ -5,18 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.folder import INDEX
-from rootlace.runtime.model.hub.cache import Snapshot, cached
-from rootlace.runtime.model.hub.files import ABOUT, CONFIG, gguf_files, weight_files
+from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
+from rootlace.runtime.model.hub.cache import Snapshot, cached, listing_file
+from rootlace.runtime.model.hub.files import (
+    ABOUT,
+    CONFIG,
+    USUAL,
+    format_of,
+    gguf_files,
+    weight_files,
+)
 from rootlace.runtime.model.hub.name import HubName
-from rootlace.wire.errors import ServerUnavailable, UnsupportedModel
+from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
+
+TOKENIZER = "tokenizer.json"
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +47,15 @@ class Hub:
     cache: Path | None = None
 
     def fetch(self, name: HubName, *, weights: bool = True) -> Path:
-        """The folder or GGUF file of a model, with its weights or with what describes it alone.
+        """The folder or GGUF file of a model; without `weights`, a folder of what describes it (a
+        GGUF file is one whole).
 
-        Downloads what is not there, with a progress bar, going on where an earlier download ended;
-        asks the hub for nothing that the cache has, and for nothing at all where `HF_HUB_OFFLINE`
-        is set. Where the hub cannot be reached, the cache is what there is. A configuration that
-        cannot be served is refused before its weights are downloaded. Raises `UnsupportedModel`
-        for a model that is not there, is refused to this user, or cannot be served, and
-        `ServerUnavailable` where the hub does not answer and the cache does not have it.
+        Downloads what is not there, with a progress bar; asks the hub for no file that the cache
+        has, and for nothing at all where `HF_HUB_OFFLINE` is set. Where the hub cannot be reached,
+        the cache is what there is. A configuration that cannot be served is refused before its
+        weights are downloaded. Raises `UnsupportedModel` for a model that is not there, is refused
+        to this user, or cannot be served, and `ServerUnavailable` where the hub does not answer and
+        the cache does not have it.
         """
         from huggingface_hub import constants
 
@@ -53,34 +64,35 @@ class Hub:
         try:
             commit, stored = self._listing(name)
         except ServerUnavailable as error:
-            found = self._local(name, weights, str(error))
-            log.warning("%s; %s is served as it is in the cache", error, name)
+            found = self._local(name, weights, str(error).removeprefix(f"{name}: "))
+            log.warning("%s; what is in the cache is served", error)
             return found
         parts = gguf_files(name, stored)
         if parts:
-            return self._take(name, commit, stored, parts)[0]
-        about = [CONFIG, *(file for file in ABOUT if file in stored)]
-        folder = self._take(name, commit, stored, about)[0].parent
-        ModelConfig.read(folder)  # refuses what cannot be served before gigabytes are downloaded
-        if weights:
-            first = weight_files(name, stored)
-            (path,) = self._take(name, commit, stored, [first])
-            if first == INDEX:
-                self._take(name, commit, stored, _shards(path))
-        return folder
+            path = self._take(name, commit, stored, parts)
+        else:
+            about = [CONFIG, *(file for file in ABOUT if file in stored)]
+            path = self._take(name, commit, stored, about).parent
+            ModelConfig.read(path)  # refuses what cannot be served before gigabytes are downloaded
+            if weights:
+                first = weight_files(name, stored)
+                index = self._take(name, commit, stored, [first, TOKENIZER])
+                if first == INDEX:
+                    self._take(name, commit, stored, index_files(index))
+        snapshot = next(place for place in (path, *path.parents) if place.name == commit)
+        _remember(name, snapshot, stored, whole=weights)
+        return path
 
     def _local(self, name: HubName, weights: bool, why: str) -> Path:
-        """What the cache has. Raises `ServerUnavailable`, with why the hub was not asked, where
-        that is not all."""
-        here = cached(name, self.cache)
-        missing = "it is not"
+        """What the cache has, as the hub would have it. Raises `ServerUnavailable`, with why the
+        hub was not asked, where that is not all."""
+        here, missing = cached(name, self.cache), "it is not"
         if here is not None:
-            parts = gguf_files(name, here.sizes)
-            if parts:
-                return here.folder / parts[0]
-            missing = _missing(name, here, weights)
-            if not missing:
-                return here.folder
+            needed = _needed(name, here, weights)
+            absent = next((file for file in needed if file not in here.sizes), None)
+            if absent is None:
+                return here.folder if needed[0] == CONFIG else here.folder / needed[0]
+            missing = f"its {absent} is not"
         raise ServerUnavailable(f"{name}: {missing} in the cache, and {why}")
 
     def _listing(self, name: HubName) -> tuple[str, dict[str, Stored]]:
@@ -91,19 +103,12 @@ class Hub:
             info = HfApi(self.endpoint).model_info(
                 name.repo, revision=name.revision, files_metadata=True, timeout=10
             )
-        except errors.GatedRepoError as error:
-            raise _refused(name) from error
-        except errors.RepositoryNotFoundError as error:
-            raise UnsupportedModel(
-                f"{name}: there is no such folder, and no such model on the Hugging Face hub "
-                "(of a private one: log in with `hf auth login`)"
-            ) from error
         except errors.RevisionNotFoundError as error:
             raise UnsupportedModel(f"{name}: the model has no revision {name.revision}") from error
         except errors.HFValidationError as error:
             raise UnsupportedModel(f"{name}: {error}") from error
-        except Exception as error:  # its HTTP client's own, which differs between its versions
-            raise _unreachable(error) from error
+        except Exception as error:  # its HTTP client's own differ between its versions
+            raise self._failure(name, error) from error
         files = {
             one.rfilename: Stored(one.size or 0, one.lfs.sha256 if one.lfs else None)
             for one in info.siblings or ()
@@ -111,87 +116,135 @@ class Hub:
         return str(info.sha), files
 
     def _take(
-        self, name: HubName, commit: str, stored: dict[str, Stored], files: Collection[str]
-    ) -> list[Path]:
-        """The paths of these files in the cache; what is not there is downloaded and checked."""
-        from huggingface_hub import errors, hf_hub_download
+        self, name: HubName, commit: str, stored: dict[str, Stored], files: Sequence[str]
+    ) -> Path:
+        """The path of the first of these files in the cache; those that are not there are
+        downloaded and checked."""
+        from huggingface_hub import hf_hub_download
 
         missing = next((file for file in files if file not in stored), None)
         if missing is not None:
             raise UnsupportedModel(f"{name}: the repository has no {missing}")
-        place: dict[str, Any] = {"revision": commit, "cache_dir": self.cache}
-        self._check_space(name, stored, self._absent(name, commit, files))
+        absent = [file for file in files if not self._is_there(name, commit, file)]
+        self._check_space(name, sum(stored[file].size for file in absent))
         taken = []
         for file in files:
-            there = file not in self._absent(name, commit, [file])
+            # Stays where a check is cut short, so that the next start does it.
+            mark = self._folder(name) / "rootlace" / f"{stored[file].sha256}.unchecked"
             try:
-                path = Path(hf_hub_download(name.repo, file, endpoint=self.endpoint, **place))
-            except errors.GatedRepoError as error:
-                raise _refused(name) from error
+                if file in absent and stored[file].sha256 is not None:
+                    mark.parent.mkdir(parents=True, exist_ok=True)
+                    mark.touch()
+                found = hf_hub_download(
+                    name.repo,
+                    file,
+                    endpoint=self.endpoint,
+                    revision=commit,
+                    cache_dir=self._cache,
+                )
             except Exception as error:  # as above
-                raise _unreachable(error) from error
-            if not there:
-                _verify(name, path, stored[file])
-            taken.append(path)
-        self._remember(name, commit, taken[0])
-        return taken
+                raise self._failure(name, error) from error
+            taken.append(Path(found))
+            if mark.exists():
+                _check(name, taken[-1], stored[file])
+                mark.unlink()
+        return taken[0]
 
-    @staticmethod
-    def _remember(name: HubName, commit: str, path: Path) -> None:
-        """Which commit the revision is, for when the hub is not asked."""
-        revision = name.revision or "main"
-        if revision != commit:
-            snapshot = next(folder for folder in path.parents if folder.name == commit)
-            file = snapshot.parent.parent / "refs" / revision
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(commit)
-
-    def _absent(self, name: HubName, commit: str, files: Iterable[str]) -> list[str]:
-        from huggingface_hub import try_to_load_from_cache
-
-        def is_there(file: str) -> bool:
-            found = try_to_load_from_cache(name.repo, file, self.cache, revision=commit)
-            return isinstance(found, str)
-
-        return [file for file in files if not is_there(file)]
-
-    def _check_space(self, name: HubName, stored: dict[str, Stored], files: list[str]) -> None:
+    @property
+    def _cache(self) -> Path:
         from huggingface_hub import constants
 
-        needed = sum(stored[file].size for file in files)
-        folder = Path(self.cache or constants.HF_HUB_CACHE)
-        there = next(place for place in (folder, *folder.parents) if place.exists())
+        return Path(self.cache or constants.HF_HUB_CACHE)
+
+    def _folder(self, name: HubName) -> Path:
+        return self._cache / f"models--{name.repo.replace('/', '--')}"
+
+    def _is_there(self, name: HubName, commit: str, file: str) -> bool:
+        return (self._folder(name) / "snapshots" / commit / file).is_file()
+
+    def _check_space(self, name: HubName, needed: int) -> None:
+        cache = self._cache
+        there = next(place for place in (cache, *cache.parents) if place.exists())
         free = shutil.disk_usage(there).free
         if needed > free:
             raise UnsupportedModel(
-                f"{name}: its files take {needed / 1e9:,.1f} GB more, and {folder} has "
+                f"{name}: its files take {needed / 1e9:,.1f} GB more, and {cache} has "
                 f"{free / 1e9:,.1f} GB left"
             )
 
+    def _failure(self, name: HubName, error: Exception) -> RootlaceError:
+        """What the hub's client raised, as an error of ours."""
+        from huggingface_hub import errors
 
-def _shards(index: Path) -> list[str]:
-    """The files that an index names."""
-    try:
-        return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnsupportedModel(f"{index}: not an index of weights: {error}") from error
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, errors.GatedRepoError):
+            return UnsupportedModel(
+                f"{name}: only for those who accepted its conditions: do so at "
+                f"https://huggingface.co/{name.repo}, and log in with `hf auth login`"
+            )
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return UnsupportedModel(
+                f"{name}: there is no such folder, and no such model on the Hugging Face hub "
+                "(of a private one: log in with `hf auth login`)"
+            )
+        if isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
+            return UnsupportedModel(
+                f"{name}: the hub refuses the token: log in with `hf auth login`"
+            )
+        network = (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, ConnectionError)
+        if isinstance(error, OSError) and not isinstance(error, (*network, TimeoutError)):
+            return UnsupportedModel(
+                f"{name}: it cannot be written to the cache {self._cache}: {why}"
+            )
+        return ServerUnavailable(f"{name}: the Hugging Face hub cannot be reached: {why}")
 
 
-def _missing(name: HubName, here: Snapshot, weights: bool) -> str:
-    """Which file is missing, as a sentence's beginning; empty where none is."""
-    needed = [CONFIG]
-    if weights and CONFIG in here.sizes:
-        needed += [weight_files(name, here.sizes), "tokenizer.json"]
-        if INDEX in needed:
-            needed += _shards(here.folder / INDEX)
-    absent = next((file for file in needed if file not in here.sizes), None)
-    return f"its {absent} is not" if absent else ""
+def _remember(name: HubName, snapshot: Path, stored: dict[str, Stored], *, whole: bool) -> None:
+    """For when the hub is not asked: which commit this is, and what the hub has of it. One that is
+    not `whole` here does not take the place of one that may be."""
+    revision = name.revision or "main"
+    ref = snapshot.parent.parent / "refs" / revision
+    with suppress(OSError):  # a cache that is only to be read
+        _write(listing_file(snapshot), json.dumps(sorted(stored)))
+        if revision != snapshot.name and (whole or not ref.exists()):
+            _write(ref, snapshot.name)
 
 
-def _verify(name: HubName, path: Path, stored: Stored) -> None:
-    """A file that was cut short or changed on its way is not kept."""
-    if stored.sha256 is None:
+def _write(file: Path, text: str) -> None:
+    """All at once, unless it says so already."""
+    if file.is_file() and file.read_text("utf-8") == text:
         return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    other = file.with_name(f"{file.name}.{os.getpid()}")
+    other.write_text(text, "utf-8")
+    other.replace(file)
+
+
+def _needed(name: HubName, here: Snapshot, weights: bool) -> list[str]:
+    """The files of the model; that which it is named by first."""
+    listed = here.listed
+    parts = gguf_files(name, here.sizes if listed is None else listed)
+    if parts:
+        if listed is None and name.variant is None and format_of(parts[0][:-5]) != USUAL:
+            raise UnsupportedModel(
+                f"{name}: the hub is not asked, and which of its files is meant is not known: say "
+                f"which, as in {name.repo}:{USUAL}"
+            )
+        return parts
+    if not weights:
+        return [CONFIG]
+    try:
+        first = weight_files(name, here.sizes if listed is None else listed)
+    except UnsupportedModel:
+        if listed is not None:
+            raise
+        first = SINGLE
+    shards = index_files(here.folder / INDEX) if first == INDEX and INDEX in here.sizes else []
+    return [CONFIG, TOKENIZER, first, *shards]
+
+
+def _check(name: HubName, path: Path, stored: Stored) -> None:
+    """A file that was cut short or changed on its way is not kept."""
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != stored.sha256:
@@ -201,15 +254,3 @@ def _verify(name: HubName, path: Path, stored: Stored) -> None:
             f"{name}: {path.name} arrived damaged (its sha256 is {found}, the hub's is "
             f"{stored.sha256}); it was removed, try again"
         )
-
-
-def _refused(name: HubName) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{name}: only for those who accepted its conditions: do so at "
-        f"https://huggingface.co/{name.repo}, and log in with `hf auth login`"
-    )
-
-
-def _unreachable(error: Exception) -> ServerUnavailable:
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ServerUnavailable(f"the Hugging Face hub cannot be reached: {why}")

@@ -27,25 +27,35 @@ _FORMAT = re.compile(r"(?:^|[-_.])((?:IQ|Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re
 
 def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
     """The files of the GGUF model that `name` means, the first of several first; empty where it
-    means none. Raises `UnsupportedModel` where it is not clear which."""
-    models = _gguf_models(files)
+    means none. Raises `UnsupportedModel` where it is not clear which, or parts are not there."""
+    models = gguf_models(files)
     if name.variant is None:
         if CONFIG in files or not models:
             return []
-        found = [stem for stem in models if _format(stem) == USUAL] or list(models)
+        found = [stem for stem in models if format_of(stem) == USUAL] or list(models)
     else:
-        wanted = name.variant.lower().removesuffix(".gguf")
-        found = [
-            stem
-            for stem in models
-            if wanted in (str(_format(stem)).lower(), stem.rpartition("/")[2].lower())
-        ]
+        found = _matching(name.variant.lower().removesuffix(".gguf"), models)
     if len(found) == 1:
-        return models[found[0]]
-    formats = sorted({_format(stem) or stem for stem in models})
+        return _whole(name, models[found[0]])
+    formats = sorted({format_of(stem) or stem for stem in models})
     has = f"there are {', '.join(formats)}" if models else "there is no GGUF file"
-    which = "say which" if name.variant is None else f"{len(found)} files match"
+    which = "say which" if name.variant is None else f"{len(found) or 'no'} files match"
     raise UnsupportedModel(f"{name}: {which}, as in {name.repo}:{USUAL}; {has}")
+
+
+def gguf_models(files: Collection[str]) -> dict[str, list[str]]:
+    """By name without number and ending, the files of each; projectors of images are no models."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.endswith(".gguf") and "mmproj" not in file:
+            found.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
+    return found
+
+
+def format_of(stem: str) -> str | None:
+    """The format that the name of a GGUF file ends with."""
+    found = _FORMAT.search(stem)
+    return found[1].upper() if found else None
 
 
 def weight_files(name: HubName, files: Collection[str]) -> str:
@@ -55,19 +65,34 @@ def weight_files(name: HubName, files: Collection[str]) -> str:
         if file in files:
             return file
     pickled = next((file for file in sorted(files) if file.endswith((".bin", ".pth"))), None)
-    why = f"its weights are in {pickled}, and only safetensors and GGUF are read"
-    raise UnsupportedModel(f"{name}: {why if pickled else 'the repository has no weights'}")
+    why = "the repository has no weights"
+    if pickled is not None:
+        why = (
+            f"its weights are in {pickled}: such files can run code when they are read. Get it "
+            f"with `hf download {name.repo} --local-dir FOLDER` and serve FOLDER, which says how "
+            "they are converted"
+        )
+    raise UnsupportedModel(f"{name}: {why}")
 
 
-def _gguf_models(files: Collection[str]) -> dict[str, list[str]]:
-    """By name without number and ending, the files of each; projectors of images are no models."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(files):
-        if file.endswith(".gguf") and "mmproj" not in file:
-            found.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
-    return found
+def _matching(wanted: str, stems: Collection[str]) -> list[str]:
+    """By the file's name; else by the format; else by what the name ends with, as `UD-Q4_K_XL`."""
+    last = {stem: stem.rpartition("/")[2].lower() for stem in stems}
+    for found in (
+        [stem for stem in stems if last[stem] == wanted],
+        [stem for stem in stems if str(format_of(stem)).lower() == wanted],
+        [stem for stem in stems if re.search(rf"[-_.]{re.escape(wanted)}$", last[stem])],
+    ):
+        if found:
+            return found
+    return []
 
 
-def _format(stem: str) -> str | None:
-    found = _FORMAT.search(stem)
-    return found[1].upper() if found else None
+def _whole(name: HubName, parts: list[str]) -> list[str]:
+    numbers = [_SPLIT.search(part.removesuffix(".gguf")) for part in parts]
+    count = max((int(found[2]) for found in numbers if found), default=1)
+    there = {int(found[1]) if found else 1 for found in numbers}
+    missing = next((number for number in range(1, count + 1) if number not in there), None)
+    if missing is not None:
+        raise UnsupportedModel(f"{name}: part {missing} of {count} is not there")
+    return parts

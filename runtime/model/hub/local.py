@@ -8,12 +8,13 @@ from rootlace.runtime.model.hub.name import HubName
 
 
 def local_model(given: str | Path, *, weights: bool = True) -> str:
-    """The folder or file `given`; of a name on the hub, where it is in the cache (`Hub.fetch`).
+    """The folder or file `given`; of a name on the hub (never a `Path`), where it is in the cache
+    (`Hub.fetch`).
 
     Raises what `Hub.fetch` raises. What is no such name is returned as it is, for others to say
     what is wrong with it.
     """
-    name = HubName.parse(str(given))
+    name = None if isinstance(given, Path) else HubName.parse(given)
     # `Qwen/Qwen3-0.6B`, but not `models/qwen` where there is a folder `models`.
     if name is None or Path(given).parent.is_dir():
         return str(given)
