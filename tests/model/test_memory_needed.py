@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.main_memory import MainMemory
 from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.wire.errors import InvalidRequest
+from tests.model.checkpoints import configs, save
 from tests.tiny_model import make_tiny_model
 
 
@@ -87,3 +89,22 @@ def test_nothing_is_loaded(config: ModelConfig, monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(InvalidRequest, match="memory are free"):
         ModelRunner.load(executor, CacheConfig(), 64, 4, weights_of=load)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_a_tied_head_is_counted_once_where_it_is_the_embedding(
+    tmp_path: Path, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the reference kernels, which `auto` means where the native ones do not know a model."""
+    save(configs()["gemma2"], tmp_path)
+    config = ModelConfig.read(tmp_path)
+    assert config.spec.tied_embeddings
+    block = block_bytes(config, 16, torch.float32)
+    needed = weight_bytes(config, torch.float32, "none", head_apart=False) + block
+    free = MainMemory(1 << 30, needed)
+    monkeypatch.setattr(runner, "main_memory", lambda: free)
+    executor = ExecutorConfig(model=str(tmp_path), device="cpu", dtype="float32", kernels=kernels)
+    ModelRunner.load(executor, CacheConfig(16, 1), 64, 4)
+    free = MainMemory(1 << 30, needed - 1)
+    with pytest.raises(InvalidRequest, match="memory are free"):
+        ModelRunner.load(executor, CacheConfig(16, 1), 64, 4)

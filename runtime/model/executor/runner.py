@@ -18,10 +18,11 @@ from rootlace.runtime.model.checkpoint.loader import (
 from rootlace.runtime.model.checkpoint.rounding import rounded
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import check_context_length, check_memory
 from rootlace.runtime.model.executor.steps import Steps
+from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory
 from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
@@ -80,8 +81,10 @@ class ModelRunner:
         check_context_length(executor.context_length, config)
         on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
-        head_apart = not on_gpu and executor.kernels != "reference"
-        check_memory(config, dtype, executor, cache, available, head_apart=head_apart)
+        kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
+        native = not on_gpu and executor.kernels != "reference"
+        native = native and why_not_native(config, kv_dtype) is None
+        check_memory(config, dtype, executor, cache, available, head_apart=native)
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
         steps: Steps
