@@ -6,9 +6,20 @@ quantised: W[o, i] = code * scale + offset of its group, then as above in x's ty
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
-from rootlace.kernels.weights import CODES, Dense, Quantised, Scheme, Stacked, Weight, parts_of
+from rootlace.kernels.weights import (
+    CODES,
+    Codes,
+    Dense,
+    Quantised,
+    Scheme,
+    Stacked,
+    Weight,
+    parts_of,
+)
 
 WEIGHTS = frozenset({"dense", *CODES})
 """The kinds of weights that `linear` multiplies by."""
@@ -97,11 +108,17 @@ def dense(weight: Weight, dtype: torch.dtype) -> Dense:
 
 def numbers(weight: Quantised) -> torch.Tensor:
     """What the codes stand for, float32 [outputs, inputs]."""
-    table = CODES[weight.scheme.codes].table
-    if table is None:
+    if CODES[weight.scheme.codes].table is None:
         return weight.values.float()
     halves = torch.stack((weight.values & 15, weight.values >> 4), dim=2).flatten(1)
-    return torch.tensor(table, device=halves.device)[halves.int()]
+    return _table(weight.scheme.codes, halves.device)[halves.int()]
+
+
+@functools.cache
+def _table(codes: Codes, device: torch.device) -> torch.Tensor:
+    """Made once for each device: CUDA graphs cannot capture that it is copied from the host."""
+    with torch.inference_mode(False):  # so that it can be used in any mode
+        return torch.tensor(CODES[codes].table, device=device)
 
 
 def flat_scales(weight: Quantised) -> tuple[torch.Tensor, torch.Tensor | None]:
