@@ -22,12 +22,15 @@ FORMS: list[tuple[Scheme, dict[str, Any]]] = [
     (Scheme("int4", 32, offsets=True), {"scales": FLOAT32, "offsets": FLOAT32}),
     (Scheme("int4", 32, offsets=True), {"scales": BFLOAT16, "offsets": BFLOAT16}),
     (Scheme("int4", 16, offsets=True), {"scales": torch.uint8, "units": 2, "unit": FLOAT16}),
+    (Scheme("uint4", 32, offsets=True), {"scales": FLOAT16, "offsets": FLOAT16}),
+    (Scheme("uint4", 32, offsets=True), {"scales": torch.uint8, "units": 8, "unit": FLOAT16}),
     (Scheme("fp8_e4m3"), {}),
     (Scheme("fp8_e4m3", 32), {"scales": BFLOAT16}),
     (Scheme("e2m1", 32), {"scales": FLOAT32}),
     (Scheme("nl4", 32), {"scales": FLOAT16}),
 ]
-"""A scheme, and the types of its scales; `units`: how many groups share one."""
+"""A scheme, and the types of its scales; `units`: how many groups share one,
+or as many of them as the groups can be divided into."""
 
 
 def make(
@@ -43,7 +46,7 @@ def make(
     scheme, types = form
     generator = torch.Generator().manual_seed(seed)
     groups = inputs // (scheme.group or inputs)
-    halved = scheme.codes in ("int4", "e2m1", "nl4")
+    halved = scheme.codes in ("int4", "uint4", "e2m1", "nl4")
     shape = (outputs, inputs // 2 if halved else inputs)
     values = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
     if scheme.codes == "int8":
@@ -62,7 +65,7 @@ def make(
         least = -128 if dtype == torch.int8 else 0
         shape = (outputs, groups)
         integers = torch.randint(least, least + 256, shape, generator=generator).to(dtype)
-        units = floats(math.ceil(groups / types["units"]), types["unit"])
+        units = floats(groups // math.gcd(groups, types["units"]), types["unit"])
         return {"scales": integers, "units": units}
 
     parts = scales(types.get("scales", FLOAT32))
@@ -84,6 +87,8 @@ def number(codes: str, code: int) -> float:
         return code - 256 if code > 127 else code
     if codes == "int4":
         return code - 16 if code > 7 else code
+    if codes == "uint4":
+        return code
     if codes == "nl4":  # kvalues_iq4nl of ggml-common.h
         return (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)[code]
     exponent_bits, bias = (4, 7) if codes == "fp8_e4m3" else (2, 1)

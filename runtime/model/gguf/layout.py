@@ -13,10 +13,10 @@ from rootlace.wire.errors import UnsupportedModel
 CODES = {
     "Q8_0": "int8",
     "Q4_0": "int4",
-    "Q4_1": "int4",
+    "Q4_1": "uint4",
     "Q5_0": "int8",
     "Q5_1": "int8",
-    "Q4_K": "int4",
+    "Q4_K": "uint4",
     "Q5_K": "int8",
     "Q6_K": "int8",
     "IQ4_NL": "nl4",

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
+from rootlace.kernels.native.codes import prepared
 from rootlace.kernels.native.linear import Epilogue
 from rootlace.kernels.reference.linear import dequantise
-from rootlace.kernels.weights import Stacked, stacked
+from rootlace.kernels.weights import Stacked, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, random
 from tests.kernels.native.test_linear import machine as machine  # the fixture
 from tests.kernels.quantised_cases import FORMS, make
@@ -89,6 +90,25 @@ def test_columns_in_another_order(machine: Machine, dtype: torch.dtype) -> None:
         x = random(rows, 64, dtype=dtype, seed=rows)
         expected = multiplied(plain, Epilogue.STORE, x[:, weight.order.long()].contiguous())
         assert torch.equal(multiplied(packed, Epilogue.STORE, x), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "types, bits",
+    [
+        ({"scales": torch.float16, "offsets": torch.float16}, 5.0),
+        ({"scales": torch.uint8, "units": 8, "unit": torch.float16}, 4.625),
+    ],
+    ids=["Q4_1", "Q4_K"],
+)
+def test_codes_without_sign_as_files_have_them(
+    machine: Machine, types: Any, bits: float, dtype: torch.dtype
+) -> None:
+    """Several units of eight groups; a gate. Nothing grows when it is packed."""
+    weight = make((Scheme("uint4", 32, offsets=True), types), 192, 1280)
+    assert sum(tensor.nbytes for tensor in tensors(prepared(weight))) * 8 / (192 * 1280) == bits
+    assert_same(machine, weight, dense(weight, dtype), dtype)
+    assert_same(machine, weight, dense(weight, dtype), dtype, gated=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rootlace.kernels.native.codes import prepared
 from rootlace.kernels.reference.linear import dequantise
-from rootlace.kernels.weights import Quantised
+from rootlace.kernels.weights import Quantised, tensors
 from rootlace.runtime.model.checkpoint.expected import FLOATS
 from rootlace.runtime.model.checkpoint.quantised.gguf_blocks import QUANTISED
 from rootlace.runtime.model.gguf.file import GgufFile, Tensor
@@ -21,8 +22,10 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 ROWS, BLOCKS = 5, 3
 KIND = {kind.name: kind for kind in TYPES.values()}
-SHIFTED = {"Q4_1", "Q4_K"}
-"""Types whose offsets are rounded otherwise."""
+BITS = {"Q8_0": 8.5, "Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 8.5, "Q5_1": 9.0, "MXFP4": 4.5}
+BITS |= {"Q4_K": 4.625, "Q5_K": 8.625, "Q6_K": 8.5625, "IQ4_NL": 4.5, "IQ4_XS": 4.3125}
+"""What a weight takes in memory, scales included. Codes of five and six bits take eight; scales of
+four to six bits take a byte."""
 
 
 def file_of(name: str, shape: tuple[int, ...]) -> GgufFile:
@@ -58,12 +61,16 @@ def test_dequantised_as_the_gguf_package_does(name: str, seed: int) -> None:
     found = dequantise(quantised(name, data)).numpy()
     expected = gguf.dequantize(data, gguf.GGMLQuantizationType[name])
     assert found.shape == expected.shape == (ROWS, columns)
-    if name not in SHIFTED:
-        assert np.array_equal(found, expected)
-        return
-    # A weight is what is left of the offset and up to 15 scales.
-    largest = np.abs(expected).reshape(ROWS, -1, 32).max(axis=2).repeat(32, axis=1)
-    assert (np.abs(found - expected) <= 2.0**-22 * 2 * largest).all()
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_bits_of_a_weight(name: str) -> None:
+    """As it is read, and as it is packed."""
+    weight = quantised(name, random_blocks(name, 0))
+    for one in (weight, prepared(weight)):
+        size = sum(tensor.nbytes for tensor in tensors(one))
+        assert size * 8 / (ROWS * BLOCKS * KIND[name].numbers) == BITS[name]
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
@@ -88,3 +95,5 @@ def test_vectors_are_floats() -> None:
 
 def test_every_layout_has_a_reader() -> None:
     assert CODES.keys() == QUANTISED.keys()
+    for name, codes in CODES.items():
+        assert quantised(name, random_blocks(name, 0)).kind == codes

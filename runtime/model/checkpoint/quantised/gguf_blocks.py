@@ -1,9 +1,7 @@
 """Weights in the blocks of a GGUF file, as the kernels multiply by them.
 
-Codes stay what they are; they are put where a `Quantised` has them. What such a weight stands for
-is what the `gguf` package's `dequantize` gives, bit for bit, but for Q4_1 and Q4_K: there codes of
-0 to 15 become -8 to 7, and 8 scales are added to the offset of a group. That sum is rounded, so a
-weight may be off by 2 units in the last place of the offset's float32.
+Codes, scales and offsets are the file's; they are put where a `Quantised` has them. What such a
+weight stands for is what the `gguf` package's `dequantize` gives, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,26 +33,20 @@ def _packed(codes: torch.Tensor) -> torch.Tensor:
     return codes[:, ::2] | (codes[:, 1::2] << 4)
 
 
-def _centred(codes: torch.Tensor) -> torch.Tensor:
-    """Codes of 0 to 15, less 8, packed as int4."""
-    return _packed(codes ^ 8)
-
-
 def _q8_0(blocks: Blocks) -> Quantised:
     values = blocks[..., 2:].contiguous().view(torch.int8).flatten(1)
     return Quantised(Scheme("int8", 32), values, _floats(blocks[..., :2]))
 
 
 def _q4_0(blocks: Blocks) -> Quantised:
-    values = _centred(_halves(blocks[..., 2:]))
-    return Quantised(Scheme("int4", 32), values, _floats(blocks[..., :2]))
+    codes = _halves(blocks[..., 2:]) ^ 8  # codes of 0 to 15 less 8, as int4 has them
+    return Quantised(Scheme("int4", 32), _packed(codes), _floats(blocks[..., :2]))
 
 
 def _q4_1(blocks: Blocks) -> Quantised:
-    scales = _floats(blocks[..., :2]).float()
-    offsets = _floats(blocks[..., 2:4]).float() + 8 * scales
-    values = _centred(_halves(blocks[..., 4:]))
-    return Quantised(Scheme("int4", 32, offsets=True), values, scales, offsets)
+    values = _packed(_halves(blocks[..., 4:]))
+    scales, offsets = _floats(blocks[..., :2]), _floats(blocks[..., 2:4])
+    return Quantised(Scheme("uint4", 32, offsets=True), values, scales, offsets)
 
 
 def _q5_0(blocks: Blocks) -> Quantised:
@@ -77,12 +69,9 @@ def _fives(high: Blocks, low: Blocks) -> torch.Tensor:
 
 def _q4_k(blocks: Blocks) -> Quantised:
     scales, minima, unit, minimum_unit = _k_scales(blocks)
-    groups = scales.shape[1] // unit.shape[1]
-    whole = scales.float() * unit.float().repeat_interleave(groups, dim=1)
-    below = minima.float() * minimum_unit.float().repeat_interleave(groups, dim=1)
-    values = _centred(_halves(blocks[..., 16:].unflatten(-1, (4, 32))))
-    scheme = Scheme("int4", 32, offsets=True)
-    return Quantised(scheme, values, scales, 8 * whole - below, units=unit)
+    values = _packed(_halves(blocks[..., 16:].unflatten(-1, (4, 32))))
+    scheme = Scheme("uint4", 32, offsets=True)
+    return Quantised(scheme, values, scales, minima, units=unit, offset_units=-minimum_unit)
 
 
 def _q5_k(blocks: Blocks) -> Quantised:
