@@ -392,7 +392,9 @@ void pack(Team& team, const void* weights, int outputs, int inputs, bool gated, 
 template <class T>
 void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int rows,
               const RlLinear* weights, int count, void* out) {
-  std::vector<T> ordered(weights[0].order ? static_cast<size_t>(rows) * weights[0].inputs : 0);
+  const bool orders =
+      std::any_of(weights, weights + count, [](const RlLinear& one) { return one.order != nullptr; });
+  std::vector<T> ordered(orders ? static_cast<size_t>(rows) * weights[0].inputs : 0);
   team.run([&](Crew& crew) {
     for (int i = 0; i < count; i++) {
       int columns = weights[i].outputs / (epilogue == Epilogue::SILU_MUL ? 2 : 1);

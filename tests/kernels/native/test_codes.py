@@ -9,7 +9,7 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.codes import prepared
-from rootlace.kernels.native.linear import Epilogue
+from rootlace.kernels.native.linear import Epilogue, Products
 from rootlace.kernels.reference.linear import dequantise
 from rootlace.kernels.weights import Stacked, stacked, tensors
 from tests.kernels.native.test_linear import Machine, multiplied, random
@@ -90,6 +90,19 @@ def test_columns_in_another_order(machine: Machine, dtype: torch.dtype) -> None:
         x = random(rows, 64, dtype=dtype, seed=rows)
         expected = multiplied(plain, Epilogue.STORE, x[:, weight.order.long()].contiguous())
         assert torch.equal(multiplied(packed, Epilogue.STORE, x), expected)
+
+
+def test_columns_in_another_order_after_some_in_theirs(machine: Machine) -> None:
+    """In one call, in which either may come first."""
+    weights = [make(NATIVE[4], 50, 64, ordered=ordered) for ordered in (False, True)]
+    packed = [machine.packed_weight(weight, torch.float32) for weight in weights]
+    x = random(3, 64)
+    for some in (packed, packed[::-1]):
+        together, alone = torch.zeros(3, 50), torch.zeros(3, 50)
+        Products(some).multiply(Epilogue.ADD, x, together)
+        for one in some:
+            one.multiply(Epilogue.ADD, x, alone)
+        assert torch.equal(together, alone)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
