@@ -20,6 +20,9 @@ SPACE = "\u2581"
 """How SentencePiece writes a space."""
 _ADDED = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED, Kind.UNUSED)
 """Tokens that are found in a text before it is split."""
+_LONGEST = 512
+"""Characters of a token that is merged of others: every place to cut it is tried, which takes a
+time that grows with the square of its length."""
 _PADS_BEHIND = ("<unk>", "<s>", "<|endoftext|>")
 
 Json = dict[str, Any]
@@ -202,6 +205,12 @@ def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[list[s
         for token, index in ids.items()
         if vocabulary.kinds[index] in (Kind.NORMAL, Kind.USER_DEFINED)
     }
+    longest = max(merged, key=len, default="")
+    if len(longest) > _LONGEST:
+        vocabulary.refuse(
+            "tokens",
+            f"{longest[:20]!r}... has {len(longest)} characters; up to {_LONGEST} are supported",
+        )
     scores = vocabulary.scores
     _check_scores(vocabulary, [scores[index] for token, index in merged.items() if len(token) > 1])
     found = []

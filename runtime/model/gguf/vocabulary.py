@@ -21,19 +21,41 @@ ENDS = frozenset(
         "<|eom_id|>",
         "<|im_end|>",
         "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<|tool_response>",
         "<|endoftext|>",
         "<|end_of_text|>",
         "<end_of_turn>",
         "<end_of_utterance>",
+        "<turn|>",
+        "<eos>",
         "<EOT>",
         "_<EOT>",
         "[EOT]",
         "[EOS]",
+        "[e~[",
         "<｜end▁of▁sentence｜>",
     )
 )
 """Tokens that end a text or a turn wherever they are: files name one of them at most. llama.cpp
 takes them so too, and as special ones whatever the file says."""
+
+_FILLING_ENDS = frozenset(
+    (
+        *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+        *("<|fim_repo|>", "<fim-repo>", "<REPO>", "<|repo_name|>", "<reponame>"),
+        "<|file_sep|>",
+    )
+)
+"""Tokens that follow what a model of code has filled in: padding, another repository or file.
+Prompts have them, too, so they are special only where the file says so."""
+
+_CLOSING_TAG = "</s>"
+"""It ends a text where it is a special token; elsewhere it is a tag of HTML. (llama.cpp lets it end
+the texts of all models but Gemma 4 and PLaMo.)"""
 
 BEGINNING = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
 """Pre-tokenizers whose texts begin with a token where the file does not say."""
@@ -86,19 +108,19 @@ class Vocabulary:
         tokens = _tokens(keys)
         kinds = keys.numbers("token_type", len(tokens), array("i", [Kind.NORMAL]) * len(tokens))
         scores = keys.numbers("scores", len(tokens), array("f", [0.0]) * len(tokens))
-        kinds = [
-            Kind.CONTROL if token in ENDS and kind != Kind.UNUSED else kind
-            for token, kind in zip(tokens, kinds, strict=True)
-        ]
         spm = model == "llama"
         default = (1, 2, 0) if spm else (None, None, None)
         names = ("bos_token_id", "eos_token_id", "unknown_token_id")
         bos, eos, unknown = (
             keys.token(name, len(tokens), value) for name, value in zip(names, default, strict=True)
         )
-        named = [eos, *(keys.token(f"{name}_token_id", len(tokens)) for name in ("eot", "eom"))]
-        found = [index for index, token in enumerate(tokens) if token in ENDS]
-        ends = dict.fromkeys([one for one in named if one is not None] + found)
+        others = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        named = [eos, *(keys.token(f"{name}_token_id", len(tokens)) for name in others)]
+        ends = _ends(tokens, kinds, [index for index in named if index is not None])
+        kinds = [
+            Kind.CONTROL if kind != Kind.UNUSED and token in ENDS and index in ends else kind
+            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        ]
         begins = keys("add_bos_token", bool, spm or pre in BEGINNING)
         if begins and bos is None:
             keys.refuse("add_bos_token", "there is no bos_token_id")
@@ -112,7 +134,7 @@ class Vocabulary:
             bos,
             eos,
             unknown,
-            tuple(ends),
+            ends,
             begins,
             keys("add_space_prefix", bool, spm),
         )
@@ -151,6 +173,27 @@ class _Keys:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         raise UnsupportedModel(f"{self._file.path}: tokenizer.ggml.{key}: {why}")
+
+
+def _ends(tokens: list[str], kinds: Sequence[int], named: list[int]) -> tuple[int, ...]:
+    """The tokens that end a text: those that the file names, and those known by their names."""
+    found = [
+        index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if token in ENDS
+        or token in _FILLING_ENDS
+        or (token == _CLOSING_TAG and kind == Kind.CONTROL)
+    ]
+    ends = dict.fromkeys(named + found)
+    names = {tokens[index] for index in ends}
+    dropped = set()
+    if not names.isdisjoint(("<|call|>", "<|calls|>")) and (
+        not names.isdisjoint(("<|return|>", "<|flush|>"))
+    ):
+        dropped.add("<|end|>")  # in Harmony it ends a message, which others may follow
+    if "<|tool_response>" in names:
+        dropped.add(_CLOSING_TAG)
+    return tuple(index for index in ends if tokens[index] not in dropped)
 
 
 def _tokens(keys: _Keys) -> list[str]:

@@ -235,6 +235,61 @@ def test_what_ends_and_begins_a_text() -> None:
     assert source.chat_template() is None
 
 
+@pytest.mark.parametrize(
+    ("tokens", "kinds", "ends"),
+    [
+        (["<eos>", "<turn|>", "<|flush|>", "[e~[", "x"], [1] * 5, [0, 1, 2, 3]),
+        (["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"], [4] * 4, [0, 1, 2]),
+        (["<fim_pad>", "<reponame>", "<fim_prefix>", "[PAD]"], [3] * 4, [0, 1, 3]),
+        (["<s>", "</s>"], [3, 3], [1]),
+        (["<s>", "</s>"], [4, 4], []),  # tags of HTML in Gemma's vocabulary
+        (["</s>", "<|tool_response>"], [3, 3], [1]),
+        (["<|end|>", "<|call|>"], [3, 3], [0, 1]),
+        (["<|end|>", "<|call|>", "<|return|>"], [3, 3, 3], [1, 2]),
+        (["<|end|>", "<|calls|>", "<|flush|>"], [3, 3, 3], [1, 2]),
+    ],
+)
+def test_ends_that_are_known_by_name(tokens: list[str], kinds: list[int], ends: list[int]) -> None:
+    file = bpe(tokens=tokens, token_type=array("i", kinds), merges=[], eos_token_id=None)
+    assert list(Vocabulary.read(file).ends) == ends
+
+
+def test_ends_that_are_stated() -> None:
+    """Also those of filling in; what Harmony's messages end with is no end even then."""
+    tokens = ["a", "b", "c", "<|end|>", "<|call|>", "<|return|>"]
+    stated = {"eot": 3, "eom": 0, "fim_pad": 1, "fim_rep": 2, "fim_sep": 1}
+    keys = {f"{name}_token_id": token for name, token in stated.items()}
+    file = bpe(tokens=tokens, token_type=None, merges=[], eos_token_id=5, **keys)
+    assert Vocabulary.read(file).ends == (5, 0, 1, 2, 4)
+
+
+def test_tokens_of_filling_in_stay_what_the_file_says() -> None:
+    """They are parts of prompts: only special tokens are ordinary text there."""
+    tokens = ["a", "<|file_sep|>", "<|im_end|>"]
+    source = GgufSource(
+        bpe(tokens=tokens, token_type=array("i", [1, 4, 4]), merges=[], eos_token_id=2)
+    )
+    added = Tokenizer.read(source).added.values()
+    assert {token.id: token.special for token in added} == {1: False, 2: True}
+
+
+@pytest.mark.parametrize("length", [512, 513])
+def test_the_longest_token_that_is_merged(length: int) -> None:
+    """There are as many places to cut a token as it has characters, and each takes as long."""
+    tokens = ["<unk>", "<s>", "</s>", "a", "b", "a" * (length - 1), "a" * length]
+    types = array("i", [2, 3, 3, 1, 1, 1, 1])
+    scores = array("f", [0, 0, 0, 0, 0, -1, -2])
+    source = GgufSource(
+        bpe(model="llama", tokens=tokens, token_type=types, scores=scores, merges=None)
+    )
+    if length > 512:
+        with pytest.raises(UnsupportedModel, match=r"tokens: 'a{20}'\.\.\. has 513 characters"):
+            source.tokenizer_json()
+    else:
+        merges = json.loads(source.tokenizer_json())["model"]["merges"]
+        assert merges == [["a", "a" * 511], ["a" * 511, "a"]]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "model": ({"model": "bert"}, "ggml.model: 'bert' is not supported"),
     "no model": ({"model": None}, "ggml.model: it is missing"),
