@@ -9,7 +9,7 @@ from rootlace.runtime.model.gguf.cursor import Cursor
 
 Scalar = int | float | bool | str
 Value: TypeAlias = "Scalar | list[str] | list[bool] | array[int] | array[float]"
-"""Lists of numbers stay arrays, which take no more memory than the file's bytes."""
+"""Lists of numbers stay arrays, which take as much memory as the file's bytes."""
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 """The types of numbers, as `struct` and `array` call them."""

@@ -277,6 +277,36 @@ def test_damaged_files_are_read_or_refused(
     assert most < 1 << 20
 
 
+NAMES = [chr(0x3400 + index) for index in range(10_000)]
+SMALLEST = {
+    "texts": gguf_bytes({"k": u32(9) + u32(8) + u64(20_000) + text("\u0101") * 20_000}),
+    "an odd text": gguf_bytes({"k": "\U0001f600" + "x" * 100_000}),
+    "flags": gguf_bytes({"k": u32(9) + u32(7) + u64(100_000) + b"\1" * 100_000}),
+    "numbers": gguf_bytes({"k": u32(9) + u32(0) + u64(100_000) + b"\1" * 100_000}),
+    "keys": gguf_bytes({name: u32(3) + b"\0\x80" for name in NAMES}),
+    "tensors": gguf_bytes(
+        {"general.alignment": 1},
+        [Entry(name, (1,), 24, index) for index, name in enumerate(NAMES)],
+        bytes(len(NAMES)),
+        alignment=1,
+    ),
+}
+"""Files of what is smallest, of which Python's objects are the largest beside it."""
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_memory_grows_with_the_file(name: str, tmp_path: Path) -> None:
+    data = SMALLEST[name]
+    tracemalloc.start()
+    try:
+        file = read(tmp_path, data)
+        assert file.metadata or file.tensors
+    finally:
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < 30 * len(data)
+
+
 def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
     for length in range(len(SOUND)):
         with pytest.raises(UnsupportedModel):
