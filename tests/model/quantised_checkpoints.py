@@ -193,8 +193,10 @@ def gptq(
         size = columns if group == -1 else group
         groups = torch.arange(columns) // size
         if order:
-            kind = "o" if "o_proj" in module else "d" if "down" in module else module.split(".")[3]
-            seed = sum(map(ord, kind)) + int(module.split(".")[2])
+            # Modules of the same inputs have one order.
+            alone = module.endswith(("o_proj", "down_proj"))
+            inputs = module if alone else module.rpartition(".")[0]
+            seed = sum(map(ord, inputs))
             groups = groups[torch.randperm(columns, generator=torch.Generator().manual_seed(seed))]
         values, scales, zeros = rounded(weight, size, bits, groups)
         if symmetric:

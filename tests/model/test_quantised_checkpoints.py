@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from rootlace.kernels.weights import parts_of
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.quantised.layouts import Awq, Gptq
+from rootlace.runtime.model.checkpoint.quantised.layouts import Awq, Block, Gptq, PackedInts
 from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
 from rootlace.runtime.model.checkpoint.weights import ModelWeights, layer_parts, row_order
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -33,6 +33,7 @@ from tests.model.quantised_checkpoints import WEIGHTS, Write, edit, quantised
 CPU = torch.device("cpu")
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
 ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=100, seed=0)
+Kernels = Literal["auto", "native", "reference"]
 Format = tuple[dict[str, Any], Write]
 
 
@@ -145,9 +146,27 @@ def check_weights(packed: Path, dense: Path) -> ModelWeights:
     return weights
 
 
-def check_logprobs(packed: Path, dense: Path, **settings: Any) -> None:
-    executor = ExecutorConfig(model=str(packed), dtype="float32", **settings)
+DENSE_ON_NATIVE = ("gptq-odd-group", "gptq-odd-ordered", "fp8-odd-blocks", "ct-fp8-blocks")
+"""Formats whose groups of columns are too small for the native kernels."""
+UNPACKED = "take the memory of dense ones"
+"""What the log says of weights that are made dense."""
+
+
+def check_logprobs(
+    packed: Path,
+    dense: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    asked: Kernels = "auto",
+    kernels: str = "native",
+    unpacked: bool = False,
+) -> None:
+    """`kernels` are expected to run, where those are asked for, and codes that are `unpacked`."""
+    executor = ExecutorConfig(model=str(packed), dtype="float32", kernels=asked, device="cpu")
+    caplog.clear()
     runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
+    assert runner.kernels == kernels
+    assert (UNPACKED in caplog.text) == unpacked
     found = runner.run(make_plan([Work(Row(Blocks(16, 4), list(TOKENS)), params=ALL)])).scores[0]
     assert found is not None
     expected = reference_logprobs(reference(dense, torch.float32), TOKENS)[-1].numpy()
@@ -168,14 +187,16 @@ def test_weights_are_what_the_format_means(
             assert all(isinstance(part, Quantised) for part in parts)
             # Modules of the same inputs are one matrix.
             assert len(parts) == 1
-    check_logprobs(packed, dense)
+    check_logprobs(packed, dense, caplog, unpacked=name in DENSE_ON_NATIVE)
 
 
 @pytest.mark.parametrize("name", ["ct-int4", "ct-fp8-blocks"])
-def test_transformers_reads_the_same_files(tmp_path: Path, name: str) -> None:
+def test_transformers_reads_the_same_files(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those that it reads on a CPU without further packages, and computes as they are."""
     packed, _ = made(name, tmp_path)
-    check_logprobs(packed, packed)
+    check_logprobs(packed, packed, caplog, unpacked=name in DENSE_ON_NATIVE)
 
 
 FAMILIES = {
@@ -193,8 +214,12 @@ FAMILIES = {
 }
 
 
+NOT_NATIVE = ("glm4", "gemma2", "gpt_neox", "falcon-grouped")
+"""Families that have no native kernels."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families(tmp_path: Path, family: str) -> None:
+def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
     """Biases, joined and tied modules, the head among those that are quantised."""
     name, modules = FAMILIES[family]
     packed, dense = made(name, tmp_path, family, modules=modules)
@@ -202,7 +227,32 @@ def test_families(tmp_path: Path, family: str) -> None:
     tied = isinstance(weights.head, Dense) and weights.head.matrix is weights.embedding
     assert tied == (family in ("gemma2", "llama-tied", "falcon-grouped"))
     assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
-    check_logprobs(packed, dense)
+    kernels = "reference" if family in NOT_NATIVE else "native"
+    check_logprobs(packed, dense, caplog, kernels=kernels)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("name", ["gptq", "gptq-ordered", "awq", "ct-int4", "ct-nvfp4"])
+def test_a_quantised_head(
+    tmp_path: Path,
+    name: str,
+    kernels: Kernels,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whose module has no tensor ".weight". One with columns in another order becomes dense on
+    native kernels, which the log says."""
+    config = configs()["llama"]
+    config.vocab_size = 200
+    settings, write = FORMATS[name]()
+    settings |= {"ignore": []} if "ignore" in settings else {}
+    dense = quantised(config, tmp_path, settings, write, modules=("_proj", "lm_head"))
+    packed = tmp_path / "quantised"
+    head = read(packed).head
+    assert isinstance(head, Quantised)
+    assert torch.equal(dequantise(head), load_file(dense / WEIGHTS)["lm_head.weight"])
+    unpacked = name == "gptq-ordered" and kernels == "native"
+    check_logprobs(packed, dense, caplog, asked=kernels, kernels=kernels, unpacked=unpacked)
+    assert ("columns of a head" in caplog.text) == unpacked
 
 
 def test_transposed_modules_are_refused(tmp_path: Path) -> None:
@@ -211,13 +261,14 @@ def test_transposed_modules_are_refused(tmp_path: Path) -> None:
         read(packed)
 
 
-def test_some_modules_are_dense(tmp_path: Path) -> None:
+def test_some_modules_are_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of a joined part, too: what is quantised stays so."""
     packed, dense = made("ct-int4", tmp_path, modules=("q_proj", "down_proj", "up_proj"))
     weights = check_weights(packed, dense)
     kinds = [product.kind for product in weights.layers[1].products()]
     assert kinds == ["int4 and dense", "dense", "dense and int4", "int4"]
-    check_logprobs(packed, dense)
+    # The native kernels pack gate and up together, of which one is dense.
+    check_logprobs(packed, dense, caplog, unpacked=True)
 
 
 def test_a_tied_head_that_is_quantised_is_not_tied(tmp_path: Path) -> None:
@@ -348,7 +399,9 @@ def test_what_is_stored_besides(tmp_path: Path) -> None:
     check_weights(packed, dense)
 
 
-def test_compressed_columns_in_another_order(tmp_path: Path) -> None:
+def test_compressed_columns_in_another_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`weight_g_idx`: which group each column is of."""
     packed, dense = made("ct-int4", tmp_path)
     groups = torch.arange(64, dtype=torch.int32).flip(0) // 32
@@ -366,7 +419,26 @@ def test_compressed_columns_in_another_order(tmp_path: Path) -> None:
     output = check_weights(packed, dense).layers[1].output
     assert isinstance(output, Quantised)
     assert output.order is not None
-    check_logprobs(packed, dense)
+    check_logprobs(packed, dense, caplog)
+
+
+@pytest.mark.parametrize("groups", [[0] * 32 + [1] * 16, [1] * 16 + [0] * 32, [1] * 30 + [0] * 18])
+def test_stated_groups_of_unlike_sizes(groups: list[int]) -> None:
+    """The last of two groups has 16 columns, the others are whichever the file says."""
+    integers = torch.randint(0, 16, (16, 48))
+    shifts = torch.arange(0, 32, 4)
+    words = (integers.view(16, 6, 8) << shifts).sum(2)
+    scales = torch.tensor([[1.0, 10.0]]).expand(16, 2) + torch.arange(16.0).view(16, 1)
+    zeros = torch.randint(-8, 8, (16, 2), dtype=torch.int8)
+    stored = {
+        ".weight_packed": words.to(torch.uint32).view(torch.int32),
+        ".weight_scale": scales.contiguous(),
+        ".weight_zero_point": zeros,
+        ".weight_g_idx": torch.tensor(groups, dtype=torch.int32),
+    }
+    found = dequantise(read_weight(PackedInts(4, Block(1, 32), symmetric=False), stored, 16, 48))
+    wanted = (integers - 8 - zeros[:, groups]) * scales[:, groups]
+    assert torch.equal(found, wanted)
 
 
 # ------------------------------------------------------------ packing, by hand

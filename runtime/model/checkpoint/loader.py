@@ -92,6 +92,12 @@ def load_weights(
         head = Dense(reader.mapped(f"{head_module}.weight"))
     else:
         head = reader.module(head_module, *ends, biased=False)
+
+    def release() -> None:
+        # The tensors of a quantised head were let go of when they had been read.
+        if storage.layout(head_module) is None:
+            checkpoint.release(f"{head_module}.weight")
+
     return ModelWeights(
         embedding=embedding,
         layers=_StoredLayers(spec, reader, report),
@@ -99,7 +105,7 @@ def load_weights(
         head=head,
         final_norm_bias=final_norm_bias,
         positions=positions,
-        release=lambda: checkpoint.release(f"{head_module}.weight"),
+        release=release,
     )
 
 
@@ -117,13 +123,14 @@ class OpenedCheckpoint:
     expected: Mapping[str, Expected]
 
 
-def open_checkpoint(config: ModelConfig) -> OpenedCheckpoint:
+def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> OpenedCheckpoint:
     """Map the files of a model, and compare what is in them with what its decoder needs. Raises
-    `UnsupportedModel`."""
+    `UnsupportedModel`. `compare_ends` False: do not read the embedding and the head to find out
+    whether they are tied, but believe the configuration."""
     checkpoint = Checkpoint(config.path)
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
-    embedding, head = _ends(spec, checkpoint, storage)
+    embedding, head = _ends(spec, checkpoint, storage, compare=compare_ends)
     expected = _expected(spec, storage, embedding, head)
     checkpoint.expect(expected, _ignored(spec, storage))
     return OpenedCheckpoint(spec, checkpoint, storage, embedding, head, expected)
@@ -137,7 +144,8 @@ def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
     checkpoint = Checkpoint(config.path)
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
-    return checkpoint.tensor(f"{_ends(spec, checkpoint, storage)[0]}.weight").dtype
+    embedding, _ = _ends(spec, checkpoint, storage, compare=False)
+    return checkpoint.tensor(f"{embedding}.weight").dtype
 
 
 def is_kv_scale(name: str) -> bool:
@@ -157,11 +165,14 @@ def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
     return replace(spec, names=max((spec.names, *spec.names.others), key=found))
 
 
-def _ends(spec: ModelSpec, checkpoint: Checkpoint, storage: Storage) -> tuple[str, str]:
+def _ends(
+    spec: ModelSpec, checkpoint: Checkpoint, storage: Storage, *, compare: bool
+) -> tuple[str, str]:
     """The modules of the embedding and of the head, which are one where they are tied.
 
     Tied weights may be stored under either name. Where both are there and differ they are not tied,
-    whatever the configuration says; transformers takes them so too.
+    whatever the configuration says; transformers takes them so too. They are read and compared only
+    if `compare` says so: otherwise the configuration is believed.
     """
     embedding, head = spec.names.embedding, spec.names.head
     if not spec.tied_embeddings or storage.layout(head) is not None:
@@ -170,6 +181,8 @@ def _ends(spec: ModelSpec, checkpoint: Checkpoint, storage: Storage) -> tuple[st
         return embedding, embedding
     if f"{embedding}.weight" not in checkpoint.types:
         return head, head
+    if not compare:
+        return embedding, embedding
     one, other = (checkpoint.tensor(f"{module}.weight") for module in (embedding, head))
     if one.dtype == other.dtype and torch.equal(one, other):
         return embedding, embedding

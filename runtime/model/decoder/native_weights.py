@@ -47,7 +47,7 @@ class NativeWeights:
         self._held: list[object] = []
         self._dtype = weights.embedding.dtype
         self._unpacked: dict[str, str] = {}
-        head = self._linear(_in_order(weights.head, self._dtype))
+        head = self._linear(self._in_order(weights.head))
         weights.release()
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
@@ -85,6 +85,15 @@ class NativeWeights:
         to.down = self._linear(layer.down)
         to.window = window or 0
 
+    def _in_order(self, head: Weight) -> Weight:
+        """The head with its columns in the model's order: its activations cannot be put into
+        another one."""
+        if not isinstance(head, Quantised) or head.order is None:
+            return head
+        reason = "the native kernels cannot sort the columns of a head"
+        self._unpacked.setdefault(reason, head.kind)
+        return dense(head, self._dtype)
+
     def _fill_parts(self, to: ctypes.Array[native.Linear], weight: Weight) -> int:
         parts = parts_of(weight)
         if len(parts) > len(to):
@@ -111,9 +120,3 @@ class NativeWeights:
         tensor = tensor.contiguous()
         self._held.append(tensor)
         return tensor.data_ptr()
-
-
-def _in_order(head: Weight, dtype: torch.dtype) -> Weight:
-    """A head's activations are not put into an order of columns: it has none."""
-    ordered = isinstance(head, Quantised) and head.order is not None
-    return dense(head, dtype) if ordered else head

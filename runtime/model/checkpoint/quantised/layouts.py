@@ -128,10 +128,12 @@ class PackedInts:
         }
 
     def _zeros(self, rows: int, columns: int) -> dict[str, Expected]:
-        packed = (self._words(rows), blocks(columns, self.block.columns))
-        return {
-            ".weight_zero_point": Expected((packed, *self.block.shapes(rows, columns)), I32 | I8)
-        }
+        shapes = (self.packed_zeros(rows, columns), *self.block.shapes(rows, columns))
+        return {".weight_zero_point": Expected(shapes, I32 | I8)}
+
+    def packed_zeros(self, rows: int, columns: int) -> Shape:
+        """The shape of zero points that are packed."""
+        return self._words(rows), blocks(columns, self.block.columns)
 
     def _words(self, count: int) -> int:
         return -(-count * self.bits // 32)

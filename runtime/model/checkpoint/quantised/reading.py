@@ -63,17 +63,39 @@ def _packed_ints(layout: PackedInts, stored: Stored, rows: int, columns: int) ->
     if shape is not None and shape.tolist() != [rows, columns]:
         raise ValueError(f".weight_shape is {shape.tolist()}, expected [{rows}, {columns}]")
     values = _bytes(stored[".weight_packed"])[:, : columns * layout.bits // 8]
-    scales = _spread(_floats(stored[".weight_scale"]), layout.block, rows, columns)
-    zeros = stored.get(".weight_zero_point")
-    if zeros is not None and zeros.dtype == torch.int32:
-        unpacked = _unpacked(zeros.t(), layout.bits)[:, :rows].t()
-        zeros = unpacked.to(torch.int16) - MIDDLE[layout.bits]
-    shift = _shift(zeros, layout.symmetric, layout.block, rows, columns)
-    values = _signed(values, layout.bits)
     groups = stored.get(".weight_g_idx")
-    if groups is None or bool((groups == -1).all()):
+    if groups is not None and bool((groups == -1).all()):
+        groups = None
+    # Column groups that are stated may have any sizes: scales then stay one for each of them.
+    width = columns if groups is None else None
+    scales = _spread(_floats(stored[".weight_scale"]), layout.block, rows, width)
+    zeros = _zero_points(layout, stored, rows, columns)
+    shift = _shift(zeros, layout.symmetric, layout.block, rows, width)
+    values = _signed(values, layout.bits)
+    if groups is None:
         return _weight(layout, values, scales, shift, columns)
     return _sorted(layout, values, scales, shift, groups)
+
+
+def _zero_points(
+    layout: PackedInts, stored: Stored, rows: int, columns: int
+) -> torch.Tensor | None:
+    """Those of packed integers, which are packed too or, in old files, bytes."""
+    zeros = stored.get(".weight_zero_point")
+    if zeros is None:
+        return None
+    shape = tuple(zeros.shape)
+    if zeros.dtype == torch.int32 and shape == layout.packed_zeros(rows, columns):
+        unpacked = _unpacked(zeros.t(), layout.bits)[:, :rows].t()
+        return unpacked.to(torch.int16) - MIDDLE[layout.bits]
+    if zeros.dtype == torch.int8 and shape in layout.block.shapes(rows, columns):
+        return zeros
+    kind = str(zeros.dtype).removeprefix("torch.")
+    raise ValueError(
+        f".weight_zero_point is {kind} {list(shape)}, expected "
+        f"int32 {list(layout.packed_zeros(rows, columns))} or "
+        f"int8 {' or '.join(str(list(one)) for one in layout.block.shapes(rows, columns))}"
+    )
 
 
 def _gptq(layout: Gptq, stored: Stored, rows: int, columns: int) -> Quantised:
@@ -188,15 +210,18 @@ def _codes(layout: Layout) -> Codes:
     return cast(Codes, layout.codes)
 
 
-def _spread(found: torch.Tensor, block: Block, rows: int, columns: int) -> torch.Tensor:
-    """Scales or zero points of blocks, for each row and group."""
+def _spread(found: torch.Tensor, block: Block, rows: int, columns: int | None) -> torch.Tensor:
+    """Scales or zero points of blocks, for each row and group. `columns` None: a block is a group,
+    whatever its size."""
     if found.dim() < 2:
         found = found.reshape(-1, 1)
     if len(found) == 1:
         found = found.expand(rows, -1)
     elif len(found) != rows:
         found = found.repeat_interleave(block.rows or 1, dim=0)[:rows]
-    if found.shape[1] > 1 and block.columns is not None and columns % block.columns:
+    if columns is None or block.columns is None or found.shape[1] == 1:
+        return found.contiguous()
+    if columns % block.columns:
         # The last block is smaller than the others: all are cut into groups of one size.
         size = math.gcd(block.columns, columns)
         found = found.repeat_interleave(block.columns // size, dim=1)[:, : columns // size]
@@ -204,13 +229,17 @@ def _spread(found: torch.Tensor, block: Block, rows: int, columns: int) -> torch
 
 
 def _shift(
-    zeros: torch.Tensor | None, symmetric: bool, block: Block, rows: int, columns: int
+    zeros: torch.Tensor | None, symmetric: bool, block: Block, rows: int, columns: int | None
 ) -> torch.Tensor | None:
     """What zero points, if there are any, add to codes. Symmetric ones may be there as zeros."""
     if zeros is None:
         return None
     if symmetric and bool(zeros.float().any()):
         raise ValueError(".weight_zero_point is not zero, though the weights are symmetric")
+    if zeros.is_floating_point():
+        zeros = zeros.float()
+        if not bool(((zeros == zeros.round()) & (zeros.abs() <= 128)).all()):
+            raise ValueError(".weight_zero_point has numbers that are not integers of eight bits")
     return -_spread(zeros.to(torch.int16), block, rows, columns)
 
 
