@@ -126,6 +126,54 @@ def test_keys_are_refused_by_name(folder: Path, name: str, path: str, value: Any
     assert named in found or inner in found or "weights" in found
 
 
+SLOW = {
+    "a repetition in a repetition": r"([a-z0-9_]*\.?)*!",
+    "with a bound": r"(([a-z]{1,40}){1,40}){1,40}!",
+    "that is possessive": r"(?:[a-z.]*+[a-z]*)*!",
+    "in a look ahead": r"(?=(.*\.*)*!)q",
+    "alternatives of the same": r"(a|a)*!",
+    "that differ later": r"(ab|a.|.b)+!",
+    "one behind the other": "(?:.|[a-z])" * 40 + "!",
+    "repetitions in a row": r".*" * 12 + "!",
+    "options in a row": r"[a-z]?" * 40 + "!",
+    "nothing many times": r"(?:(?:(?=m)){60000}){60000}!",
+    "a long one": "a" * 10_000,
+    "a deep one": "(" * 450 + "a*" + ")*" * 450,
+}
+
+
+@pytest.mark.parametrize("why", SLOW)
+def test_patterns_that_take_long_are_refused(folder: Path, why: str) -> None:
+    settings, _ = FORMATS["ct-int4"]()
+    found = refusal(folder, changed(settings, "ignore", ["re:" + SLOW[why]]))
+    assert "quantization_config.ignore" in found
+    assert "might take too long" in found
+    assert len(found) < 400
+    found = refusal(folder, gptq(4, 32)[0] | {"dynamic": {"-:" + SLOW[why]: {}}})
+    assert "might take too long" in found
+
+
+QUICK = [
+    r".*mlp\.gate$",
+    r".*\.layers\.\d+\.mlp\.experts\.[0-9]+\..*_proj.*",
+    r"^(?!.*(?:self_attn|mlp)).*$",
+    r".*\.(?:gate|up|down)_proj$",
+    r"model\.layers\.(?:0|1|2|3|[1-9][0-9]|1[0-9]{2})\..*",
+    r"(?:language_)?model\.layers\.[0-9]*\.(self_attn|linear_attn)\.(q|k|v|o)_proj",
+    r"(?>.*self_attn)",
+    r"visual.*",
+]
+
+
+@pytest.mark.parametrize("pattern", QUICK)
+def test_patterns_of_other_files_are_read(folder: Path, pattern: str) -> None:
+    settings, _ = FORMATS["ct-int4"]()
+    edit(folder, quantization_config=settings | {"ignore": ["re:" + pattern]})
+    found = ModelConfig.read(folder).quantisation
+    assert found is not None
+    assert found.rules[0].pattern.pattern == pattern
+
+
 # As models on the Hugging Face hub have it: what AutoGPTQ, GPTQModel, AutoAWQ, llm-compressor,
 # AutoFP8, Qwen and Mistral write.
 SEEN: list[tuple[dict[str, Any], str]] = [
@@ -361,6 +409,7 @@ def test_what_is_refused_is_refused_without_torch(folder: Path) -> None:
 # ------------------------------------------------------------ tensors
 
 Q_PROJ = "model.layers.1.self_attn.q_proj"
+ZEROS = f"{Q_PROJ}.weight_zero_point"
 Stored = dict[str, torch.Tensor]
 FAULTS: dict[str, tuple[str, Callable[[Stored], object], list[str]]] = {
     "missing scales": (
@@ -394,6 +443,27 @@ FAULTS: dict[str, tuple[str, Callable[[Stored], object], list[str]]] = {
             {f"{Q_PROJ}.weight_zero_point": torch.ones(64, 2, dtype=torch.int8)}
         ),
         [f"{Q_PROJ}.weight_zero_point", "symmetric"],
+    ),
+    # Zero points are int32 that are packed, or int8 that are not.
+    "int32 that are not packed": (
+        "ct-int4-zeros",
+        lambda stored: stored.update({ZEROS: torch.full((64, 2), 3, dtype=torch.int32)}),
+        [ZEROS, "int32 [64, 2]", "int32 [8, 2]", "int8 [64, 2]"],
+    ),
+    "int8 of the packed shape": (
+        "ct-int4-zeros",
+        lambda stored: stored.update({ZEROS: torch.ones(8, 2, dtype=torch.int8)}),
+        [ZEROS, "int8 [8, 2]"],
+    ),
+    "zero points with a fraction": (
+        "ct-w8a8-zeros",
+        lambda stored: stored.update({ZEROS: torch.full((64, 1), 0.75)}),
+        [ZEROS, "not integers of eight bits"],
+    ),
+    "zero points without a number": (
+        "ct-w8a8-zeros",
+        lambda stored: stored.update({ZEROS: torch.full((64, 1), float("nan"))}),
+        [ZEROS, "not integers of eight bits"],
     ),
     "another shape": (
         "ct-int4",

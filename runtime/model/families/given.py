@@ -105,6 +105,11 @@ TABLE = Kind("an object", lambda value: type(value) is dict)
 REQUIRED: Any = object()
 
 
+def _cut(text: str, most: int = 100) -> str:
+    """What a message has of a text that may be long."""
+    return text if len(text) <= most else text[:most] + "..."
+
+
 class Given:
     """The keys of a `config.json`, or of an object `inside` it; remembers which were read. What is
     refused names the file."""
@@ -186,9 +191,8 @@ class Given:
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raises `UnsupportedModel`, naming the key and its value."""
         key = self.name(key)
-        raise UnsupportedModel(
-            f"{self._file}: {self._inside}{key} {self._values.get(key)!r}: {why}"
-        )
+        value = _cut(repr(self._values.get(key)))
+        raise UnsupportedModel(f"{self._file}: {self._inside}{_cut(key)} {value}: {why}")
 
     def finish(self, ignored: Set[str] = IGNORED) -> None:
         """Refuse the keys that nobody has read, unless they change nothing (those that are

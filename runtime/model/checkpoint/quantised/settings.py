@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rootlace.runtime.model.checkpoint.quantised.patterns import TooManyWays, compiled, shown
 from rootlace.runtime.model.families.given import SIZE, TEXTS, Given, Kind
 
 GROUP = Kind("a positive integer or -1", lambda value: value == -1 or SIZE.fits(value))
@@ -67,9 +68,11 @@ def read_pair(given: Given, key: str) -> tuple[int, int] | None:
 def read_pattern(given: Given, key: str, pattern: str) -> re.Pattern[str]:
     """A pattern of module names, which `key` has."""
     try:
-        return re.compile(pattern)
+        return compiled(pattern)
+    except TooManyWays as error:
+        given.refuse(key, f"{shown(pattern)} might take too long to match: {error}")
     except (re.error, RecursionError, OverflowError) as error:
-        given.refuse(key, f"{pattern!r} is not a regular expression: {error}")
+        given.refuse(key, f"{shown(pattern)} is not a regular expression: {error}")
 
 
 def activations_remark(kind: str) -> str:

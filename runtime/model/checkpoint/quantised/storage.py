@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rootlace.runtime.model.checkpoint.expected import Expected
@@ -31,10 +31,16 @@ class Storage:
     types: Mapping[str, str]
     quantisation: Quantisation | None
 
+    _found: dict[str, Layout | None] = field(default_factory=dict, init=False, repr=False)
+    """What is known of modules: their names are matched once."""
+
     def layout(self, module: str) -> Layout | None:
         """How the module is stored; None: as it is."""
-        layouts = () if self.quantisation is None else self.quantisation.layouts(module)
-        return next((layout for layout in layouts if layout.stores(module, self.types)), None)
+        if module not in self._found:
+            layouts = () if self.quantisation is None else self.quantisation.layouts(module)
+            there = (layout for layout in layouts if layout.stores(module, self.types))
+            self._found[module] = next(there, None)
+        return self._found[module]
 
     def needed(self, module: str, rows: int, columns: int) -> dict[str, Expected]:
         """The tensors of a module's weight [rows, columns]."""
