@@ -27,7 +27,7 @@ def weight_bytes(
     """About the memory of all weights, those that are not quantised in `dtype`, rounded as
     `--quantize` says. `head_apart`: the head has memory of its own even where it is tied to the
     embedding, as native kernels have it."""
-    stored = quantised_bytes(config, dtype)
+    stored = quantised_bytes(config, dtype, head_apart=head_apart)
     if stored is not None:
         return stored
     if quantize != "none":
@@ -82,22 +82,35 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
         yield from layer_parts(spec, index).values()
 
 
-def quantised_bytes(config: ModelConfig, dtype: torch.dtype) -> int | None:
+def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool) -> int | None:
     """About what the weights take, dense ones in `dtype`; None where none are quantised. Where the
-    folder has no weights, all are taken to be quantised but those of embedding and head."""
+    folder has no weights, all are taken to be quantised but those of embedding and head. See
+    `weight_bytes`."""
     if config.quantisation is None:
         return None
     if not has_weights(config.path):
-        return _foreseen(config.spec, config.quantisation, dtype.itemsize)
-    opened, total = open_checkpoint(config), 0
-    for name, what in opened.expected.items():
+        return _foreseen(config.spec, config.quantisation, dtype.itemsize, head_apart=head_apart)
+    opened = open_checkpoint(config, compare_ends=False)
+    names, total = dict(opened.expected), 0
+    ends = (opened.spec.vocab_size, opened.spec.hidden_size)
+    tied = opened.embedding == opened.head
+    embedding_quantised = opened.storage.layout(opened.embedding) is not None
+    if embedding_quantised and not tied:
+        # Its codes are dropped when they have become numbers.
+        for name in opened.storage.needed(opened.embedding, *ends):
+            del names[name]
+    if embedding_quantised or (tied and head_apart):
+        total += math.prod(ends) * dtype.itemsize
+    for name, what in names.items():
         itemsize = dtype.itemsize if what.types == FLOATS else None
         total += opened.checkpoint.num_bytes(name, itemsize)
     return total
 
 
-def _foreseen(spec: ModelSpec, quantisation: Quantisation, itemsize: int) -> int:
-    ends = spec.vocab_size * (1 if spec.tied_embeddings else 2)
+def _foreseen(
+    spec: ModelSpec, quantisation: Quantisation, itemsize: int, *, head_apart: bool
+) -> int:
+    ends = spec.vocab_size * (1 if spec.tied_embeddings and not head_apart else 2)
     total = (ends * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)) * itemsize
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():

@@ -1,0 +1,79 @@
+"""The memory that quantised weights are said to need, against what those that are read take."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from tests.model.checkpoints import configs, save
+from tests.model.gguf.converting import convert
+from tests.model.quantised_checkpoints import WEIGHTS, quantised
+from tests.model.test_quantised_checkpoints import FORMATS
+
+
+def sizes(config: ModelConfig) -> tuple[int, int]:
+    """What is said of a head that shares the embedding's memory if it can, and of one apart."""
+    shared, apart = (
+        weight_bytes(config, torch.float32, "none", head_apart=apart) for apart in (False, True)
+    )
+    return shared, apart
+
+
+def taken(config: ModelConfig) -> int:
+    """Without the shapes that packed weights have in their files, 16 bytes for each."""
+    return load_weights(config, torch.float32, torch.device("cpu")).num_bytes()
+
+
+def ends(config: ModelConfig) -> int:
+    return math.prod((config.spec.vocab_size, config.spec.hidden_size)) * 4
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama"])
+def test_a_dense_head(tmp_path: Path, name: str) -> None:
+    """Of its own memory where it is not tied, or where kernels pack it."""
+    quantised(configs()[name], tmp_path, *FORMATS["ct-int4"]())
+    config = ModelConfig.read(tmp_path / "quantised")
+    shared, apart = sizes(config)
+    assert shared == pytest.approx(taken(config), rel=0.01)
+    assert apart - shared == (ends(config) if name == "llama-tied" else 0)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama"])
+def test_a_gguf_file(tmp_path: Path, name: str) -> None:
+    """The embedding is dense, and where the head is tied, that has the codes besides."""
+    save(configs()[name], tmp_path / "hf")
+    config = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "m.gguf", "Q8_0"))
+    shared, apart = sizes(config)
+    assert shared == apart == taken(config)
+
+
+def test_a_quantised_embedding_with_a_head_of_its_own(tmp_path: Path) -> None:
+    settings, write = FORMATS["ct-w8a8"]()
+    modules = ("_proj", "lm_head", "embed_tokens")
+    quantised(configs()["llama"], tmp_path, settings | {"ignore": []}, write, modules=modules)
+    config = ModelConfig.read(tmp_path / "quantised")
+    shared, apart = sizes(config)
+    assert shared == apart == pytest.approx(taken(config), rel=0.01)
+
+
+def test_sizes_do_not_compare_embedding_and_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which loading does, and warns of it once."""
+    quantised(configs()["llama-tied"], tmp_path, *FORMATS["ct-int4"]())
+    packed = tmp_path / "quantised"
+    stored = {name: tensor.clone() for name, tensor in load_file(packed / WEIGHTS).items()}
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + 1
+    save_file(stored, packed / WEIGHTS)
+    config = ModelConfig.read(packed)
+    _, apart = sizes(config)
+    assert not caplog.text
+    assert apart == pytest.approx(taken(config), rel=0.01)
+    assert caplog.text.count("they are not tied") == 1
