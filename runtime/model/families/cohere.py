@@ -13,22 +13,28 @@ from rootlace.runtime.model.families.reading import (
     grouped_attention,
     layer_norm,
 )
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import Attention, ModelSpec, Rope
 
 
-def _read(given: Given) -> ModelSpec:
-    given.only("use_qk_norm", False)
+def read_decoder(given: Given, attention: Attention, rope: Rope) -> ModelSpec:
+    """That of Cohere 1 and 2."""
     return decoder(
         given,
         llama.NAMES,
-        grouped_attention(given, **biases(given)),
+        attention,
         gated_mlp(given),
-        rope=replace(read_rope(given, 5e5), neighbours=True),
+        rope=replace(rope, neighbours=True),
         norm=layer_norm(given, bias=False, placement="once"),
         parallel=True,
         tied=True,
         logit_multiplier=given.number("logit_scale", 0.0625),
     )
+
+
+def _read(given: Given) -> ModelSpec:
+    given.only("use_qk_norm", False)
+    attention = grouped_attention(given, **biases(given))
+    return read_decoder(given, attention, read_rope(given, 5e5))
 
 
 FAMILY = Family(

@@ -5,17 +5,14 @@ Three of four layers have windows; the others know nothing of positions.
 
 from dataclasses import replace
 
-from rootlace.runtime.model.families import llama
+from rootlace.runtime.model.families import cohere
 from rootlace.runtime.model.families.given import SIZE, Given
 from rootlace.runtime.model.families.positions import read_rope
 from rootlace.runtime.model.families.reading import (
     WINDOW,
     Family,
     biases,
-    decoder,
-    gated_mlp,
     grouped_attention,
-    layer_norm,
     windows_by_layer,
 )
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -42,17 +39,9 @@ def _read(given: Given) -> ModelSpec:
         given, given("sliding_window", SIZE, WINDOW), lambda index: (index + 1) % pattern != 0
     )
     unrotated = tuple(index for index, window in enumerate(windows) if window is None)
-    return decoder(
-        given,
-        llama.NAMES,
-        grouped_attention(given, windows, **biases(given)),
-        gated_mlp(given),
-        rope=replace(read_rope(given), neighbours=True, unrotated_layers=unrotated),
-        norm=layer_norm(given, bias=False, placement="once"),
-        parallel=True,
-        tied=True,
-        logit_multiplier=given.number("logit_scale", 0.0625),
-    )
+    attention = grouped_attention(given, windows, **biases(given))
+    rope = replace(read_rope(given), unrotated_layers=unrotated)
+    return cohere.read_decoder(given, attention, rope)
 
 
 FAMILY = Family(
