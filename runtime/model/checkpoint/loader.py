@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
+    LayersOnDemand,
     LayerWeights,
     ModelWeights,
     Part,
@@ -98,9 +99,16 @@ def load_weights(
         if storage.layout(head_module) is None:
             checkpoint.release(f"{head_module}.weight")
 
+    count = spec.num_layers
+
+    def layer(index: int) -> LayerWeights:
+        found = reader.layer(spec, index)
+        report(f"layer {index + 1} of {count}", (index + 1) / count)
+        return found
+
     return ModelWeights(
         embedding=embedding,
-        layers=_StoredLayers(spec, reader, report),
+        layers=LayersOnDemand(count, layer),
         final_norm=final_norm,
         head=head,
         final_norm_bias=final_norm_bias,
@@ -236,32 +244,6 @@ def _log(opened: OpenedCheckpoint) -> None:
     log.info("%s: quantised weights (%s)", storage.folder, found.method)
     for remark in found.remarks:
         log.info("%s: %s", storage.folder, remark)
-
-
-class _StoredLayers(Sequence[LayerWeights]):
-    """The layers of a checkpoint, read whenever they are asked for."""
-
-    def __init__(self, spec: ModelSpec, reader: _Reader, report: Progress) -> None:
-        self._spec = spec
-        self._reader = reader
-        self._report = report
-
-    def __len__(self) -> int:
-        return self._spec.num_layers
-
-    @overload
-    def __getitem__(self, index: int) -> LayerWeights: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
-    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        count = len(self)
-        if not -count <= index < count:
-            raise IndexError(index)
-        layer = self._reader.layer(self._spec, index % count)
-        self._report(f"layer {index + 1} of {count}", (index + 1) / count)
-        return layer
 
 
 class _Reader:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 
@@ -12,7 +11,11 @@ from rootlace.kernels import Dense, Scheme, Weight
 from rootlace.kernels.reference.linear import quantise
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.checkpoint.weights import (
+    LayersOnDemand,
+    LayerWeights,
+    ModelWeights,
+)
 from rootlace.wire.errors import InvalidRequest
 
 GROUPS = (128, 32)
@@ -34,48 +37,33 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         if config.quantisation is not None:
             raise _already(config.quantisation.method)
         weights = weights_of(config, dtype, device, progress)
+        layers = weights.layers
         return replace(
             weights,
-            layers=_RoundedLayers(weights.layers, codes),
+            layers=LayersOnDemand(len(layers), lambda at: _rounded_layer(layers[at], codes)),
             head=_round(weights.head, HEAD),
         )
 
     return load
 
 
-class _RoundedLayers(Sequence[LayerWeights]):
-    """Layers that are rounded whenever they are asked for."""
+def _rounded_layer(layer: LayerWeights, codes: Literal["int8", "int4"]) -> LayerWeights:
+    return replace(
+        layer,
+        qkv=_rounded(layer.qkv, codes),
+        output=_rounded(layer.output, codes),
+        gate_up=_rounded(layer.gate_up, codes),
+        down=_rounded(layer.down, codes),
+    )
 
-    def __init__(self, layers: Sequence[LayerWeights], codes: Literal["int8", "int4"]) -> None:
-        self._layers = layers
-        self._codes: Literal["int8", "int4"] = codes
 
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    @overload
-    def __getitem__(self, index: int) -> LayerWeights: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
-    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        layer = self._layers[index]
-        return replace(
-            layer,
-            qkv=self._rounded(layer.qkv),
-            output=self._rounded(layer.output),
-            gate_up=self._rounded(layer.gate_up),
-            down=self._rounded(layer.down),
-        )
-
-    def _rounded(self, weight: Weight) -> Weight:
-        if self._codes == "int8":
-            return _round(weight, Scheme("int8"))
-        inputs = weight.shape[1]
-        group = next((size for size in GROUPS if inputs % size == 0), None)
-        # Fewer bits would tell little of a number in a group of any size.
-        return _round(weight, Scheme("int4", group) if group else Scheme("int8"))
+def _rounded(weight: Weight, codes: Literal["int8", "int4"]) -> Weight:
+    if codes == "int8":
+        return _round(weight, Scheme("int8"))
+    inputs = weight.shape[1]
+    group = next((size for size in GROUPS if inputs % size == 0), None)
+    # Fewer bits would tell little of a number in a group of any size.
+    return _round(weight, Scheme("int4", group) if group else Scheme("int8"))
 
 
 def _round(weight: Weight, scheme: Scheme) -> Weight:

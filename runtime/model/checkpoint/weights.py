@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import overload
 
 import torch
 
@@ -39,6 +40,28 @@ class LayerWeights:
     def products(self) -> Iterator[Weight]:
         """What this layer multiplies by."""
         yield from (getattr(self, name) for name in PRODUCTS)
+
+
+class LayersOnDemand(Sequence[LayerWeights]):
+    """So many layers, each of which is read, by its number, whenever it is asked for."""
+
+    def __init__(self, count: int, read: Callable[[int], LayerWeights]) -> None:
+        self._count = count
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return self._read(index % self._count)
 
 
 def _nothing() -> None:
