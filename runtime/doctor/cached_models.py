@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.executor.cpu_setup import why_not_native
+from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.hub.cache import snapshots
 from rootlace.runtime.model.kv.main_memory import main_memory
+from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.wire.errors import UnsupportedModel
 
 TOKENS = 4096
-"""A model fits if its weights do and a cache of so many tokens in two bytes per number."""
+"""A model fits if its weights do and a cache of so many tokens, as `rootlace serve` has them."""
 
 
 @dataclass(frozen=True)
 class CachedModel:
-    """`weights` and `needs` in bytes; `refused`: why it cannot be served, and then neither its
-    context nor its needs are known."""
+    """`weights` (of the files) and `needs` (in memory, on a CPU) in bytes; `refused`: why it cannot
+    be served, and then neither its context nor its needs are known."""
 
     name: str
     path: str
@@ -43,16 +46,11 @@ def cached_models() -> tuple[list[CachedModel], int]:
 def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:
     try:
         config = ModelConfig.read(path)
+        dtype = chosen_dtype("auto", config)
+        native = why_not_native(config, dtype) is None
+        needs = weight_bytes(config, dtype, "none", head_apart=native)
     except UnsupportedModel as error:
         return CachedModel(name, str(path), weights, refused=str(error))
-    # float16 runs in float32.
-    in_memory = 2 * weights if config.checkpoint_dtype == "float16" else weights
-    needs = in_memory + _cache_bytes(config.spec)
     context = config.spec.max_context
+    needs += block_bytes(config, min(TOKENS, context), dtype)
     return CachedModel(name, str(path), weights, context, needs, needs <= free)
-
-
-def _cache_bytes(spec: ModelSpec) -> int:
-    attention = spec.attention
-    per_token = 2 * spec.num_layers * attention.num_kv_heads * attention.head_dim * 2
-    return per_token * min(TOKENS, spec.max_context)

@@ -12,8 +12,13 @@ from typer.testing import CliRunner
 
 from rootlace.cli.app import app
 from rootlace.cli.model import described_model, served_model
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import cached_models
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.refusals import check_memory
+from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.kv.main_memory import MainMemory
+from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub
 
 
@@ -55,11 +60,16 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     assert row.split()[-1] == "yes"
     (found,) = json.loads(_models("--json"))["models"]
     config = json.loads(files["config.json"])
-    head_dim = config["hidden_size"] // config["num_attention_heads"]
-    per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
     assert found["weights"] == len(files["model.safetensors"])
     assert found["context"] == config["max_position_embeddings"]
-    assert found["needs"] - found["weights"] == per_token * min(4096, found["context"])
+    # What it needs is what a start demands with a cache of as many tokens.
+    model = ModelConfig.read(found["path"])
+    executor = ExecutorConfig(model=found["path"], device="cpu")
+    cache = CacheConfig(16, min(4096, found["context"]) // 16)
+    dtype, needs = chosen_dtype("auto", model), found["needs"]
+    check_memory(model, dtype, executor, cache, needs, head_apart=True)
+    with pytest.raises(InvalidRequest):
+        check_memory(model, dtype, executor, cache, needs - 1, head_apart=True)
     free = MainMemory(1 << 40, found["needs"] - 1)
     assert "too much" in _models() and not json.loads(_models("--json"))["models"][0]["fits"]
     (Path(found["path"]) / "config.json").unlink()
