@@ -172,6 +172,14 @@ class GatewayConfig:
         MISSING, "Where programs connect, tcp:// or ipc://.", shown="tcp, port + 1"
     )
     api_key: str = option("", "Refuse clients that do not have this key.")
+    cors_origins: str = option(
+        "", "Origins of web pages that may ask, separated by commas; * for any.", shown="none"
+    )
+    allowed_hosts: str = option(
+        "",
+        "Names of this server, beside localhost, that clients without a key may use.",
+        shown="none",
+    )
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
     )

@@ -103,6 +103,7 @@ def test_every_keyword_has_its_place() -> None:
     places = {
         "served_name": "gateway.served_name", "served_model_name": "gateway.served_name",
         "host": "gateway.host", "http_port": "gateway.http_port", "port": "gateway.http_port",
+        "cors_origins": "gateway.cors_origins", "allowed_hosts": "gateway.allowed_hosts",
         "api_key": "gateway.api_key", "program_address": "gateway.program_address",
         "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
         "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",

@@ -9,17 +9,51 @@ from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.auth import api_key_middleware
+from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
+from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.info import Info
 from rootlace.runtime.gateway.http.native import Generate
 from rootlace.runtime.gateway.http.openai_chat import ChatCompletions
 from rootlace.runtime.gateway.http.openai_completions import Completions
+from rootlace.runtime.gateway.http.request_id import echo_request_id
 from rootlace.runtime.gateway.http.tokenization import Tokenization
+from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 
 log = logging.getLogger(__name__)
 
 # Handlers still running this long after the server was told to stop are cancelled.
 SHUTDOWN_SECONDS = 0.5
+ACCESS_LOG = '%a "%r" %s %b %Dus %{X-Request-Id}o "%{User-Agent}i"'
+
+
+def endpoints(gateway: Gateway) -> list[Endpoint]:
+    """Every endpoint of `gateway`, in the order in which they are listed."""
+    info = Info(gateway)
+    tokenization = Tokenization(gateway)
+    return [
+        Endpoint("POST", "/v1/completions", Completions(gateway).handle, "OpenAI's completions"),
+        Endpoint(
+            "POST",
+            "/v1/chat/completions",
+            ChatCompletions(gateway).handle,
+            "OpenAI's chat completions",
+        ),
+        Endpoint("GET", "/v1/models", info.models, "the served model"),
+        # A model's name may hold slashes.
+        Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),
+        Endpoint("POST", "/generate", Generate(gateway).handle, "sglang's native interface"),
+        Endpoint("POST", "/tokenize", tokenization.tokenize, "a text or conversation as tokens"),
+        Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text"),
+        Endpoint("GET", "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),
+        Endpoint("GET", "/health", info.health, "200 while the engine answers"),
+        Endpoint("GET", "/health_generate", info.health_generate, "200 if a token can be made now"),
+        Endpoint("GET", "/version", info.version, "the server's version"),
+        Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
+        Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
+        Endpoint("GET", "/flush_cache", info.flush_cache, "forget unused prefixes"),
+        Endpoint("POST", "/flush_cache", info.flush_cache, "forget unused prefixes"),
+    ]
 
 
 def make_app(gateway: Gateway) -> web.Application:
@@ -29,30 +63,20 @@ def make_app(gateway: Gateway) -> web.Application:
     noticed only when something is written to it.
     """
     config = gateway.config
-    middlewares: list[Middleware] = [error_middleware]
+    served = endpoints(gateway)
+    pages = Pages.of(config)
+    middlewares: list[Middleware] = [error_middleware, pages_middleware(pages)]
     if config.api_key:
         middlewares.append(api_key_middleware(config.api_key))
+    middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
-    info = Info(gateway)
-    tokenization = Tokenization(gateway)
-    app.add_routes(
-        [
-            web.post("/v1/completions", Completions(gateway).handle),
-            web.post("/v1/chat/completions", ChatCompletions(gateway).handle),
-            web.get("/v1/models", info.models),
-            # A model's name may hold slashes.
-            web.get("/v1/models/{name:.+}", info.model),
-            web.get("/health", info.health),
-            web.get("/health_generate", info.health_generate),
-            web.post("/generate", Generate(gateway).handle),
-            web.get("/get_model_info", info.model_info),
-            web.get("/get_server_info", info.server_info),
-            web.get("/flush_cache", info.flush_cache),
-            web.post("/flush_cache", info.flush_cache),
-            web.post("/tokenize", tokenization.tokenize),
-            web.post("/detokenize", tokenization.detokenize),
-        ]
-    )
+    app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
+
+    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+        echo_request_id(request, response)
+        allow_page(pages, request, response)
+
+    app.on_response_prepare.append(add_headers)
     return app
 
 
@@ -63,4 +87,5 @@ def make_runner(gateway: Gateway) -> web.AppRunner:
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         access_log=log,
+        access_log_format=ACCESS_LOG,
     )

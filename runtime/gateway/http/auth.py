@@ -14,17 +14,27 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 def api_key_middleware(api_key: str) -> Middleware:
-    """Refuse requests without `Authorization: Bearer api_key`, except to `OPEN_PATHS`."""
+    """Refuse requests without the key, except to `OPEN_PATHS`.
+
+    It is given as `Authorization: Bearer KEY` or, as Anthropic's clients do, `x-api-key: KEY`.
+    """
     expected = api_key.encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_PATHS:
-            scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-            given = token.strip().encode("utf-8", "surrogateescape")
-            # compare_digest takes as long for a key that is nearly right as for any other.
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given, expected):
-                raise Unauthorized("the API key is missing or wrong (Authorization: Bearer ...)")
+        # compare_digest takes as long for a key that is nearly right as for any other.
+        known = hmac.compare_digest(_given(request), expected)
+        if not known and request.path not in OPEN_PATHS:
+            raise Unauthorized(
+                "the API key is missing or wrong (Authorization: Bearer ... or x-api-key: ...)"
+            )
         return await handler(request)
 
     return check
+
+
+def _given(request: web.Request) -> bytes:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        token = request.headers.get("x-api-key", "")
+    return token.strip().encode("utf-8", "surrogateescape")

@@ -9,9 +9,11 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import check_refused
+from rootlace.runtime.gateway.http.suggestions import field_suggestion
 from rootlace.wire.errors import InvalidRequest
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,39 +21,45 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-_FIELD = re.compile(r"(?:missing required|contains unknown) field `([^`]*)`")
+_FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
 
 async def read_body(request: web.Request, kind: type[T]) -> T:
     """The body as `kind`.
 
-    Raises InvalidRequest when it is not JSON and InvalidParameter when a field is unknown, missing
-    or of a wrong type; a body beyond the application's bound raises aiohttp's 413.
+    Raises InvalidRequest when it is not JSON and InvalidParameter when a field is unknown, missing,
+    refused or of a wrong type; a body beyond the application's bound raises aiohttp's 413.
     """
     raw = await request.read()
     try:
-        return msgspec.json.decode(raw, type=kind)
+        body = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _as_parameter(str(error)) from None
+        raise _as_parameter(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    check_refused(body)
+    return body
 
 
 def convert(value: object, kind: type[T], param: str) -> T:
     """`value` (already decoded JSON) as `kind`; errors name the path below `param`."""
     try:
-        return msgspec.convert(value, kind)
+        body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _as_parameter(str(error), param) from None
+        raise _as_parameter(str(error), kind, param) from None
+    check_refused(body, param)
+    return body
 
 
-def _as_parameter(message: str, below: str = "") -> InvalidRequest:
-    at = _PATH.search(message)
-    field = _FIELD.search(message)
-    param = ".".join(
-        p for p in (below, at[1].replace("[...]", "") if at else "", field[1] if field else "") if p
-    )
+def _as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
+    at, field = _PATH.search(message), _FIELD.search(message)
+    path = at[1] if at else ""
+    names = (below, path.replace("[...]", ""), field[2] if field else "")
+    param = ".".join(name for name in names if name)
     if not param:
         return InvalidRequest(message)
     reason = _PATH.sub("", message)
-    return InvalidParameter(param, f"{param}: {reason[0].lower()}{reason[1:]}")
+    hint = ""
+    if field and field[1] == "contains unknown":
+        hint = field_suggestion(kind, path, field[2])
+    return InvalidParameter(param, f"{param}: {reason[0].lower()}{reason[1:]}{hint}")

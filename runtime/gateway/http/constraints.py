@@ -6,12 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 
 MAX_WHITESPACE_PATTERN = 256
@@ -69,10 +70,13 @@ class StructuredOutputs(Body):
     structural_tag: dict[str, Any] | str | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool | None = None
-    # refused if true: a schema means what it says
-    disable_additional_properties: bool | None = None
-    # accepted and ignored: there is no fallback that would give up exactness
-    disable_fallback: bool | None = None
+    disable_additional_properties: Annotated[
+        bool | None,
+        refused("a schema means what it says: write additionalProperties: false into it"),
+    ] = None
+    disable_fallback: Annotated[
+        bool | None, ignored("there is no fallback that would give up exactness")
+    ] = None
 
 
 class OpenAIConstraintBody(ConstraintBody):
@@ -101,11 +105,7 @@ def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     Raises InvalidParameter if there are several, or for an option that cannot be kept.
     """
     outputs = body.structured_outputs or StructuredOutputs()
-    if outputs.disable_additional_properties:
-        raise InvalidParameter(
-            "structured_outputs.disable_additional_properties",
-            "a schema means what it says: write additionalProperties: false into it",
-        )
+    check_refused(outputs, "structured_outputs")
     found: dict[str, tuple[Kind, Source | None]] = {
         "response_format": _response_format(body.response_format),
         "guided_regex": ("regex", body.guided_regex),

@@ -56,12 +56,30 @@ class ModelNotFound(InvalidRequest):
     param = "model"
 
 
+class UnknownPath(InvalidRequest):
+    """No endpoint has this path."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class Forbidden(InvalidRequest):
+    """Who asks may not: a web page, or a host name, that the server was not told of."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 def error_body(error: Exception) -> dict[str, object]:
     """The `{"error": ...}` object for anything a handler may raise."""
     if isinstance(error, RootlaceError):
         return _body(error.http_status, str(error), error.code, getattr(error, "param", None))
     if isinstance(error, web.HTTPException):
-        return _body(error.status, error.text or error.reason, _http_code(error), None)
+        message = error.text or error.reason
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            allowed = " or ".join(sorted(error.allowed_methods))
+            message = f"{error.method} is not answered here; use {allowed}"
+        return _body(error.status, message, _http_code(error), None)
     return _body(500, "internal error", InternalError.code, None)
 
 

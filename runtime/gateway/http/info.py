@@ -35,7 +35,7 @@ class Info:
         prompt = Prompt(ids=(0,))
         await one_shot.run(
             self._gateway,
-            [one_shot.Job(prompt.parts, SamplingParams(max_tokens=1, ignore_eos=True))],
+            [one_shot.Job(prompt.parts(), SamplingParams(max_tokens=1, ignore_eos=True))],
         )
         return json_response({"status": "ok"})
 
@@ -66,6 +66,15 @@ class Info:
                 "program_address": self._gateway.program_address,
             }
         )
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": metadata.version("rootlace")})
+
+    async def tokenizer_info(self, request: web.Request) -> web.Response:
+        """The tokenizer's configuration and the chat template, as lm-eval asks for them."""
+        gateway = self._gateway
+        template = {} if gateway.chat.source is None else {"chat_template": gateway.chat.source}
+        return json_response({**gateway.tokenizer.config, **template})
 
     async def server_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info

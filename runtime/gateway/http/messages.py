@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.fields import ignored
+
+CACHED = ignored("every prompt is cached")
 
 
 class ContentPart(Body):
@@ -14,6 +17,7 @@ class ContentPart(Body):
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
+    cache_control: Annotated[Any, CACHED] = None
 
 
 class FunctionCall(Body):
@@ -40,6 +44,7 @@ class Message(Body):
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
+    cache_control: Annotated[Any, CACHED] = None
 
 
 class Function(Body):
@@ -52,3 +57,4 @@ class Function(Body):
 class Tool(Body):
     type: Literal["function"]
     function: Function
+    cache_control: Annotated[Any, CACHED] = None

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
 
@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import Body, convert, read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
@@ -42,35 +43,21 @@ class SamplingParamsBody(ConstraintBody):
 
     max_new_tokens: int | None = 128
 
-    # accepted and ignored: the first concerns only slow tokenizers (sglang's frontend sends it)
-    spaces_between_special_tokens: bool | None = None
-    stream_interval: int | None = None
+    # sglang's frontend sends it
+    spaces_between_special_tokens: Annotated[
+        bool | None, ignored("it concerns slow tokenizers")
+    ] = None
+    stream_interval: Annotated[int | None, ignored("the server's --stream-interval counts")] = None
 
-    # refused unless null
-    stop_regex: Any = None
-    custom_params: Any = None
-
-
-class UnsupportedFields(Body):
-    """sglang's fields that are refused unless they ask for nothing."""
-
-    input_embeds: Any = None
-    image_data: Any = None
-    audio_data: Any = None
-    video_data: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    token_ids_logprob: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    custom_logit_processor: Any = None
-    modalities: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
+    stop_regex: Annotated[Any, refused("give stop strings, or a constraint")] = None
+    custom_params: Annotated[Any, refused("there are no custom logit processors")] = None
 
 
-class GenerateBody(UnsupportedFields):
+_ONLY_TEXT = refused("only text is served")
+_ONE_PROCESS = refused("prompts are computed where tokens are sampled")
+
+
+class GenerateBody(Body):
     """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
 
     text: str | list[str] | None = None
@@ -87,12 +74,26 @@ class GenerateBody(UnsupportedFields):
 
     model: str | None = None
 
-    # accepted and ignored: they do not change the answer
-    log_metrics: bool | None = None
-    no_logs: bool | None = None
-    background: bool | None = None
-    priority: int | None = None
-    return_bytes: bool | None = None
+    log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
+    no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
+    background: Annotated[bool | None, ignored("every request is waited for")] = None
+    priority: Annotated[int | None, ignored("requests have no priorities")] = None
+    return_bytes: Annotated[bool | None, ignored("replies are JSON")] = None
+
+    input_embeds: Annotated[Any, refused("give text or input_ids")] = None
+    image_data: Annotated[Any, _ONLY_TEXT] = None
+    audio_data: Annotated[Any, _ONLY_TEXT] = None
+    video_data: Annotated[Any, _ONLY_TEXT] = None
+    modalities: Annotated[Any, _ONLY_TEXT] = None
+    lora_path: Annotated[Any, refused("there are no adapters")] = None
+    session_params: Annotated[Any, refused("prefixes are found by themselves")] = None
+    token_ids_logprob: Annotated[Any, refused("give top_logprobs_num")] = None
+    return_hidden_states: Annotated[Any, refused("hidden states are not returned")] = None
+    return_routed_experts: Annotated[Any, refused("experts are not reported")] = None
+    custom_logit_processor: Annotated[Any, refused("nothing that is sent is executed")] = None
+    bootstrap_host: Annotated[Any, _ONE_PROCESS] = None
+    bootstrap_port: Annotated[Any, _ONE_PROCESS] = None
+    bootstrap_room: Annotated[Any, _ONE_PROCESS] = None
 
 
 _SAMPLING = with_sampling(SamplingParamsBody, "generate")
@@ -135,9 +136,6 @@ class Generate:
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
         check_model(self._gateway, body.model)
-        for name in UnsupportedFields.__struct_fields__:
-            if getattr(body, name):
-                raise InvalidParameter(name, f"{name} is not supported")
         if (body.text is None) == (body.input_ids is None):
             raise InvalidParameter("text", "give either text or input_ids")
         vocab_size = self._gateway.model_info.vocab_size
@@ -170,7 +168,7 @@ class Generate:
                         "logprob_start_len", f"logprob_start_len must be >= -1, not {starts[i]}"
                     )
             job = one_shot.Job(
-                prompt.parts,
+                prompt.parts(),
                 make_params(fields, vocab_size, _NAMES),
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
@@ -291,9 +289,6 @@ def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[
 
 
 def _fields(body: SamplingParamsBody) -> dict[str, Any]:
-    for name in ("stop_regex", "custom_params"):
-        if getattr(body, name):
-            raise InvalidParameter(f"sampling_params.{name}", f"{name} is not supported")
     return {**sampling_fields(body, "generate"), "max_tokens": body.max_new_tokens}
 
 

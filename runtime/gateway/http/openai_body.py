@@ -1,21 +1,30 @@
 """What the bodies of OpenAI's endpoints have in common.
 
-Every field may be null, which means its default. Fields that OpenAI defines and that do not change
+Every field may be null, which means its default. Fields that clients send and that do not change
 what a text model answers are typed and then ignored; any other unknown field is refused, because a
 misspelt parameter that does nothing is worse than an error.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.constraints import OpenAIConstraintBody
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored, refused
+
+_ACCOUNT = ignored("it is about the account of OpenAI's clients")
+_CACHE = ignored("every prompt is cached")
+_NO_BEAMS = "there is no beam search"
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, ignored("nothing is obfuscated")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, refused("the usage comes at the end, by include_usage")
+    ] = None
 
 
 class SamplingBody(OpenAIConstraintBody):
@@ -23,18 +32,35 @@ class SamplingBody(OpenAIConstraintBody):
 
     model: str | None = None
     max_tokens: int | None = None
+    best_of: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     cache_salt: str | None = None
+    request_id: str | None = None
 
-    # accepted and ignored
-    guided_decoding_backend: str | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
+    user: Annotated[str | None, _ACCOUNT] = None
+    metadata: Annotated[dict[str, str] | None, _ACCOUNT] = None
+    store: Annotated[bool | None, ignored("nothing is stored")] = None
+    service_tier: Annotated[str | None, _ACCOUNT] = None
+    safety_identifier: Annotated[str | None, _ACCOUNT] = None
+    prompt_cache_key: Annotated[str | None, _CACHE] = None
+    prompt_cache_retention: Annotated[str | None, _CACHE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, _CACHE] = None
+    cache_control: Annotated[dict[str, Any] | None, _CACHE] = None
+    priority: Annotated[int | None, ignored("requests have no priorities")] = None
+    keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
+
+    length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None
+    use_beam_search: Annotated[bool | None, refused(_NO_BEAMS)] = None
+    early_stopping: Annotated[bool | None, refused(_NO_BEAMS)] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, refused("a prompt that is too long is an error; shorten it before you send it")
+    ] = None
+
+
+def check_best_of(body: SamplingBody, n: int) -> None:
+    """Raises InvalidParameter if more samples were to be drawn than are returned."""
+    if body.best_of is not None and body.best_of != n:
+        raise InvalidParameter("best_of", f"best_of is only supported equal to n ({n})")

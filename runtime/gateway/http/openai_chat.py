@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
@@ -14,9 +14,10 @@ from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.conversation import render
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.logprobs import chat_logprobs
 from rootlace.runtime.gateway.http.messages import Message, Tool
-from rootlace.runtime.gateway.http.openai_body import SamplingBody
+from rootlace.runtime.gateway.http.openai_body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.replies import (
     check_model,
     envelope,
@@ -53,18 +54,20 @@ class ChatBody(SamplingBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
-    # refused unless they ask for nothing
-    modalities: list[str] | None = None
-    audio: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    function_call: str | dict[str, Any] | None = None
-    web_search_options: dict[str, Any] | None = None
+    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
+    add_special_tokens: Annotated[
+        bool | None, refused("the chat template writes the special tokens")
+    ] = None
+    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
+    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
+    functions: Annotated[list[Any] | None, refused("use tools")] = None
+    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
+    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
 
-    # accepted and ignored
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    prediction: dict[str, Any] | None = None
-    moderation: dict[str, Any] | None = None
+    reasoning_effort: Annotated[str | None, ignored("no model served here has levels")] = None
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+    prediction: Annotated[dict[str, Any] | None, ignored("nothing is drafted")] = None
+    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
 
 
 _BODY = with_sampling(ChatBody, "openai")
@@ -80,6 +83,7 @@ class _Request:
     must_call: bool
     top: int | None
     usage_chunk: bool
+    id: str | None
 
 
 class ChatCompletions:
@@ -98,12 +102,11 @@ class ChatCompletions:
         choices = [
             self._choice(asked, index, output) for index, output in enumerate(result.outputs)
         ]
-        head = envelope("chatcmpl", "chat.completion", asked.model)
+        head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return json_response({**head, "choices": choices, "usage": usage_of([result])})
 
     def _parse(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
-        _refuse_unsupported(body)
         tools = offered_tools(body.tool_choice, body.tools)
         constraint, call = openai_constraint(body), forced_call(body, body.tool_choice, body.tools)
         if constraint is not None and call is not None:
@@ -112,6 +115,7 @@ class ChatCompletions:
             constraint = self._strict_calls(body, tools)
         top = _top_logprobs(body)
         fields = sampling_fields(body, "openai")
+        check_best_of(body, fields.get("n", 1))
         limit = body.max_completion_tokens
         # None, OpenAI's default here, is what is left of the context.
         fields["max_tokens"] = body.max_tokens if limit is None else limit
@@ -132,7 +136,9 @@ class ChatCompletions:
         if call is not None:
             parts = (*parts, Text(BEGIN, special=True))
         job = one_shot.Job(parts, params, call or constraint, body.cache_salt or "")
-        return _Request(model, job, bool(tools), call is not None, top, wants_usage(body))
+        return _Request(
+            model, job, bool(tools), call is not None, top, wants_usage(body), body.request_id
+        )
 
     def _strict_calls(self, body: ChatBody, tools: list[Tool]) -> Asked | None:
         if not any(tool.function.strict for tool in tools):
@@ -163,7 +169,7 @@ class ChatCompletions:
         }
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
-        head = envelope("chatcmpl", "chat.completion.chunk", asked.model)
+        head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
         if asked.usage_chunk:
             head["usage"] = None
         deltas = [_Deltas(self._gateway, asked, index) for index in range(asked.job.params.n)]
@@ -253,16 +259,3 @@ def _top_logprobs(body: ChatBody) -> int | None:
             "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
         )
     return top
-
-
-def _refuse_unsupported(body: ChatBody) -> None:
-    if body.modalities not in (None, [], ["text"]):
-        raise InvalidParameter("modalities", "the only modality is 'text'")
-    for name, instead in (
-        ("audio", "only text is produced"),
-        ("functions", "use tools"),
-        ("function_call", "use tool_choice"),
-        ("web_search_options", "there is no web search"),
-    ):
-        if getattr(body, name):
-            raise InvalidParameter(name, f"{name} is not supported: {instead}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 
@@ -13,12 +13,13 @@ from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import refused
 from rootlace.runtime.gateway.http.logprobs import (
     TextOffsets,
     completion_logprobs,
     text_length,
 )
-from rootlace.runtime.gateway.http.openai_body import SamplingBody
+from rootlace.runtime.gateway.http.openai_body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     check_model,
@@ -38,10 +39,10 @@ class CompletionBody(SamplingBody, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
-    best_of: int | None = None
     echo: bool | None = None
-    suffix: str | None = None
     logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    suffix: Annotated[str | None, refused("the model cannot infill")] = None
 
 
 _BODY = with_sampling(CompletionBody, "openai")
@@ -59,11 +60,13 @@ class _Request:
     echo: bool
     top: int | None
     usage_chunk: bool
+    id: str | None
+    begin: bool
 
     @property
     def jobs(self) -> list[one_shot.Job]:
         return [
-            one_shot.Job(prompt.parts, self.params, self.constraint, self.namespace)
+            one_shot.Job(prompt.parts(self.begin), self.params, self.constraint, self.namespace)
             for prompt in self.prompts
         ]
 
@@ -85,18 +88,14 @@ class Completions:
             for prompt, result in enumerate(results)
             for index in range(len(result.outputs))
         ]
-        head = envelope("cmpl", "text_completion", asked.model)
+        head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return json_response({**head, "choices": choices, "usage": usage_of(results)})
 
     def _parse(self, body: CompletionBody) -> _Request:
         model = check_model(self._gateway, body.model)
         vocab_size = self._gateway.model_info.vocab_size
-        if body.suffix:
-            raise InvalidParameter("suffix", "suffix is not supported: the model cannot infill")
         fields = sampling_fields(body, "openai")
-        n = fields.get("n", 1)
-        if body.best_of is not None and body.best_of != n:
-            raise InvalidParameter("best_of", f"best_of is only supported equal to n ({n})")
+        check_best_of(body, fields.get("n", 1))
         fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if body.logprobs is not None:
             if body.logprobs < 0:
@@ -114,6 +113,8 @@ class Completions:
             echo=bool(body.echo),
             top=body.logprobs,
             usage_chunk=wants_usage(body),
+            id=body.request_id,
+            begin=body.add_special_tokens is not False,
         )
 
     def _choice(
@@ -143,7 +144,7 @@ class Completions:
         return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
-        head = envelope("cmpl", "text_completion", asked.model)
+        head = envelope("cmpl", "text_completion", asked.model, asked.id)
         if asked.usage_chunk:
             head["usage"] = None
         # The prompt's logprobs come first in the text but are known only at the end.

@@ -18,17 +18,18 @@ class Prompt:
     text: str | None = None
     ids: tuple[int, ...] | None = None
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self, begin: bool = True) -> tuple[Part, ...]:
         """What to append to a branch.
 
         Whoever sends a raw prompt wrote its template too, so special tokens in it are recognised.
         The empty piece of ordinary text makes the branch begin as the tokenizer's post-processor
-        would (BOS), which a branch that begins with special text does not.
+        would (BOS), which a branch that begins with special text does not; without `begin` it is
+        left out.
         """
         if self.ids is not None:
             return (Tokens(self.ids),)
-        return (Text(""), Text(self.text or "", special=True))
+        text = Text(self.text or "", special=True)
+        return (Text(""), text) if begin else (text,)
 
 
 def parse_prompts(

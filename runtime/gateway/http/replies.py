@@ -20,10 +20,13 @@ def json_response(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def envelope(prefix: str, kind: str, model: str) -> dict[str, Any]:
-    """The first fields of every object of a reply, the same in all chunks of a stream."""
+def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> dict[str, Any]:
+    """The first fields of every object of a reply, the same in all chunks of a stream.
+
+    `given` is the id that the client chose.
+    """
     return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": f"{prefix}-{given or uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": model,

@@ -38,6 +38,7 @@ class ChatTemplate:
         bos: str = "",
     ) -> None:
         """Raises InvalidRequest where the template has a syntax error."""
+        self.source = source
         self._tokens = dict(tokens or {})
         self._special = _special_matcher(special)
         self._bos = bos

@@ -41,6 +41,7 @@ PAUSE = "⏸"
 
 class FakeTokenizer:
     token_bytes = {i: bytes([i]) for i in range(256)}  # noqa: RUF012
+    config = {"eos_token": "</s>"}  # noqa: RUF012
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
@@ -61,6 +62,7 @@ class FakeChat:
     """`<role>content` per message; tools are listed first. Calls as in `call`, if that is set."""
 
     call = ""
+    source = "{{ messages }}"
 
     def render(
         self,

@@ -64,6 +64,91 @@ async def test_unknown_paths_and_methods(served: Served) -> None:
         assert "error" in await reply.json()
 
 
+async def test_an_unknown_path_is_told_the_known_ones(served: Served) -> None:
+    async with served.http.post("/v1/chat/completion", json={}) as reply:
+        message = (await reply.json())["error"]["message"]
+    assert "Did you mean /v1/chat/completions" in message
+    assert "/tokenizer_info" in message and "/v1/models" in message
+
+
+async def test_the_id_of_a_request_comes_back(served: Served) -> None:
+    for path, status in (("/health", 200), ("/nowhere", 404)):
+        async with served.http.get(path, headers={"X-Request-Id": "a-1"}) as reply:
+            assert (reply.status, reply.headers["X-Request-Id"]) == (status, "a-1")
+    ids = set()
+    for headers in ({}, {"X-Request-Id": "forged line"}):
+        async with served.http.get("/health", headers=headers) as reply:
+            ids.add(reply.headers["X-Request-Id"])
+    assert len(ids) == 2 and "forged line" not in ids
+    body = {"text": "a", "stream": True}
+    async with served.http.post("/generate", json=body, headers={"X-Request-Id": "s"}) as reply:
+        assert reply.headers["X-Request-Id"] == "s"
+
+
+PREFLIGHT = {
+    "Origin": "https://page.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "content-type, authorization",
+}
+
+
+async def test_pages_are_kept_out_by_default(served: Served) -> None:
+    async with served.http.options("/generate", headers=PREFLIGHT) as reply:
+        assert reply.status == 403 and "Access-Control-Allow-Origin" not in reply.headers
+        assert "--cors-origins https://page.example" in await reply.text()
+    # What needs no preflight would cost, though its reply could not be read.
+    headers = {"Origin": "https://page.example"}
+    async with served.http.post("/generate", json={"text": "a"}, headers=headers) as reply:
+        assert reply.status == 403
+    assert not served.gateway.sessions
+    async with served.http.post(
+        "/generate", json={"text": "a"}, headers={"Origin": "http://localhost:3000"}
+    ) as reply:
+        assert reply.status == 200
+
+
+@pytest.mark.parametrize("allowed", ["*", "https://other.example, https://page.example/"])
+async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
+    served = await serve(FakeGateway(cors_origins=allowed, api_key="k"))
+    async with served.http.options("/generate", headers=PREFLIGHT) as reply:
+        assert reply.status == 204  # without the key: browsers send none
+        assert reply.headers["Access-Control-Allow-Origin"] == "https://page.example"
+        assert reply.headers["Access-Control-Allow-Methods"] == "POST"
+        assert "authorization" in reply.headers["Access-Control-Allow-Headers"]
+    headers = {"Origin": "https://page.example", "Authorization": "Bearer k"}
+    body = {"text": "a", "stream": True}
+    async with served.http.post("/generate", json=body, headers=headers) as reply:
+        assert reply.headers["Access-Control-Allow-Origin"] == "https://page.example"
+    async with served.http.get("/health", headers={"Origin": "https://evil.example"}) as reply:
+        seen = reply.headers.get("Access-Control-Allow-Origin")
+        assert seen == ("https://evil.example" if allowed == "*" else None)
+
+
+@pytest.mark.parametrize(
+    "config, host, status",
+    [
+        ({}, "localhost:1", 200),
+        ({}, "127.0.0.1", 200),
+        ({}, "[::1]:30000", 200),
+        ({}, "rebound.example", 403),
+        ({"allowed_hosts": "rebound.example"}, "rebound.example:80", 200),
+        ({"api_key": "k"}, "rebound.example", 200),
+        ({"host": "0.0.0.0"}, "server.example", 200),
+    ],
+)
+async def test_host_names(serve: Serve, config: dict[str, Any], host: str, status: int) -> None:
+    """A page whose name is made to resolve to this machine must not read what is served here."""
+    served = await serve(FakeGateway(**config))
+    async with served.http.get("/health", headers={"Host": host}) as reply:
+        assert reply.status == status
+
+
+async def test_a_key_in_anthropics_header(serve: Serve) -> None:
+    served = await serve(FakeGateway(api_key="secret"))
+    async with served.http.get("/version", headers={"x-api-key": "secret"}) as reply:
+        assert reply.status == 200 and (await reply.json())["version"]
+
+
 async def test_an_unforeseen_fault_is_one_requests_problem(served: Served) -> None:
     def broken(prompt: str, index: int) -> str:
         raise ZeroDivisionError
@@ -104,6 +189,11 @@ async def test_a_disconnect_cancels(
 async def _post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> None:
     async with client.post(path, json=body) as reply:
         await reply.read()
+
+
+async def test_tokenizer_info(served: Served) -> None:
+    async with served.http.get("/tokenizer_info") as reply:
+        assert await reply.json() == {"eos_token": "</s>", "chat_template": "{{ messages }}"}
 
 
 async def test_information(served: Served) -> None:

@@ -1,0 +1,67 @@
+"""What a misspelt field or path may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+
+from msgspec import inspect
+
+# Names of other interfaces that do not look like ours.
+_SYNONYMS = {
+    "input": ("prompt", "messages", "input_ids"),
+    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "message": ("messages",),
+    "num_predict": ("max_tokens",),
+    "options": ("sampling_params",),
+    "prompt": ("messages", "text", "input"),
+    "stop_sequences": ("stop",),
+    "system": ("messages",),
+    "text": ("prompt", "messages", "input"),
+}
+_STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
+
+
+def field_suggestion(kind: type, path: str, field: str) -> str:
+    """The question whether another name was meant, for an unknown `field` of the object at `path`
+    of a body of type `kind`; empty where nothing is near."""
+    known = [f.encode_name for struct in _structs_at(kind, path) for f in struct.fields]
+    return _question(field, known, _SYNONYMS.get(field, ()))
+
+
+def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
+    """Those of `known` that look most like `given`, best first."""
+    return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
+
+
+def _question(given: str, known: list[str], synonyms: Iterable[str]) -> str:
+    meant = [name for name in synonyms if name in known][:1] or nearest(given, known)
+    return f" Did you mean {meant[0]!r}?" if meant else ""
+
+
+def _structs_at(kind: type, path: str) -> Iterator[inspect.StructType]:
+    """The objects that may stand at a path such as `messages[0].content[1]`."""
+    types = [inspect.type_info(kind)]
+    for step in _STEP.finditer(path):
+        name = step[1]
+        found: list[inspect.Type] = []
+        for type_ in _alternatives(types):
+            if name and isinstance(type_, inspect.StructType):
+                found += [f.type for f in type_.fields if f.encode_name == name]
+            elif not name and isinstance(type_, inspect.DictType):
+                found.append(type_.value_type)
+            elif not name and isinstance(type_, inspect.ListType):
+                found.append(type_.item_type)
+        types = found
+    return (t for t in _alternatives(types) if isinstance(t, inspect.StructType))
+
+
+def _alternatives(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    for type_ in types:
+        if isinstance(type_, inspect.Metadata):
+            yield from _alternatives([type_.type])
+        elif isinstance(type_, inspect.UnionType):
+            yield from _alternatives(type_.types)
+        else:
+            yield type_

@@ -1,0 +1,92 @@
+"""Fields that clients send to every server: served, accepted or refused, and never in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rootlace.runtime.gateway.http.suggestions import field_suggestion, nearest
+from rootlace.wire.protocol import Text
+from tests.gateway.http.conftest import Served
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "fake", "prompt": "hi"}
+
+
+async def _post(served: Served, body: dict[str, Any]) -> tuple[int, Any]:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    async with served.http.post(path, json=body) as reply:
+        return reply.status, await reply.json()
+
+
+async def test_fields_that_change_nothing(served: Served) -> None:
+    harmless = {
+        "cache_control": {"type": "ephemeral"},
+        "priority": 1,
+        "best_of": 1,
+        "length_penalty": 1.0,
+        "use_beam_search": False,
+        "keep_alive": "5m",
+        "echo": False,
+        "add_special_tokens": False,
+    }
+    for body in (CHAT, TEXT):
+        status, reply = await _post(served, {**body, **harmless})
+        assert status == 200, reply
+    part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}}
+    status, reply = await _post(served, {"messages": [message]})
+    assert status == 200, reply
+
+
+async def test_fields_that_are_served(served: Served) -> None:
+    _, reply = await _post(served, {**CHAT, "request_id": "mine"})
+    assert reply["id"] == "chatcmpl-mine"
+    await _post(served, {**TEXT, "add_special_tokens": False})
+    assert served.gateway.last_parts == (Text("hi", special=True),)  # no BOS
+
+
+@pytest.mark.parametrize(
+    "given, param, says",
+    [
+        ({"max_new_tokens": 3}, "max_new_tokens", "Did you mean 'max_tokens'?"),
+        ({"temprature": 3}, "temprature", "Did you mean 'temperature'?"),
+        ({"stop_sequences": ["a"]}, "stop_sequences", "Did you mean 'stop'?"),
+        ({"length_penalty": 2.0}, "length_penalty", "beam"),
+        ({"truncate_prompt_tokens": 8}, "truncate_prompt_tokens", "shorten"),
+        ({"echo": True}, "echo", "prompt"),
+        ({"best_of": 2}, "best_of", "equal to n"),
+        (
+            {"messages": [{"role": "user", "contents": "hi"}]},
+            "messages[0].contents",
+            "Did you mean 'content'?",
+        ),
+        ({"response_format": {"typ": "text"}}, "response_format.typ", "Did you mean 'type'?"),
+    ],
+)
+async def test_refusals_say_what_to_do(
+    served: Served, given: dict[str, Any], param: str, says: str
+) -> None:
+    status, reply = await _post(served, {**CHAT, **given})
+    assert (status, reply["error"]["param"]) == (400, param)
+    assert says in reply["error"]["message"]
+
+
+class _Leaf(msgspec.Struct):
+    colour: int = 0
+
+
+class _Root(msgspec.Struct):
+    leaves: list[_Leaf] | dict[str, _Leaf] | None = None
+
+
+def test_suggestions_look_where_the_field_stands() -> None:
+    assert "'colour'" in field_suggestion(_Root, "leaves[3]", "color")
+    assert "'colour'" in field_suggestion(_Root, "leaves[...]", "color")
+    assert field_suggestion(_Root, "", "color") == ""
+    assert "'leaves'" in field_suggestion(_Root, "", "leave")
+    assert nearest("/v1/chat/completion", ["/v1/completions", "/v1/chat/completions"]) == [
+        "/v1/chat/completions"
+    ]
