@@ -222,7 +222,11 @@ class SimulatedExecutor:
             flat = slice(row.flat_start, row.flat_start + len(row.targets))
             seen = self._hashes[plan.slots[flat]]
             prompt_scores.append(self._scores(seen, row.targets, row.top_logprobs))
-        return StepResult(np.array(step.tokens, np.int32), scores, prompt_scores)
+        pooled = []
+        for row in plan.pooled:
+            seen = self._hashes[plan.slots[row.flat_start : row.flat_start + row.count]]
+            pooled.append(made_up_states(seen))
+        return StepResult(np.array(step.tokens, np.int32), scores, prompt_scores, pooled)
 
     def _fed(self, plan: StepPlan) -> np.ndarray:
         """The plan's tokens, those among them that the step before found."""
@@ -417,6 +421,11 @@ def needs_history(sample: SampleRow) -> bool:
     return bool(
         params.repetition_penalty != 1.0 or params.frequency_penalty or params.presence_penalty
     )
+
+
+def made_up_states(history: np.ndarray) -> np.ndarray:
+    """float32 [n, 2]: hidden states that depend on the histories (uint64 [n]) alone."""
+    return np.stack((history % 1009, history % 997), axis=1).astype(np.float32)
 
 
 def made_up_logprobs(history: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -58,7 +58,8 @@ ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Stop
 
 
 class Ready(_Message, tag="ready"):
-    """The model is loaded and the pool made."""
+    """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
+    has no head; None: it gives logits of tokens."""
 
     pid: int
     num_blocks: int
@@ -68,6 +69,8 @@ class Ready(_Message, tag="ready"):
     vocab_size: int
     device: str
     dtype: str
+    hidden_size: int = 0
+    labels: int | None = None
 
 
 class Flushed(_Message, tag="flushed"):

@@ -123,6 +123,16 @@ class PromptScoreRow:
 
 
 @dataclass(frozen=True)
+class PooledRow:
+    """Wanted: the final hidden states of the `count` flat tokens from `flat_start` on, or, with
+    `labels`, the scores that a classifier's head gives each of them."""
+
+    flat_start: int
+    count: int
+    labels: bool = False
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """One step. Shapes: T new tokens, R rows, C copies, D duplicates; all arrays are NumPy.
 
@@ -148,6 +158,7 @@ class StepPlan:
     wait_for_masks: Callable[[], None] | None = None
     """Set where masks are being filled on another thread: returns when they are."""
     prompt_scores: list[PromptScoreRow] = field(default_factory=list)
+    pooled: list[PooledRow] = field(default_factory=list)
     feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan launched
     before; `token_ids` has no meaning there."""
@@ -199,7 +210,8 @@ class StepResult:
     `scores[i]` belongs to `samples[i]` (None unless its params ask for logprobs; log-probabilities
     are of the model's own distribution, log-softmax of the raw logits, before penalties,
     temperature and masks, as OpenAI and sglang report them), `prompt_scores[j]` to
-    `plan.prompt_scores[j]`.
+    `plan.prompt_scores[j]`, and `pooled[k]`, float32 [tokens, hidden or labels], to
+    `plan.pooled[k]`.
 
     A token id of -1 says that the row has no distribution to sample from: nothing is allowed, or
     the logits are not numbers. That request failed; the others of the step did not.
@@ -208,6 +220,7 @@ class StepResult:
     token_ids: np.ndarray  # [S] int32
     scores: list[TokenScores | None]
     prompt_scores: list[TokenScores]
+    pooled: list[np.ndarray] = field(default_factory=list)
 
 
 class ExecutorLost(Exception):

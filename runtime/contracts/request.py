@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -10,6 +10,10 @@ import numpy as np
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 NO_TOKENS = np.empty(0, np.int32)
+
+Pooling = Literal["none", "last", "mean", "labels"]
+"""What a request asks for in place of tokens: the final hidden state of its last token, the mean of
+those of all tokens, or the scores that a classifier's head gives the last one."""
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
@@ -23,6 +27,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     The first token is emitted at once, then at least `emit_every` at a time, at most once in
     `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, they need
     not cost a message each.
+
+    With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
+    has the `vector`.
     """
 
     rid: int
@@ -34,3 +41,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     program: str = ""
     emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
     emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    pooling: Pooling = "none"

@@ -31,6 +31,8 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
     from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
     the prompt's first token, which has no log-probability. They come with the last prompt chunk.
+
+    `vector` (float32) is what a request with a `pooling` asked for; it comes with `finish`.
     """
 
     rid: int
@@ -43,6 +45,7 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     queued: float | None = None
     finish: str | None = None
     matched: int | None = None
+    vector: np.ndarray | None = None
     code: str = ""
     error: str = ""
 

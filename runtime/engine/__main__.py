@@ -85,6 +85,7 @@ def serve(config: EngineProcessConfig) -> None:
         masks=StepMasks(runner.vocab_size, filler),
         # With or without overlap, a device steps them faster than the host could bring it masks.
         automata=overlap or runner.overlaps,
+        labels=runner.config.spec.labels,
     )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
@@ -123,6 +124,8 @@ def serve(config: EngineProcessConfig) -> None:
         vocab_size=runner.vocab_size,
         device=str(runner.device),
         dtype=str(runner.dtype).removeprefix("torch."),
+        hidden_size=runner.config.spec.hidden_size,
+        labels=runner.config.spec.labels,
     )
     send([ready])
     # What is here now stays: a full collection need not look at it again (0.1 s with a large

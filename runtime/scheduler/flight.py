@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -14,7 +14,8 @@ class Flight:
 
     `sampled` are the sequences of the plan's samples, with the epochs for which these count;
     `scored` those of its prompt scores, with the first token and the end of what is scored;
-    `complete` those that end with this step without a sample.
+    `pooled` those of its pooled rows, with the first token; `complete` those that end with this
+    step without a sample.
     """
 
     plan: StepPlan
@@ -22,6 +23,7 @@ class Flight:
     sampled: list[tuple[Sequence, int]]
     scored: list[tuple[Sequence, int, int]]
     complete: list[Sequence]
+    pooled: list[tuple[Sequence, int]] = field(default_factory=list)
 
     def wanted(self) -> list[tuple[int, Sequence]]:
         """The samples that count, as (index, sequence)."""
@@ -33,7 +35,8 @@ class Flight:
 
     def awaits(self, sequence: Sequence) -> bool:
         """Whether something but a sample is to come of it for `sequence`."""
-        return sequence in self.complete or any(s is sequence for s, _, _ in self.scored)
+        found = [s for s, _, _ in self.scored] + [s for s, _ in self.pooled]
+        return sequence in self.complete or any(s is sequence for s in found)
 
     def drop(self) -> None:
         """Give the step up: what it was to find has to be found again.
@@ -46,3 +49,6 @@ class Flight:
             sequence.drop_pending()
         for sequence, start, _ in self.scored:
             sequence.score_next = min(sequence.score_next, start)
+        for sequence, start in self.pooled:
+            assert sequence.pool is not None
+            sequence.pool.next = min(sequence.pool.next, start)

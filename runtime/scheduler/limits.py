@@ -10,11 +10,13 @@ from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
 
 @dataclass(frozen=True)
 class Limits:
-    """`capacity` is what the KV pool holds, in tokens; `vocab_size` 0 allows any token id."""
+    """`capacity` is what the KV pool holds, in tokens; `vocab_size` 0 allows any token id. `labels`
+    is that of `Ready`."""
 
     context_length: int
     capacity: int
     vocab_size: int
+    labels: int | None = None
 
     @property
     def max_length(self) -> int:
@@ -28,6 +30,7 @@ class Limits:
             raise InvalidRequest("the prompt is empty")
         if params.max_tokens is None:
             raise InvalidRequest("max_tokens must be a number here")
+        self._check_kind(request)
         for name, ids in (("prompt", request.token_ids), ("output", request.output_ids)):
             # One bad id would make the executor fail the whole step.
             bad = len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size)
@@ -44,3 +47,14 @@ class Limits:
                 f"the prompt has {length} tokens; at most {room} fit into the context window and "
                 f"the KV cache ({self.capacity} tokens)"
             )
+
+    def _check_kind(self, request: Request) -> None:
+        """Whether the model has what is asked for."""
+        if request.pooling == "none":
+            if self.labels is not None:
+                head = f"its head scores {self.labels} labels" if self.labels else "it has no head"
+                raise InvalidRequest(f"this model does not generate text: {head}")
+        elif request.params.max_tokens or request.params.prompt_logprobs_from is not None:
+            raise InvalidRequest("a request for a vector neither samples nor scores tokens")
+        elif request.pooling == "labels" and not self.labels:
+            raise InvalidRequest("this model has no head that scores labels")

@@ -7,6 +7,7 @@ import numpy as np
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
+from rootlace.wire.errors import InternalError
 
 
 def due(sequence: Sequence, now: float) -> bool:
@@ -54,7 +55,19 @@ def last_update(sequence: Sequence, ending: Ending) -> Update:
     update = Update(sequence.rid) if failed else _tokens(sequence, sequence.length)
     update.finish, update.matched = ending.finish, ending.matched
     update.code, update.error = ending.code, ending.error
+    if sequence.pool is not None and not failed:
+        update.vector = sequence.pool.vector()
     return update
+
+
+def take_states(sequence: Sequence, states: np.ndarray) -> None:
+    """Hidden states or scores that a step found for the sequence's pool, float32 [tokens, size].
+    What is no number makes the request end with an error."""
+    assert sequence.pool is not None
+    sequence.pool.take(states)
+    if not np.isfinite(states).all():
+        error = "the model's hidden states are not numbers"
+        sequence.ending = Ending("error", code=InternalError.code, error=error)
 
 
 def add_prompt_figures(sequence: Sequence, update: Update) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rootlace.runtime.cache import BlockPool
-from rootlace.runtime.contracts.plan import PromptScoreRow, StepPlan
+from rootlace.runtime.contracts.plan import PooledRow, PromptScoreRow, StepPlan
 from rootlace.runtime.scheduler.decode_rows import DecodeLayout
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.order import DepthFirst
@@ -34,6 +34,8 @@ class _Chunk:
     sample: bool
     score_start: int
     score_stop: int
+    pool_start: int
+    pool_stop: int
 
 
 @dataclass(slots=True)
@@ -82,12 +84,19 @@ class PlanBuilder:
         self._decoding = sequences
 
     def add_chunk(
-        self, sequence: Sequence, count: int, *, complete: bool, scores: tuple[int, int]
+        self,
+        sequence: Sequence,
+        count: int,
+        *,
+        complete: bool,
+        scores: tuple[int, int],
+        pooled: tuple[int, int] = (0, 0),
     ) -> None:
         """`count` tokens from `sequence.computed` on, whose blocks are in its table.
 
         `complete`: these are the last before a sample, or before the sequence's end. `scores`: the
-        tokens from scores[0] up to scores[1] get log-probabilities.
+        tokens from scores[0] up to scores[1] get log-probabilities, and of those from pooled[0] up
+        to pooled[1] the hidden states are wanted.
         """
         start, size = sequence.computed, self._block_size
         sample = complete and sequence.ending is None
@@ -96,7 +105,9 @@ class PlanBuilder:
         end = start + count
         # A copy: storing the chunk may put the tree's blocks in place of those it writes to.
         table = sequence.table[: -(-end // size)].copy()
-        self._chunks.append(_Chunk(sequence, start, count, self._flat, table, sample, *scores))
+        self._chunks.append(
+            _Chunk(sequence, start, count, self._flat, table, sample, *scores, *pooled)
+        )
         self._flat += count
 
     def _written(self, block: int, count: int) -> tuple[int, int]:
@@ -215,6 +226,8 @@ class PlanBuilder:
         sampling = dict.fromkeys(decoding.tolist(), True)
         scores: list[PromptScoreRow] = []
         scored: list[tuple[Sequence, int, int]] = []
+        pooled: list[PooledRow] = []
+        pooling: list[tuple[Sequence, int]] = []
         chunks.sort(key=lambda chunk: row_of[chunk.sequence])
         for chunk in chunks:
             sequence, start, end = chunk.sequence, chunk.start, chunk.start + chunk.count
@@ -236,6 +249,10 @@ class PlanBuilder:
                 flat = at + chunk.score_start - 1 - start
                 scores.append(PromptScoreRow(row, flat, targets, top))
                 scored.append((sequence, chunk.score_start, chunk.score_stop))
+            if chunk.pool_start < chunk.pool_stop and sequence.pool is not None:
+                flat, states = at + chunk.pool_start - start, chunk.pool_stop - chunk.pool_start
+                pooled.append(PooledRow(flat, states, sequence.pool.labels))
+                pooling.append((sequence, chunk.pool_start))
         sampled = [(row, sequences[row]) for row in sorted(sampling)]
         samples, wait_for_masks = sample_rows.start(sampled)
         duplicate_tokens, duplicate_slots = _NO_TOKENS, _NONE
@@ -257,6 +274,7 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             prompt_scores=scores,
+            pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()),
             common_blocks=_common_blocks(order, context_len - counts, size),
         )
@@ -266,6 +284,7 @@ class PlanBuilder:
             sampled=[(sequence, sequence.epoch) for _, sequence in sampled],
             scored=scored,
             complete=self._complete,
+            pooled=pooling,
         )
 
     def close(self) -> None:

@@ -91,7 +91,9 @@ class Prefill:
             max(sequence.score_next, sequence.computed + 1),
             min(end + 1, sequence.score_stop),
         )
-        builder.add_chunk(sequence, count, complete=complete, scores=scores)
+        pool = sequence.pool
+        pooled = (0, 0) if pool is None else pool.plan(sequence.computed, end)
+        builder.add_chunk(sequence, count, complete=complete, scores=scores, pooled=pooled)
         sequence.score_next = max(scores)
         sequence.computed = end
         sequence.decoding = complete

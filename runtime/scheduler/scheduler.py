@@ -63,12 +63,13 @@ class Scheduler:
         masks: StepMasks | None = None,
         automata: bool = False,
         headroom: Headroom | None = None,
+        labels: int | None = None,
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes their masks; without it they are filled while a step is planned. With
         `automata`, a row carries its automaton's state instead, where there is one. `headroom`
-        is for callers that count in other units than tokens.
+        is for callers that count in other units than tokens. `labels` is that of `Ready`.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -76,7 +77,7 @@ class Scheduler:
         self.config = config
         self.kv = KVStore(cache)
         self._clock = clock
-        self._limits = Limits(context_length, self.kv.capacity, vocab_size)
+        self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(
@@ -224,6 +225,8 @@ class Scheduler:
         flight = self._land(plan)
         for (sequence, _, stop), scores in zip(flight.scored, result.prompt_scores, strict=True):
             sequence.take_scores(scores, stop)
+        for (sequence, _), states in zip(flight.pooled, result.pooled, strict=True):
+            outcome.take_states(sequence, states)
         updates = self.take_updates()
         for sequence in flight.complete:
             if not sequence.finished:

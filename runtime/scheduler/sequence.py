@@ -10,6 +10,7 @@ from rootlace.runtime.cache import Node
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.scheduler.pooling import Pool
 from rootlace.wire.sampling import PARAMETERS
 
 _PENALTIES = [each for each in PARAMETERS.values() if each.history]
@@ -70,6 +71,7 @@ class Sequence:
         "penalised",
         "pending",
         "plain",
+        "pool",
         "program",
         "prompt_len",
         "prompt_scores",
@@ -143,6 +145,7 @@ class Sequence:
         self.score_next = max(self.score_from, 1)
         self.score_stop = self.prompt_len
         self.prompt_scores: list[TokenScores] = []
+        self.pool = None if request.pooling == "none" else Pool(request.pooling, self.prompt_len)
         self.emitted = self.length
         self.emitted_at = 0.0
         self.forced: list[int] = []
@@ -284,10 +287,12 @@ class Sequence:
         return self.length - 1
 
     def match_limit(self) -> int:
-        """How many tokens may come from the cache: those whose logits nobody wants."""
+        """How many tokens may come from the cache: those of which nothing else is wanted."""
         limit = self.length - 1 if self.ending is None else self.target()
         if self.scores_missing:
             limit = min(limit, self.score_next - 1)
+        if self.pool is not None:
+            limit = min(limit, self.pool.next)
         return limit
 
     def count_prompt(self, *, cached: bool) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import Executor
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.request import Pooling, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.steps import Steps
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
@@ -27,6 +27,7 @@ class Outcome:
     """Indices of the tokens that were not sampled."""
     top: list[tuple[list[int], list[float]]] = field(default_factory=list)
     cached_tokens: int = 0
+    vector: np.ndarray | None = None
     finish: str | None = None
     error: str = ""
 
@@ -40,6 +41,7 @@ class Outcome:
             self.top.extend(zip(top_ids, top, strict=True))
         if update.cached_tokens is not None:
             self.cached_tokens = update.cached_tokens
+        self.vector = update.vector
         self.finish = update.finish
         self.error = update.error
 
@@ -59,6 +61,7 @@ class Harness:
         max_step_tokens: int = 512,
         max_running: int = 64,
         enabled: bool = True,
+        labels: int | None = None,
         filler: MaskFiller | None = None,
         overlap: bool = False,
         automata: bool = False,
@@ -77,6 +80,7 @@ class Harness:
             vocab_size=executor.vocab_size,
             masks=StepMasks(executor.vocab_size, filler),
             automata=automata,
+            labels=labels,
         )
         self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}
@@ -90,6 +94,7 @@ class Harness:
         matcher: Matcher | None = None,
         jump: bool = False,
         output: list[int] | None = None,
+        pooling: Pooling = "none",
     ) -> int:
         """`matcher` is at its beginning; it takes `output`, what was generated before, in."""
         rid = len(self.outcomes)
@@ -102,6 +107,7 @@ class Harness:
             params=params,
             output_ids=np.array(output or [], np.int32),
             program=program,
+            pooling=pooling,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         return rid

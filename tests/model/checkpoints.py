@@ -33,6 +33,7 @@ from transformers import (
     StableLmConfig,
     Starcoder2Config,
 )
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 SHAPE: dict[str, Any] = {
@@ -236,14 +237,15 @@ def save(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "5GB",
     seed: int = 0,
+    kind: type[_BaseAutoModelClass] = AutoModelForCausalLM,
 ) -> PreTrainedModel:
-    """Write a seeded random checkpoint; returns transformers' own model of it.
+    """Write a seeded random checkpoint of a `kind`; returns transformers' own model of it.
 
     Weights are spread wider than the initialiser does, norms and biases are not left at 1 and 0:
     otherwise attention is flat and a forgotten weight changes nothing.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = kind.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:

@@ -12,7 +12,7 @@ import numpy as np
 from rootlace.runtime.config import CacheConfig, Eviction, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.request import Pooling, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler.masks import MaskFiller, StepMasks
 from rootlace.runtime.scheduler.running import Headroom
@@ -156,6 +156,7 @@ class World:
         output: list[int] | None = None,
         emit_every: int = 1,
         emit_seconds: float = 0.0,
+        pooling: Pooling = "none",
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -173,6 +174,7 @@ class World:
             program=program,
             emit_every=emit_every,
             emit_seconds=emit_seconds,
+            pooling=pooling,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)

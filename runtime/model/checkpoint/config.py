@@ -15,6 +15,7 @@ from rootlace.runtime.model.families.given import COUNT, TEXT, TEXTS, Given, Kin
 from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
+from rootlace.runtime.model.families.tasks import known_by, with_head
 from rootlace.wire.errors import UnsupportedModel
 
 
@@ -41,10 +42,10 @@ class ModelConfig:
         """Raises `UnsupportedModel`, naming file and field, for whatever cannot be run exactly as
         the checkpoint means it."""
         file, raw = source.config_file, source.config()
-        family = _family(file, raw)
+        architecture, family = _family(file, raw)
         given = Given(file, raw)
         quantisation = source.quantisation(given)
-        spec = family.read(given)
+        spec = with_head(family.read(given), architecture, given)
         given.finish()
         return cls(
             source=source,
@@ -79,19 +80,20 @@ TOKENS = Kind(
 )
 
 
-def _family(file: Path, raw: dict[str, Any]) -> Family:
+def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family]:
+    """The first architecture that is known, and its family."""
     known = families()
     names = Given(file, raw)("architectures", TEXTS.or_none(), None) or []
     for name in names:
-        if name not in known:
+        family = known_by(name, known)
+        if family is None:
             continue
-        family = known[name]
         if raw.get("model_type") not in family.model_types:
             raise UnsupportedModel(
                 f"{file}: model_type {raw.get('model_type')!r} is not that of {name} "
                 f"({' or '.join(family.model_types)})"
             )
-        return family
+        return name, family
     raise UnsupportedModel(
         f"{file}: architectures {names} is not supported (supported: {', '.join(sorted(known))})"
     )

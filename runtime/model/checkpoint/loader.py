@@ -86,13 +86,15 @@ def load_weights(
     positions = None
     if spec.learned_positions:
         positions = reader.read([f"{spec.names.positions}.weight"])[spec.skipped_positions :]
-    head: Weight
-    if head_module == embedding_module:
+    head: Weight | None
+    if spec.labels == 0:
+        head = None
+    elif head_module == embedding_module:
         head = quantised or Dense(embedding)
     elif storage.layout(head_module) is None:
         head = Dense(reader.mapped(f"{head_module}.weight"))
     else:
-        head = reader.module(head_module, *ends, biased=False)
+        head = reader.module(head_module, spec.head_rows, spec.hidden_size, biased=False)
 
     def release() -> None:
         # The tensors of a quantised head were let go of when they had been read.
@@ -168,21 +170,24 @@ def _as_named(spec: ModelSpec, checkpoint: Checkpoint) -> ModelSpec:
         ends = (names.embedding, names.final_norm, names.head)
         return sum(f"{module}.weight" in checkpoint.types for module in ends)
 
-    if not spec.names.others:
-        return spec
-    return replace(spec, names=max((spec.names, *spec.names.others), key=found))
+    others = spec.names.others
+    best = max(others, key=found, default=spec.names)
+    return spec if found(best) <= found(spec.names) else replace(spec, names=best)
 
 
 def _ends(
     spec: ModelSpec, checkpoint: Checkpoint, storage: Storage, *, compare: bool
 ) -> tuple[str, str]:
-    """The modules of the embedding and of the head, which are one where they are tied.
+    """The modules of the embedding and of the head, which are one where they are tied or there is
+    no head.
 
     Tied weights may be stored under either name. Where both are there and differ they are not tied,
     whatever the configuration says; transformers takes them so too. They are read and compared only
     if `compare` says so: otherwise the configuration is believed.
     """
     embedding, head = spec.names.embedding, spec.names.head
+    if spec.labels == 0:
+        return embedding, embedding
     if not spec.tied_embeddings or storage.layout(head) is not None:
         return embedding, head
     if f"{head}.weight" not in checkpoint.types:
@@ -211,7 +216,9 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     positions, table = spec.learned_positions + spec.skipped_positions, spec.names.positions
     if positions:
         found[f"{table}.weight"] = Expected(((positions, spec.hidden_size),))
-    found |= storage.possible(head, *ends) | storage.needed(head, *ends)
+    rows = spec.vocab_size if head == embedding else spec.head_rows
+    found |= storage.possible(head, rows, spec.hidden_size)
+    found |= storage.needed(head, rows, spec.hidden_size)
     found |= storage.needed(embedding, *ends)
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
@@ -358,7 +365,7 @@ def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
 
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
-            return spec.tied_embeddings
+            return spec.tied_embeddings or spec.labels == 0
         if name.endswith(buffers) or is_kv_scale(name):
             return True
         return storage.passed_over(name)

@@ -26,7 +26,8 @@ HEAD = Scheme("int8")
 
 def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeights:
     """Gets the weights that `weights_of` gets, the products of all layers rounded to `codes` and
-    the head to int8. Raises `InvalidRequest` for weights that are quantised already."""
+    the head to int8, unless it scores labels. Raises `InvalidRequest` for weights that are
+    quantised already."""
 
     def load(
         config: ModelConfig,
@@ -41,10 +42,15 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         return replace(
             weights,
             layers=LayersOnDemand(len(layers), lambda at: _rounded_layer(layers[at], codes)),
-            head=_round(weights.head, HEAD),
+            head=weights.head if config.spec.labels is not None else _rounded_head(weights),
         )
 
     return load
+
+
+def _rounded_head(weights: ModelWeights) -> Weight:
+    assert weights.head is not None
+    return _round(weights.head, HEAD)
 
 
 def _rounded_layer(layer: LayerWeights, codes: Literal["int8", "int4"]) -> LayerWeights:

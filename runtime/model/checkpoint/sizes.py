@@ -38,19 +38,23 @@ def weight_bytes(
 def dense_bytes(spec: ModelSpec, element: int, *, head_apart: bool) -> int:
     """That of weights of so many bytes each; see `weight_bytes`."""
     count = layer_numbers(spec) + norm_numbers(spec) + position_numbers(spec)
-    ends = 1 if spec.tied_embeddings and not head_apart else 2
-    return (count + ends * spec.vocab_size * spec.hidden_size) * element
+    return (count + _end_rows(spec, head_apart) * spec.hidden_size) * element
+
+
+def _end_rows(spec: ModelSpec, head_apart: bool) -> int:
+    """How many rows embedding and head have together; see `weight_bytes`."""
+    return spec.vocab_size + (0 if spec.tied_embeddings and not head_apart else spec.head_rows)
 
 
 def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
     """That of weights that are rounded to `codes` while they are read: products of the layers in
     these, the head in int8, the rest in `element` bytes."""
     products = product_numbers(spec)
-    ends = spec.vocab_size * spec.hidden_size
-    others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec) + ends
+    others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec)
+    others += spec.vocab_size * spec.hidden_size
     # In four bits 128 weights share a scale of two bytes.
     layers = products if codes == "int8" else products // 2 + products // 64
-    return others * element + layers + ends
+    return others * element + layers + spec.head_rows * spec.hidden_size
 
 
 def layer_numbers(spec: ModelSpec) -> int:
@@ -99,7 +103,7 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
         # Its codes are dropped when they have become numbers.
         for name in opened.storage.needed(opened.embedding, *ends):
             del names[name]
-    if embedding_quantised or (tied and head_apart):
+    if embedding_quantised or (tied and head_apart and opened.spec.labels is None):
         total += math.prod(ends) * dtype.itemsize
     for name, what in names.items():
         itemsize = dtype.itemsize if what.types == FLOATS else None
@@ -110,8 +114,9 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
 def _foreseen(
     spec: ModelSpec, quantisation: Quantisation, itemsize: int, *, head_apart: bool
 ) -> int:
-    ends = spec.vocab_size * (1 if spec.tied_embeddings and not head_apart else 2)
-    total = (ends * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)) * itemsize
+    total = (
+        _end_rows(spec, head_apart) * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)
+    ) * itemsize
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
             numbers = part.biases() if part.columns else part.weights() | part.biases()

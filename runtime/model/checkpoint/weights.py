@@ -75,7 +75,7 @@ class ModelWeights:
     embedding: torch.Tensor  # [V, H]
     layers: Sequence[LayerWeights]
     final_norm: torch.Tensor  # [H]
-    head: Weight  # [V, H]; of the embedding itself where they are tied
+    head: Weight | None  # [V or labels, H]; of the embedding itself where they are tied
     final_norm_bias: torch.Tensor | None = None  # [H]
     positions: torch.Tensor | None = None  # [learned positions, H]
     release: Callable[[], None] = _nothing
@@ -89,11 +89,13 @@ class ModelWeights:
         """What the decoder multiplies by."""
         for layer in self.layers:
             yield from layer.products()
-        yield self.head
+        if self.head is not None:
+            yield self.head
 
     def num_bytes(self) -> int:
         """Memory taken, tied weights counted once."""
-        found = [self.embedding, self.final_norm, *tensors(self.head)]
+        found = [self.embedding, self.final_norm]
+        found += tensors(self.head) if self.head is not None else []
         found += [one for one in (self.final_norm_bias, self.positions) if one is not None]
         for layer in self.layers:
             found += layer.norm_biases.values()

@@ -25,7 +25,8 @@ class Forward(Protocol):
         """Copy blocks, then all layers -> hidden states of the wanted tokens [N, H]."""
 
     def logits(self, hidden: torch.Tensor, masks: Sequence[Mask] = ()) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V], good until the next call.
+        """hidden [N, H] -> float32 [N, V], good until the next call; of a model that scores labels
+        [N, labels].
 
         `masks`: what each row's token is chosen from (None: all), one per row unless it is empty.
         Logits that they exclude may be anything.

@@ -37,6 +37,7 @@ PARTS = ("plan", "elementwise", "linear", "attention")
 
 SUPPORT: Support = {
     **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
+    **any_value("labels"),
     "norm": kind(Norm),
     "norm.kind": one_of("rms"),
     "norm.placement": one_of("before"),
@@ -92,7 +93,7 @@ class NativeDecoder:
         self._dtype = cache.dtype
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
-        self._logits = np.empty((0, spec.vocab_size), np.float32)
+        self._logits = np.empty((0, spec.head_rows), np.float32)
         self._logits_at = self._logits.ctypes.data
         self._model = weights.model
         self._model.cache = cache.data_ptr()
@@ -177,7 +178,7 @@ class NativeDecoder:
         count = len(hidden)
         if len(self._logits) < count:
             # Kept from step to step: fresh memory of this size costs more than writing to it.
-            self._logits = np.empty((count, self._spec.vocab_size), np.float32)
+            self._logits = np.empty((count, self._spec.head_rows), np.float32)
             self._logits_at = self._logits.ctypes.data
         hidden = hidden.contiguous()
         addresses, _kept = addresses_of(masks, self._spec.vocab_size)

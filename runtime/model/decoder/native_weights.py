@@ -47,7 +47,9 @@ class NativeWeights:
         self._held: list[object] = []
         self._dtype = weights.embedding.dtype
         self._unpacked: dict[str, str] = {}
-        head = self._linear(self._in_order(weights.head))
+        head = native.Linear()
+        if weights.head is not None:
+            head = self._linear(self._in_order(weights.head))
         weights.release()
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
@@ -62,7 +64,7 @@ class NativeWeights:
             head_dim=attention.head_dim,
             inner=spec.mlp.inner_size,
             num_layers=count,
-            vocab=spec.vocab_size,
+            vocab=spec.head_rows,
             eps=spec.norm.eps,
             scale=attention.scale,
             embedding=self._address(weights.embedding),

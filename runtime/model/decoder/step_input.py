@@ -95,14 +95,16 @@ def copied_slots(plan: StepPlan, block_size: int) -> tuple[np.ndarray, np.ndarra
 
 
 def wanted_tokens(plan: StepPlan) -> list[np.ndarray]:
-    """Flat tokens whose logits are needed: last tokens of sampled rows, then scored ranges."""
+    """Flat tokens whose hidden states are needed: last tokens of sampled rows, then scored ranges,
+    then pooled ones."""
     rows = np.fromiter((sample.row for sample in plan.samples), np.int64, len(plan.samples))
     last = plan.row_start[rows + 1].astype(np.int64) - 1
     scored = [
         np.arange(score.flat_start, score.flat_start + len(score.targets))
         for score in plan.prompt_scores
     ]
-    return [last, *scored]
+    pooled = [np.arange(row.flat_start, row.flat_start + row.count) for row in plan.pooled]
+    return [last, *scored, *pooled]
 
 
 def upload(arrays: list[list[np.ndarray]], device: torch.device) -> list[torch.Tensor]:

@@ -53,7 +53,7 @@ SUPPORT: Support = {
     "names.transposed": support.anything,
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
-    **any_value("names.positions", "learned_positions", "skipped_positions"),
+    **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
 }
 """What this decoder, with its loader and rotations, can compute."""
 GATED = ("silu", "gelu_tanh")
@@ -186,11 +186,15 @@ class Decoder:
         return _scaled(self._kernels.linear(inner, layer.down), self._spec.residual_multiplier)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [N, H] -> float32 [N, V]."""
+        """hidden [N, H] -> float32 [N, V], or the scores of labels."""
+        assert self._weights.head is not None, "there is no head"
         return self._capped(self._kernels.linear(hidden, self._weights.head)).float()
 
     def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        """hidden [N, H] -> out [N, V], in the model's dtype."""
+        """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
+        logits of tokens."""
+        if self._spec.labels is not None or self._weights.head is None:
+            return
         self._capped(self._kernels.linear(hidden, self._weights.head, out))
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:

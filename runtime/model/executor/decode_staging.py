@@ -83,6 +83,7 @@ class DecodeStaging:
             or not plan.num_rows
             or len(plan.duplicate_tokens)
             or plan.prompt_scores
+            or plan.pooled
         ):
             return None
         return bucket_of(plan.num_rows, self.buckets)

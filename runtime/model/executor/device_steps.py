@@ -35,6 +35,7 @@ from rootlace.runtime.model.executor.decode_staging import DecodeStaging, Staged
 from rootlace.runtime.model.executor.device import Device
 from rootlace.runtime.model.executor.graphs import Graphs
 from rootlace.runtime.model.executor.mixed_staging import MixedStaging
+from rootlace.runtime.model.executor.plain_steps import split_pooled
 from rootlace.runtime.model.executor.results import Fetched, Results
 from rootlace.runtime.model.executor.staging import HostBuffers
 from rootlace.runtime.model.sampling.sampler import Sampler, SamplingPlan
@@ -68,6 +69,7 @@ class DeviceStep:
     """Host work of sampling, where it was done before the forward pass was launched."""
     hidden: torch.Tensor | None = None
     """Of prompt tokens to be scored."""
+    pooled: list[torch.Tensor] = field(default_factory=list)
     targets: torch.Tensor | None = None
     samples: Sequence[SampleRow] = ()
     fetched: Fetched | None = None
@@ -174,6 +176,7 @@ class DeviceSteps:
             found.get("tokens", np.empty(0, np.int32)),
             _sample_scores(step.samples, found),
             _prompt_scores(step.plan.prompt_scores, found),
+            [found[f"pooled {at}"] for at in range(len(step.plan.pooled))],
         )
 
     def stats(self) -> dict[str, int | float]:
@@ -291,8 +294,10 @@ class DeviceSteps:
         hidden = self._decoder.forward(given, self._cache)
         if count:
             self._decoder.write_logits(hidden[:count], self._logits[:count])
+        pooling = len(hidden) - sum(row.count for row in plan.pooled)
         if plan.prompt_scores:
-            step.hidden, step.targets = hidden[count:], staged["targets"]
+            step.hidden, step.targets = hidden[count:pooling], staged["targets"]
+        step.pooled = split_pooled(self._decoder.logits, hidden[pooling:], plan.pooled)
         if sampling is not None:
             arrays = {name: staged[_PREFIX + name] for name in sampling.arrays}
             self._sampler.run(sampling, self._logits[:count], arrays, self._tokens, self._logprobs)
@@ -315,9 +320,11 @@ class DeviceSteps:
             parts["tokens"] = self._tokens[: len(samples)]
             if any(row.params.logprobs for row in samples):
                 parts["logprobs"] = self._logprobs[: len(samples)]
+        parts |= {f"pooled {at}": part for at, part in enumerate(step.pooled)}
         step.parts = list(parts)
         step.fetched = self._results.fetch(list(parts.values()))
         step.hidden = step.targets = None
+        step.pooled = []
 
     def _sample(self, step: DeviceStep, samples: Sequence[SampleRow]) -> None:
         """From logits that are there; if they are padded, by a graph if there is one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import ScoreTokens
 from rootlace.runtime.contracts.plan import (
+    PooledRow,
     PromptScoreRow,
     SampleRow,
     StepPlan,
@@ -100,9 +101,12 @@ class PlainSteps:
         if plan.wait_for_masks is not None:
             plan.wait_for_masks()
         token_ids, found = self._sample(hidden[: len(samples)], resolved(samples, step.before))
-        prompt_scores = self._score_prompts(hidden[len(samples) :], plan.prompt_scores)
+        pooling = len(hidden) - sum(row.count for row in plan.pooled)
+        prompt_scores = self._score_prompts(hidden[len(samples) : pooling], plan.prompt_scores)
+        pooled = split_pooled(self._forward.logits, hidden[pooling:], plan.pooled)
         step.hidden = None
-        step.result = StepResult(token_ids, found, prompt_scores)
+        vectors = [part.numpy() for part in pooled]
+        step.result = StepResult(token_ids, found, prompt_scores, vectors)
 
     def _sample(
         self, hidden: torch.Tensor, rows: Sequence[SampleRow]
@@ -158,6 +162,20 @@ def score_samples(
         for i, one in zip(asked, scores.of_samples([rows[i] for i in asked], *arrays), strict=True):
             found[i] = one
     return found
+
+
+def split_pooled(
+    scores_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    rows: Sequence[PooledRow],
+) -> list[torch.Tensor]:
+    """What pooled rows want, float32, of the hidden states of all their tokens [N, H]. `scores_of`
+    finds the labels' scores, whose memory may serve it again."""
+    parts = hidden.split([row.count for row in rows]) if rows else ()
+    return [
+        scores_of(part).clone() if row.labels else part.float()
+        for row, part in zip(rows, parts, strict=True)
+    ]
 
 
 def _tokens_of(last: PlainStep, plan: StepPlan) -> np.ndarray:

@@ -127,7 +127,8 @@ class ModelSpec:
     the embedding is rounded to the model's type first. `parallel`: the MLP reads the residual
     stream as attention found it, and both outputs are added to that. `learned_positions`: a row
     for each of so many positions is added to the embedding; in the checkpoint it stands behind
-    `skipped_positions` others.
+    `skipped_positions` others. `labels`: the head gives so many scores of a text instead of logits
+    of tokens; 0: there is no head.
     """
 
     vocab_size: int
@@ -148,3 +149,9 @@ class ModelSpec:
     parallel: bool = False
     learned_positions: int = 0
     skipped_positions: int = 0
+    labels: int | None = None
+
+    @property
+    def head_rows(self) -> int:
+        """How many outputs the head has."""
+        return self.vocab_size if self.labels is None else self.labels
