@@ -23,6 +23,14 @@ class Answer(Completion):
     def get(self) -> protocol.Event:
         """The event, once it is there. Raises the typed error of an operation that failed."""
         self.wait()
+        return self._event()
+
+    async def get_async(self) -> protocol.Event:
+        """The same, for an event loop."""
+        await self.wait_async()
+        return self._event()
+
+    def _event(self) -> protocol.Event:
         event = self.event
         assert event is not None
         if isinstance(event, protocol.Failed):

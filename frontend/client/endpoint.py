@@ -7,13 +7,16 @@ import threading
 import urllib.error
 import urllib.request
 import weakref
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from rootlace.client import vectors
 from rootlace.client.answer import Answer
 from rootlace.client.connection import Connection
+from rootlace.client.vectors import Content
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
     InvalidRequest,
@@ -21,6 +24,7 @@ from rootlace.wire.errors import (
     ServerUnavailable,
     Unauthorized,
 )
+from rootlace.wire.protocol import VectorKind
 
 
 class RuntimeEndpoint:
@@ -74,6 +78,41 @@ class RuntimeEndpoint:
         connection.count_round_trip()
         connection.flush()
         return answer.get()
+
+    def embed(
+        self,
+        texts: Sequence[Content],
+        *,
+        pooling: VectorKind = "last",
+        normalise: bool = True,
+        namespace: str = "",
+    ) -> list[list[float]]:
+        """A vector for each text (or list of token ids).
+
+        `pooling`: the final hidden state of the "last" token, the "mean" of those of all tokens, or
+        "labels", the scores that a model which classifies texts gives its labels, which are as they
+        are whatever `normalise` says. Raises typed errors.
+        """
+        normalise = normalise and pooling != "labels"
+        answer = vectors.ask(
+            self.connect(), texts, pooling, normalise=normalise, namespace=namespace
+        )
+        return vectors.vectors_of(answer.get())
+
+    async def async_embed(
+        self,
+        texts: Sequence[Content],
+        *,
+        pooling: VectorKind = "last",
+        normalise: bool = True,
+        namespace: str = "",
+    ) -> list[list[float]]:
+        """`embed` for an event loop."""
+        normalise = normalise and pooling != "labels"
+        answer = vectors.ask(
+            self.connect(), texts, pooling, normalise=normalise, namespace=namespace
+        )
+        return vectors.vectors_of(await answer.get_async())
 
     def flush_cache(self, empty_cache: bool = True) -> None:
         """Forget every cached prefix that no running request uses."""

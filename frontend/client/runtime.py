@@ -12,18 +12,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
 from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.client.vectors import Content
 from rootlace.language.signature import keyword, with_keywords
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
-from rootlace.wire.protocol import Text
+from rootlace.wire.protocol import Text, VectorKind
 
 GATEWAY_MODULE = "rootlace.runtime.gateway"
 _LOG_TAIL_LINES = 20
@@ -151,6 +152,18 @@ class Runtime:
     @property
     def model_name(self) -> str:
         return self.endpoint.get_model_name()
+
+    def embed(
+        self, texts: Sequence[Content], *, pooling: VectorKind = "last", normalise: bool = True
+    ) -> list[list[float]]:
+        """A vector for each text; see `RuntimeEndpoint.embed`."""
+        return self.endpoint.embed(texts, pooling=pooling, normalise=normalise)
+
+    async def async_embed(
+        self, texts: Sequence[Content], *, pooling: VectorKind = "last", normalise: bool = True
+    ) -> list[list[float]]:
+        """`embed` for an event loop."""
+        return await self.endpoint.async_embed(texts, pooling=pooling, normalise=normalise)
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""

@@ -2,9 +2,9 @@
 
 A client holds *branches*: growing token sequences with a place in the cache's tree. It sends lists
 of operations and receives lists of events; every operation gets exactly one terminal event
-(`Done`, `Generated`, `Selected`, `Status` or `Failed`). Operations are pipelined: the gateway runs
-the operations of one branch in the order they were sent, and a branch starts where its parent stood
-when the parent reached the `Open`.
+(`Done`, `Generated`, `Selected`, `Status`, `Embedded` or `Failed`). Operations are pipelined: the
+gateway runs the operations of one branch in the order they were sent, and a branch starts where its
+parent stood when the parent reached the `Open`.
 
 One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of
 events (gateway to client). The first message of a connection holds exactly one `Hello`; the gateway
@@ -25,6 +25,7 @@ FinishReason = Literal["stop", "length", "abort"]
 ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
+VectorKind = Literal["last", "mean", "labels"]
 
 
 class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -167,6 +168,18 @@ class GetStatus(_Op, tag="status"):
     """Ask for the runtime's counters (answered by `Status`)."""
 
 
+class Embed(_Op, tag="embed"):
+    """Ask for a vector of each of the `inputs` (answered by `Embedded`): the final hidden state of
+    its last token, the mean of those of all its tokens, or, of a model that classifies texts, the
+    scores of its labels. With `normalise` a vector has the length 1. `namespace` is as in `Open`.
+    """
+
+    inputs: tuple[Text | Tokens, ...]
+    pooling: VectorKind = "last"
+    normalise: bool = False
+    namespace: str = ""
+
+
 class Ping(_Op, tag="ping"):
     """Keeps the connection alive; answered by `Done`."""
 
@@ -186,6 +199,7 @@ Op = (
     | Cancel
     | FlushCache
     | GetStatus
+    | Embed
     | Ping
     | Goodbye
 )
@@ -318,6 +332,13 @@ class Status(_Event, tag="status_reply"):
     values: dict[str, Any]
 
 
+class Embedded(_Event, tag="embedded"):
+    """A vector for each input: float32, the lowest byte first."""
+
+    vectors: tuple[bytes, ...]
+    usage: Usage
+
+
 class Failed(_Event, tag="failed"):
     """Terminal. `op` 0: about the connection, or about a message that could not be decoded."""
 
@@ -325,7 +346,7 @@ class Failed(_Event, tag="failed"):
     message: str
 
 
-Event = Welcome | Chunk | Done | Generated | Selected | Status | Failed
+Event = Welcome | Chunk | Done | Generated | Selected | Status | Embedded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _ops = msgspec.msgpack.Decoder(list[Op])

@@ -19,9 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 import rootlace as rl
-from rootlace.wire.errors import ContextLengthExceeded, InvalidConstraint, ServerUnavailable
+from rootlace.wire.errors import (
+    ContextLengthExceeded,
+    InvalidConstraint,
+    InvalidRequest,
+    ServerUnavailable,
+)
 from tests.waiting import eventually
 
 FEW_SHOT = (
@@ -285,3 +292,22 @@ def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.R
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(rl.RootlaceError, match=re.escape(str(tmp_path / "none"))):
         rl.Runtime(tmp_path / "none", launch_timeout=240)
+
+
+def test_vectors_of_texts(runtime: rl.Runtime, demo_model: Path) -> None:
+    texts = ["A waste of my evening.", "I loved it."]
+    tokenizer = AutoTokenizer.from_pretrained(demo_model)
+    model = AutoModel.from_pretrained(demo_model, dtype=torch.float32).eval()
+    ids = [tokenizer(text).input_ids for text in texts]
+    with torch.inference_mode():
+        states = [model(torch.tensor([one])).last_hidden_state[0] for one in ids]
+    means = runtime.embed([texts[0], ids[1]], pooling="mean", normalise=False)
+    for found, wanted in zip(means, states, strict=True):
+        assert torch.allclose(torch.tensor(found), wanted.mean(0), atol=1e-4)
+    last = asyncio.run(runtime.async_embed(texts))
+    for found, wanted in zip(last, states, strict=True):
+        assert torch.allclose(torch.tensor(found), wanted[-1] / wanted[-1].norm(), atol=1e-5)
+    with pytest.raises(InvalidRequest, match="no head that scores labels"):
+        runtime.embed(texts, pooling="labels")
+    with pytest.raises(ContextLengthExceeded):
+        runtime.embed([[5] * 100_000])

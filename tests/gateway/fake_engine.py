@@ -24,6 +24,11 @@ def score(context: tuple[int, ...]) -> float:
     return float(np.float32(-(int.from_bytes(digest, "little") % 100_000) / 10_000 - 0.001))
 
 
+def made_up_vector(ids: tuple[int, ...], pooling: str) -> np.ndarray:
+    """float32 [3] of a whole prompt."""
+    return np.array([score(ids), len(ids), len(pooling)], np.float32)
+
+
 @dataclass
 class Running:
     request: Request
@@ -69,6 +74,7 @@ class FakeEngine:
             vocab_size=self.vocab_size,
             device="none",
             dtype="float32",
+            hidden_size=3,
         )
 
     def next_rid(self) -> int:
@@ -162,6 +168,7 @@ class FakeEngine:
             queued=0.001 if first else None,
             finish=finish,
             matched=matched,
+            vector=None if request.pooling == "none" else made_up_vector(prompt, request.pooling),
         )
         if finish is not None:
             del self.running[request.rid]

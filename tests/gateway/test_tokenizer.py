@@ -8,7 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.gateway.tokens.pieces import Joined, Piece
@@ -273,3 +280,13 @@ def test_bad_folders(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
         Tokenizer.read(FolderSource(tmp_path))
+
+
+def test_what_the_post_processor_puts_around_a_text() -> None:
+    fast = FastTokenizer(models.WordLevel({"a": 0, "<s>": 1, "</s>": 2}, unk_token="a"))
+    fast.add_special_tokens(["<s>", "</s>"])
+    for template, begin, end in (("<s> $A </s>", (1,), (2,)), ("$A </s> </s>", (), (2, 2))):
+        ends = [("<s>", 1), ("</s>", 2)]
+        fast.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+        tokenizer = Tokenizer(fast)
+        assert (tokenizer.bos_ids, tokenizer.end_ids) == (begin, end)

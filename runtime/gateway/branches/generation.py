@@ -85,7 +85,7 @@ class Generation:
                 ),
                 partial(self._take, sample),
             )
-        await requests.finish(branch)
+        await requests.finish(branch.wait)
         generated = self._generated(len(state.ids))
         kept, rest = self._samples[0].kept()
         state.ids.extend(kept)

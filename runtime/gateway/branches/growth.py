@@ -93,7 +93,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
         ),
         note,
     )
-    await requests.finish(branch)
+    await requests.finish(branch.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
 
 

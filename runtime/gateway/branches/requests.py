@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
-from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.core import Engine
 from rootlace.wire.errors import Cancelled, from_code
 
@@ -28,14 +27,14 @@ class Requests:
         self._engine.submit(make(rid), partial(self._pass_on, on_update))
         return rid
 
-    async def finish(self, branch: Branch) -> None:
-        """Wait until every request has ended. Raises the error of the first that failed.
+    async def finish(self, wait: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
+        """Wait until every request has ended, by `wait`. Raises the error of the first that failed.
 
         If the wait ends early (a failure, the branch interrupted), the rest is aborted.
         """
         try:
             if self._running:
-                await branch.wait(self._all_ended)
+                await wait(self._all_ended)
         finally:
             running, self._running = self._running, set()
             if running:

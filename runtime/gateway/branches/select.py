@@ -161,7 +161,7 @@ class Selection:
                 ),
                 lambda update, scored=scored: self._take(scored, update),  # type: ignore[misc]
             )
-        await requests.finish(branch)
+        await requests.finish(branch.wait)
         for scored in prompts:
             if len(scored.logprobs) != len(scored.ids) - scored.start:
                 raise InternalError(

@@ -13,6 +13,7 @@ from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Work
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
+from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -27,6 +28,8 @@ from rootlace.wire.protocol import (
     Cancel,
     Close,
     Done,
+    Embed,
+    Embedded,
     Event,
     Failed,
     FlushCache,
@@ -43,6 +46,7 @@ from rootlace.wire.protocol import (
     Status,
     Text,
     Tokens,
+    Usage,
 )
 
 # How much one client may have waiting: this many messages of the largest size.
@@ -149,6 +153,11 @@ class Session:
             self.close()
         elif isinstance(op, GetStatus):
             self._spawn(op.op, self._status(op.op))
+        elif isinstance(op, Embed):
+            size = _size(op)
+            self._check_backlog(None, size)
+            self._waiting_size += size
+            self._spawn(op.op, self._embed(op), done=partial(self._forget, size))
         else:
             assert isinstance(op, FlushCache)
             self._spawn(op.op, self._flush(op.op))
@@ -180,7 +189,7 @@ class Session:
         self._waiting_size += size
         branch.post(Work(op.op, run, done=partial(self._forget, size)))
 
-    def _check_backlog(self, branch: Branch, size: int) -> None:
+    def _check_backlog(self, branch: Branch | None, size: int) -> None:
         """Raises Overloaded, and breaks the branch, when too much waits already."""
         bound = _BACKLOG_MESSAGES * self._core.config.max_message_bytes
         if self._waiting_size + size <= bound:
@@ -188,7 +197,8 @@ class Session:
         error = Overloaded(
             f"operations of {self._waiting_size} bytes wait already; at most {bound} may"
         )
-        branch.interrupt(error)
+        if branch is not None:
+            branch.interrupt(error)
         raise error
 
     def _forget(self, size: int) -> None:
@@ -287,7 +297,26 @@ class Session:
         await self._core.flush()
         return Done(op)
 
-    def _spawn(self, op: int, work: Coroutine[Any, Any, Event]) -> None:
+    async def _embed(self, op: Embed) -> Event:
+        found = await find_vectors(
+            self._core,
+            [(one,) for one in op.inputs],
+            op.pooling,
+            normalise=op.normalise,
+            namespace=op.namespace,
+        )
+        usage = Usage(
+            prompt_tokens=sum(one.prompt_tokens for one in found),
+            cached_tokens=sum(one.cached_tokens for one in found),
+        )
+        return Embedded(op.op, tuple(one.values.astype("<f4").tobytes() for one in found), usage)
+
+    def _spawn(
+        self,
+        op: int,
+        work: Coroutine[Any, Any, Event],
+        done: Callable[[], None] = lambda: None,
+    ) -> None:
         async def run() -> None:
             try:
                 self._emit(await work)
@@ -299,6 +328,7 @@ class Session:
         task = self._loop.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: done())
 
     # ------------------------------------------------------------ events
 
@@ -315,11 +345,11 @@ class Session:
             self._on_events(events)
 
 
-def _size(op: Append | Prefill | Generate | Select) -> int:
+def _size(op: Append | Prefill | Generate | Select | Embed) -> int:
     """Roughly how many bytes a waiting operation takes."""
     size = _OPERATION_BYTES
-    if isinstance(op, Append):
-        for part in op.parts:
+    if isinstance(op, Append | Embed):
+        for part in op.parts if isinstance(op, Append) else op.inputs:
             size += len(part.text) if isinstance(part, Text) else 64
             size += 32 * len(part.ids) if isinstance(part, Tokens) else 0
     elif isinstance(op, Select):

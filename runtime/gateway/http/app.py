@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.http.info import Info
 from rootlace.runtime.gateway.http.native import Generate
 from rootlace.runtime.gateway.http.openai_chat import ChatCompletions
 from rootlace.runtime.gateway.http.openai_completions import Completions
+from rootlace.runtime.gateway.http.openai_embeddings import Embeddings
 from rootlace.runtime.gateway.http.request_id import echo_request_id
 from rootlace.runtime.gateway.http.tokenization import Tokenization
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -39,6 +40,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
             ChatCompletions(gateway).handle,
             "OpenAI's chat completions",
         ),
+        Endpoint("POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts"),
         Endpoint("GET", "/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),

@@ -53,12 +53,12 @@ class _Atom:
 class Tokenizer(Vocabulary):
     """A vocabulary, and how text is cut into its tokens. Thread-safe.
 
-    `bos_ids` is what the post-processor puts before a sequence.
+    `bos_ids` is what the post-processor puts before a sequence, `end_ids` what it puts behind one.
     """
 
     def __init__(self, fast: FastTokenizer, config: dict[str, Any] | None = None) -> None:
         self.config = config or {}
-        self.bos_ids = _sequence_start(fast)
+        self.bos_ids, self.end_ids = _sequence_ends(fast)
         spec = _without_vocabulary(fast)
         decoder = spec["decoder"]
         if _may_have_dummy(fast):
@@ -251,14 +251,13 @@ class Tokenizer(Vocabulary):
         return [], 0
 
 
-def _sequence_start(fast: FastTokenizer) -> tuple[int, ...]:
+def _sequence_ends(fast: FastTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and behind a sequence."""
     encoding = fast.encode("a", add_special_tokens=True)
-    ids = []
-    for id_, mask in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
-        if not mask:
-            break
-        ids.append(id_)
-    return tuple(ids)
+    own = [at for at, mask in enumerate(encoding.special_tokens_mask) if not mask]
+    if not own:
+        return tuple(encoding.ids), ()
+    return tuple(encoding.ids[: own[0]]), tuple(encoding.ids[own[-1] + 1 :])
 
 
 def _without_vocabulary(fast: FastTokenizer) -> dict[str, Any]:

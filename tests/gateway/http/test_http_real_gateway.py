@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -17,7 +18,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import Overloaded
-from tests.gateway.fake_engine import FakeEngine
+from tests.gateway.fake_engine import FakeEngine, made_up_vector
 from tests.gateway.http.conftest import Serve, Served
 from tests.tiny_model import make_tiny_model
 from tests.waiting import until
@@ -228,3 +229,25 @@ async def test_a_native_stream_refuses_a_prompt_too_long_without_tokenizing_it(
     async with real.http.post("/generate", json=body) as reply:
         assert reply.status == 400
         assert (await reply.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
+    client = real.openai()
+    texts = ["héllo", "good <|end|>"]
+    ids = [tuple(reference.encode(text).ids) for text in texts]
+    wanted = [made_up_vector(one, "last") for one in ids]
+    # The client asks for base64, and decodes it.
+    reply = await client.embeddings.create(model="tiny", input=texts)
+    for item, vector in zip(reply.data, wanted, strict=True):
+        assert np.allclose(item.embedding, vector / np.linalg.norm(vector))
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
+    of_ids = {"input": list(ids[0]), "pooling": "mean", "normalize": False, "dimensions": 2}
+    async with real.http.post("/v1/embeddings", json=of_ids) as response:
+        (item,) = (await response.json())["data"]
+    assert np.allclose(item["embedding"], made_up_vector(ids[0], "mean")[:2])
+    for wrong, param in (({"dimensions": 4}, "dimensions"), ({"input": []}, "input")):
+        async with real.http.post("/v1/embeddings", json={"input": "a"} | wrong) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+    async with real.http.post("/v1/embeddings", json={"input": [4] * 600}) as response:
+        assert response.status == 400 and "context" in (await response.json())["error"]["message"]

@@ -1,0 +1,78 @@
+"""`POST /v1/embeddings`: vectors of texts."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.vectors import Vector, find_vectors
+from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored
+from rootlace.runtime.gateway.http.prompts import parse_prompts
+from rootlace.runtime.gateway.http.replies import check_model, json_response
+
+
+class EmbeddingBody(Body):
+    """`POST /v1/embeddings`. `pooling` and `normalize` are not OpenAI's."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["last", "mean"] | None = None
+    normalize: bool | None = None
+    cache_salt: str | None = None
+    user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
+
+
+class Embeddings:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await read_body(request, EmbeddingBody)
+        model = check_model(self._gateway, body.model)
+        size = self._gateway.engine.info.hidden_size
+        if body.dimensions is not None and not 0 < body.dimensions <= size:
+            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+        prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
+        found = await find_vectors(
+            self._gateway,
+            [prompt.parts() for prompt in prompts],
+            body.pooling or "last",
+            normalise=body.normalize is not False,
+            dimensions=body.dimensions,
+            namespace=body.cache_salt or "",
+        )
+        total = sum(vector.prompt_tokens for vector in found)
+        cached = sum(vector.cached_tokens for vector in found)
+        return json_response(
+            {
+                "object": "list",
+                "model": model,
+                "data": [
+                    {
+                        "object": "embedding",
+                        "index": index,
+                        "embedding": _encoded(vector, body.encoding_format),
+                    }
+                    for index, vector in enumerate(found)
+                ],
+                "usage": {
+                    "prompt_tokens": total,
+                    "total_tokens": total,
+                    "prompt_tokens_details": {"cached_tokens": cached},
+                },
+            }
+        )
+
+
+def _encoded(vector: Vector, form: str | None) -> Any:
+    values = vector.values.astype("<f4")
+    return base64.b64encode(values.tobytes()).decode() if form == "base64" else values.tolist()
