@@ -10,7 +10,12 @@ from safetensors.torch import save_file
 
 from rootlace.kernels import Dense
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights, layer_parts
+from rootlace.runtime.model.checkpoint.weights import (
+    LayerWeights,
+    ModelWeights,
+    layer_of,
+    layer_parts,
+)
 from rootlace.runtime.model.families.spec import ModelSpec
 
 SEED = 20_240_607
@@ -41,7 +46,7 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) ->
         for name, part in layer_parts(spec, index).items():
             rows, columns = sum(part.rows), part.columns
             found[name] = Dense(normal(rows, columns, columns**-0.5)) if columns else ones(rows)
-        return LayerWeights(**found)
+        return layer_of(found, {})
 
     layers = tuple(layer(index) for index in range(spec.num_layers))
     head = embedding = normal(spec.vocab_size, spec.hidden_size, 0.05)
@@ -61,7 +66,7 @@ def named_weights(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Ten
     for index, layer in enumerate(weights.layers):
         for name, part in layer_parts(spec, index).items():
             rows = [shape[0] for shape in part.weights().values()]
-            named |= zip(part.weights(), _matrix(getattr(layer, name)).split(rows), strict=True)
+            named |= zip(part.weights(), _matrix(layer.part(name)).split(rows), strict=True)
     return named
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rootlace.runtime.model.checkpoint.sizes import layer_numbers, norm_numbers, product_numbers
+from rootlace.runtime.model.checkpoint.sizes import (
+    expert_numbers,
+    layer_numbers,
+    norm_numbers,
+    product_numbers,
+)
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -37,23 +42,27 @@ class StepWork:
 def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWork:
     """The work of a step that samples a token for each row.
 
-    A product takes two flops per weight and token; attention takes, for each token that a token
+    A product takes two flops per weight and token, and of experts a token has those that it
+    chooses; attention takes, for each token that a token
     attends to, four per number of a query head (its score, and the value that is added). A step
-    reads all weights but the embedding (of which it takes a few rows), and each row's cached keys
-    and values.
+    reads all weights but the embedding (of which it takes a few rows) and the experts that no token
+    chooses (as many as if all were alike), and each row's cached keys and values.
     """
     tokens = sum(row.new for row in rows)
-    weights = product_numbers(spec)
+    weights, in_experts = product_numbers(spec), expert_numbers(spec)
+    share = spec.experts.chosen / spec.experts.count if spec.experts else 1.0
+    idle = in_experts * (1.0 - share) ** tokens
     head = spec.vocab_size * spec.hidden_size
     attention = spec.attention
     query = attention.num_heads * attention.head_dim
     key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
     attended = 0.0
-    read = float((layer_numbers(spec) + norm_numbers(spec) + head) * element.weight)
+    read = float((layer_numbers(spec) + norm_numbers(spec) + head - idle) * element.weight)
     for window in attention.windows:
         attended += 4.0 * query * sum(_pairs(row, window) for row in rows)
         read += key_and_value * sum(_keys(row, window) for row in rows)
-    return StepWork(2.0 * (weights * tokens + head * len(rows)), attended, read)
+    weights_of_token = weights - in_experts * (1.0 - share)
+    return StepWork(2.0 * (weights_of_token * tokens + head * len(rows)), attended, read)
 
 
 def _pairs(row: Row, window: int | None) -> int:

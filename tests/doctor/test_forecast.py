@@ -25,6 +25,7 @@ from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.sizes import dense_bytes, rounded_bytes
 from rootlace.runtime.model.families.spec import (
     Attention,
+    Experts,
     GatedMlp,
     ModelSpec,
     Norm,
@@ -35,6 +36,7 @@ from tests.model.checkpoints import configs, save
 from tests.tiny_model import make_tiny_model
 
 PARTS = ("input_norm", "qkv", "output", "post_norm", "gate_up", "down")
+EXPERT_PARTS = ("router", "expert_gate_up", "expert_down", "shared_gate_up", "shared_down")
 
 SPEC = ModelSpec(
     vocab_size=32,
@@ -50,6 +52,28 @@ SPEC = ModelSpec(
 """A layer's products have 16 x 8 + 8 x 8 + 32 x 8 + 8 x 16 = 576 weights, its norms 2 x 8. The head
 has 32 x 8 = 256."""
 BFLOAT16 = Elements(weight=2, kv=2)
+
+
+MIXTURE = replace(
+    SPEC,
+    experts=Experts(layers=(1,), count=4, chosen=2, inner_size=4, shared_size=8),
+    names=WeightNames("e", "l.{}.", {part: (part,) for part in (*PARTS, *EXPERT_PARTS)}, "n", "h"),
+)
+"""Its second layer has 16 x 8 + 8 x 8 weights in attention, a router of 4 x 8, four experts of
+3 x 4 x 8 each, and 3 x 8 x 8 for all tokens: 192 + 32 + 384 + 192 = 800."""
+
+
+def test_a_token_has_some_of_the_experts() -> None:
+    assert dense_bytes(MIXTURE, 2, head_apart=True) == (576 + 800 + 4 * 8 + 8 + 2 * 256) * 2
+    one, two = (
+        step_work(MIXTURE, [Row(new, 1)] if new == 1 else [Row(1, 1)] * 2, BFLOAT16)
+        for new in (1, 2)
+    )
+    assert one.products == 2 * (576 + 800 - 192 + 256)
+    assert two.products == 2 * one.products
+    # One token leaves half of the experts alone, of two a quarter is left.
+    assert one.read == (576 + 800 - 192 + 5 * 8 + 256) * 2 + 2 * 2 * 4 * 2
+    assert two.read == (576 + 800 - 96 + 5 * 8 + 256) * 2 + 2 * (2 * 2 * 4 * 2)
 
 
 def with_windows(*windows: int | None) -> ModelSpec:

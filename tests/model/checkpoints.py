@@ -21,14 +21,18 @@ from transformers import (
     LlamaConfig,
     MinistralConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
@@ -60,6 +64,7 @@ GPT2: dict[str, Any] = {
 OPT = {key: value for key, value in MULTI_HEAD.items() if key != "intermediate_size"}
 OPT["ffn_dim"] = 96
 FALCON = {**{key: value for key, value in OPT.items() if key != "ffn_dim"}, "ffn_hidden_size": 96}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 THETA = 10000.0
 
 
@@ -219,6 +224,18 @@ def configs() -> dict[str, PreTrainedConfig]:
             sliding_window=7,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
+        "mixtral": MixtralConfig(**SHAPE, num_local_experts=5, sliding_window=7, head_dim=16),
+        "qwen2_moe": Qwen2MoeConfig(
+            **SHAPE,
+            **EXPERTS,
+            shared_expert_intermediate_size=40,
+            use_sliding_window=True,
+            sliding_window=6,
+        ),
+        "qwen3_moe": Qwen3MoeConfig(
+            **SHAPE, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1], head_dim=16
+        ),
+        "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3),
         "qwen2": Qwen2Config(**SHAPE),
         "qwen2-sliding": Qwen2Config(
             **SHAPE, use_sliding_window=True, sliding_window=5, max_window_layers=1
@@ -255,7 +272,7 @@ def save(
             elif any(part in name for part in ("embed", "wte", "wpe", "lm_head")):
                 parameter.normal_(0.0, 0.6)
             else:
-                parameter.normal_(0.0, 1.3 * parameter.shape[1] ** -0.5)
+                parameter.normal_(0.0, 1.3 * parameter.shape[-1] ** -0.5)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return reference(folder, dtype)
 

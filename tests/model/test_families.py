@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ NAMES = (
     "cohere",
     "falcon",
     "falcon-grouped",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
 EPS = dict.fromkeys(("cohere", "cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
@@ -241,9 +246,31 @@ def theirs(folder: Path, key: str = "") -> torch.Tensor | None:
             stored = load_file(folder / "model.safetensors")
             # GPT-NeoX's files have another name for the head than transformers' model.
             stored = {k.replace("embed_out.", "lm_head."): v for k, v in stored.items()}
+            stored = with_stacks(stored)
             model.load_state_dict(stored, strict=False)
         return reference_logprobs(model, TOKENS)[-1].sort(descending=True).values
     return None
+
+
+def with_stacks(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a file as transformers' models have them: experts as one tensor."""
+    found, experts = {}, dict[tuple[str, str], dict[int, torch.Tensor]]()
+    for name, tensor in stored.items():
+        name = name.replace(".block_sparse_moe.", ".mlp.")
+        parts = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if parts is None:
+            found[name] = tensor
+            continue
+        kind = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(parts[3], parts[3])
+        experts.setdefault((parts[1], kind), {})[int(parts[2])] = tensor
+    for (prefix, kind), of in experts.items():
+        whole = torch.stack([of[index] for index in range(len(of))])
+        if kind == "down_proj":
+            found[f"{prefix}.down_proj"] = whole
+        elif kind == "gate_proj":
+            up = torch.stack([experts[prefix, "up_proj"][index] for index in range(len(of))])
+            found[f"{prefix}.gate_up_proj"] = torch.cat((whole, up), dim=1)
+    return found
 
 
 @pytest.mark.parametrize(

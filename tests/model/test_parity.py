@@ -41,6 +41,7 @@ NOT_NATIVE = {
     *("cohere2", "cohere2-biased", "exaone4", "exaone4-full", "starcoder2", "starcoder2-sliding"),
     *("gpt2", "gpt2-unscaled", "opt", "opt-unbiased"),
     *("cohere", "falcon", "falcon-serial", "falcon-grouped", "falcon-one-norm"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
     *("gpt_neox", "gpt_neox-serial", "stablelm", "stablelm-parallel"),
 }
 

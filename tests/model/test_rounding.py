@@ -16,6 +16,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import InvalidRequest
@@ -26,6 +27,7 @@ from tests.native import skip_without
 
 CPU = torch.device("cpu")
 PRODUCTS = ("qkv", "output", "gate_up", "down")
+CODES: tuple[Any, ...] = ("int8", "int4")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,36 @@ def test_products_are_rounded_and_nothing_else(folder: Path, codes: Any) -> None
         assert torch.equal(layer.input_norm, dense.input_norm)  # type: ignore[arg-type]
     assert reported[-1] == f"layer {len(plain.layers)} of {len(plain.layers)}"
     assert [layer.down.shape for layer in weights.layers[:2]] == [plain.layers[0].down.shape] * 2
+
+
+def test_experts_are_rounded_and_what_chooses_them_is_not(tmp_path: Path) -> None:
+    save(configs()["qwen2_moe"], tmp_path)
+    config = ModelConfig.read(tmp_path)
+    weights = rounded(load_weights, "int4")(config, torch.float32, CPU)
+    layer, dense = weights.layers[1], load_weights(config, torch.float32, CPU).layers[1]
+    for name in ("router", "shared_gate"):
+        assert torch.equal(dequantised(layer.part(name)), dense.part(name).matrix)
+    for name in ("gate_up", "experts.0.gate_up", "experts.5.down"):
+        numbers = dense.part(name).matrix
+        group = 32 if numbers.shape[1] % 32 == 0 else None
+        scheme = Scheme("int4", group) if group else Scheme("int8")
+        scales = torch.bfloat16 if group else torch.float32
+        expected = dequantise(quantise(numbers, scheme, None, scales))
+        assert torch.equal(dequantised(layer.part(name)), expected)
+    sizes = [
+        weight_bytes(config, torch.float32, quantize, head_apart=False)
+        for quantize in ("none", "int8", "int4")
+    ]
+    plain = load_weights(config, torch.float32, CPU).num_bytes()
+    assert sizes[0] == plain
+    found = [rounded(load_weights, codes)(config, torch.float32, CPU) for codes in CODES]
+    # Scales of rows are not counted, and in four bits not what stays in eight.
+    for said, one in zip(sizes[1:], found, strict=True):
+        assert said == pytest.approx(one.num_bytes(), rel=0.15)
+
+
+def dequantised(weight: Any) -> torch.Tensor:
+    return weight.matrix if isinstance(weight, Dense) else dequantise(weight)
 
 
 def numbers_of(weights: ModelWeights) -> ModelWeights:

@@ -27,6 +27,7 @@ from rootlace.runtime.model.checkpoint.weights import (
     LayerWeights,
     ModelWeights,
     Part,
+    layer_of,
     layer_parts,
     row_order,
 )
@@ -303,7 +304,7 @@ class _Reader:
                 found[name].add_(spec.norm.offset)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())
-        return LayerWeights(**found, norm_biases=norm_biases)
+        return layer_of(found, norm_biases)
 
     def _product(self, part: Part, columns: int, order: list[int] | None) -> Weight:
         """A part's modules, joined."""

@@ -11,11 +11,7 @@ from rootlace.kernels import Dense, Scheme, Weight
 from rootlace.kernels.reference.linear import quantise
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.checkpoint.weights import (
-    LayersOnDemand,
-    LayerWeights,
-    ModelWeights,
-)
+from rootlace.runtime.model.checkpoint.weights import LayersOnDemand, ModelWeights
 from rootlace.wire.errors import InvalidRequest
 
 GROUPS = (128, 32)
@@ -41,7 +37,9 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         layers = weights.layers
         return replace(
             weights,
-            layers=LayersOnDemand(len(layers), lambda at: _rounded_layer(layers[at], codes)),
+            layers=LayersOnDemand(
+                len(layers), lambda at: layers[at].with_products(lambda one: _rounded(one, codes))
+            ),
             head=weights.head if config.spec.labels is not None else _rounded_head(weights),
         )
 
@@ -51,16 +49,6 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
 def _rounded_head(weights: ModelWeights) -> Weight:
     assert weights.head is not None
     return _round(weights.head, HEAD)
-
-
-def _rounded_layer(layer: LayerWeights, codes: Literal["int8", "int4"]) -> LayerWeights:
-    return replace(
-        layer,
-        qkv=_rounded(layer.qkv, codes),
-        output=_rounded(layer.output, codes),
-        gate_up=_rounded(layer.gate_up, codes),
-        down=_rounded(layer.down, codes),
-    )
 
 
 def _rounded(weight: Weight, codes: Literal["int8", "int4"]) -> Weight:

@@ -13,7 +13,7 @@ from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.checkpoint.weights import Part, layer_parts
+from rootlace.runtime.model.checkpoint.weights import CHOOSE, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -49,7 +49,7 @@ def _end_rows(spec: ModelSpec, head_apart: bool) -> int:
 def rounded_bytes(spec: ModelSpec, element: int, codes: Literal["int8", "int4"]) -> int:
     """That of weights that are rounded to `codes` while they are read: products of the layers in
     these, the head in int8, the rest in `element` bytes."""
-    products = product_numbers(spec)
+    products = rounded_numbers(spec)
     others = layer_numbers(spec) - products + norm_numbers(spec) + position_numbers(spec)
     others += spec.vocab_size * spec.hidden_size
     # In four bits 128 weights share a scale of two bytes.
@@ -61,14 +61,30 @@ def layer_numbers(spec: ModelSpec) -> int:
     """How many numbers all layers have: products, their biases, norms."""
     return sum(
         math.prod(shape)
-        for part in _parts(spec)
+        for _, part in _parts(spec)
         for shape in (part.weights() | part.biases()).values()
     )
 
 
 def product_numbers(spec: ModelSpec) -> int:
     """How many weights the products of all layers have."""
-    return sum(sum(part.rows) * (part.columns or 0) for part in _parts(spec))
+    return sum(sum(part.rows) * (part.columns or 0) for _, part in _parts(spec))
+
+
+def rounded_numbers(spec: ModelSpec) -> int:
+    """How many of them `--quantize` rounds."""
+    return sum(
+        sum(part.rows) * (part.columns or 0) for name, part in _parts(spec) if name not in CHOOSE
+    )
+
+
+def expert_numbers(spec: ModelSpec) -> int:
+    """How many of them are those of experts, of which each token has a few."""
+    if spec.experts is None:
+        return 0
+    experts = spec.experts
+    each = 3 * spec.hidden_size * experts.inner_size
+    return len(experts.layers) * experts.count * each
 
 
 def norm_numbers(spec: ModelSpec) -> int:
@@ -81,9 +97,9 @@ def position_numbers(spec: ModelSpec) -> int:
     return (spec.learned_positions + spec.skipped_positions) * spec.hidden_size
 
 
-def _parts(spec: ModelSpec) -> Iterator[Part]:
+def _parts(spec: ModelSpec) -> Iterator[tuple[str, Part]]:
     for index in range(spec.num_layers):
-        yield from layer_parts(spec, index).values()
+        yield from layer_parts(spec, index).items()
 
 
 def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool) -> int | None:

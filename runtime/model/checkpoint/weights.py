@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import overload
+from typing import Any, overload
 
 import torch
 
 from rootlace.kernels import Weight
 from rootlace.kernels.weights import tensors
-from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.families.spec import Experts, ModelSpec
 
-PRODUCTS = ("qkv", "output", "gate_up", "down")
-"""The fields of `LayerWeights` that are multiplied by."""
+PRODUCTS = ("qkv", "output", "gate_up", "down", "router", "shared_gate")
+"""The fields of `LayerWeights` that are multiplied by, besides those of experts."""
+
+CHOOSE = ("router", "shared_gate")
+"""Those of them that say how much each expert counts: a few outputs, on which all others hang."""
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The MLP of one expert. Shapes: H hidden, I inner."""
+
+    gate_up: Weight  # [2I, H]
+    down: Weight  # [H, I]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner."""
+    """One decoder layer. Shapes: H hidden, Q = Nq * D, K = Nk * D, I inner, E experts.
+
+    `gate_up` and `down` of a layer with experts are those of the MLP that all tokens have."""
 
     qkv: Weight  # [Q + 2K, H]
     output: Weight  # [H, Q]
-    gate_up: Weight  # [2I, H]; of an MLP without a gate [I, H]
-    down: Weight  # [H, I]
+    gate_up: Weight | None = None  # [2I, H]; of an MLP without a gate [I, H]
+    down: Weight | None = None  # [H, I]
+    router: Weight | None = None  # [E, H]
+    shared_gate: Weight | None = None  # [1, H]
+    experts: tuple[ExpertWeights, ...] = ()
     input_norm: torch.Tensor | None = None  # [H], before attention
     attention_out_norm: torch.Tensor | None = None  # [H], after it
     post_norm: torch.Tensor | None = None  # [H], before the MLP
@@ -37,9 +53,29 @@ class LayerWeights:
         """A norm of the residual stream by its field: weight and bias, None where it has none."""
         return getattr(self, name), self.norm_biases.get(name)
 
+    def part(self, name: str) -> Any:
+        """A weight or a norm, by its name among `layer_parts`."""
+        if not name.startswith("experts."):
+            return getattr(self, name)
+        _, expert, field = name.split(".")
+        return getattr(self.experts[int(expert)], field)
+
     def products(self) -> Iterator[Weight]:
         """What this layer multiplies by."""
-        yield from (getattr(self, name) for name in PRODUCTS)
+        found = (getattr(self, name) for name in PRODUCTS)
+        yield from (weight for weight in found if weight is not None)
+        for expert in self.experts:
+            yield from (expert.gate_up, expert.down)
+
+    def with_products(self, change: Callable[[Weight], Weight]) -> LayerWeights:
+        """The same layer with other large weights, which those that `CHOOSE` are not."""
+        changed: dict[str, Any] = {
+            name: change(weight)
+            for name in PRODUCTS
+            if name not in CHOOSE and (weight := getattr(self, name)) is not None
+        }
+        experts = (ExpertWeights(change(one.gate_up), change(one.down)) for one in self.experts)
+        return replace(self, **changed, experts=tuple(experts))
 
 
 class LayersOnDemand(Sequence[LayerWeights]):
@@ -99,12 +135,12 @@ class ModelWeights:
         found += [one for one in (self.final_norm_bias, self.positions) if one is not None]
         for layer in self.layers:
             found += layer.norm_biases.values()
+            for weight in layer.products():
+                found += tensors(weight)
             for one in fields(layer):
                 part = getattr(layer, one.name)
                 if isinstance(part, torch.Tensor):
                     found.append(part)
-                elif one.name in PRODUCTS:
-                    found += tensors(part)
         return sum({id(tensor): tensor.nbytes for tensor in found}.values())
 
 
@@ -137,8 +173,18 @@ class Part:
         }
 
 
+def layer_of(parts: Mapping[str, Any], norm_biases: Mapping[str, torch.Tensor]) -> LayerWeights:
+    """The layer that has these weights and norms, by the names of `layer_parts`."""
+    found, experts = dict(parts), list[ExpertWeights]()
+    while f"experts.{len(experts)}.down" in found:
+        own = f"experts.{len(experts)}"
+        experts.append(ExpertWeights(found.pop(f"{own}.gate_up"), found.pop(f"{own}.down")))
+    return LayerWeights(**found, experts=tuple(experts), norm_biases=norm_biases)
+
+
 def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
-    """The parts of a layer, by the fields of `LayerWeights`."""
+    """The parts of a layer, by the fields of `LayerWeights`; those of expert i are called
+    `experts.i.gate_up` and `experts.i.down`."""
     hidden, inner, attention = spec.hidden_size, spec.mlp.inner_size, spec.attention
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
@@ -146,18 +192,25 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     prefix, transposed = spec.names.layer.format(index), spec.names.transposed
 
     def part(
-        name: str, rows: tuple[int, ...], columns: int | None = None, bias: bool = False
+        name: str,
+        rows: tuple[int, ...],
+        columns: int | None = None,
+        bias: bool = False,
+        expert: int = 0,
     ) -> Part:
-        modules = tuple(prefix + module for module in spec.names.parts[name])
+        modules = tuple(prefix + module.format(expert) for module in spec.names.parts[name])
         rows = rows if len(modules) > 1 else (sum(rows),)
         return Part(modules, rows, columns, bias, transposed and columns is not None)
 
     parts = {
         "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),
         "output": part("output", (hidden,), q, attention.output_bias),
-        "gate_up": part("gate_up", up, hidden, spec.mlp.bias),
-        "down": part("down", (hidden,), inner, spec.mlp.bias),
     }
+    if spec.experts is not None and index in spec.experts.layers:
+        parts |= _expert_parts(spec.experts, hidden, part)
+    else:
+        parts["gate_up"] = part("gate_up", up, hidden, spec.mlp.bias)
+        parts["down"] = part("down", (hidden,), inner, spec.mlp.bias)
     norms = {
         "before": ("input_norm", "post_norm"),
         "after": ("attention_out_norm", "mlp_out_norm"),
@@ -172,6 +225,23 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     if attention.joint_norm:
         parts |= {"q_norm": part("q_norm", (q,)), "k_norm": part("k_norm", (kv,))}
     return parts
+
+
+def _expert_parts(
+    experts: Experts, hidden: int, part: Callable[..., Part]
+) -> Iterator[tuple[str, Part]]:
+    """What stands in place of an MLP."""
+    inner, shared = experts.inner_size, experts.shared_size
+    yield "router", part("router", (experts.count,), hidden)
+    for expert in range(experts.count):
+        gate_up = part("expert_gate_up", (inner, inner), hidden, expert=expert)
+        yield f"experts.{expert}.gate_up", gate_up
+        yield f"experts.{expert}.down", part("expert_down", (hidden,), inner, expert=expert)
+    if shared:
+        yield "gate_up", part("shared_gate_up", (shared, shared), hidden)
+        yield "down", part("shared_down", (hidden,), shared)
+    if experts.shared_gate:
+        yield "shared_gate", part("shared_gate", (1,), hidden)
 
 
 def row_order(spec: ModelSpec, name: str) -> list[int] | None:

@@ -83,6 +83,7 @@ class NativeWeights:
         to.post_norm = self._address(layer.post_norm)
         to.qkv_parts = self._fill_parts(to.qkv, layer.qkv)
         to.output = self._linear(layer.output)
+        assert layer.gate_up is not None and layer.down is not None  # no mixture of experts
         to.gate_up = self._linear(layer.gate_up, gated=True)
         to.down = self._linear(layer.down)
         to.window = window or 0

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 
-from rootlace.kernels import KernelSet
+from rootlace.kernels import KernelSet, Weight
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.decoder.mixture import Mixture
 from rootlace.runtime.model.families import support
 from rootlace.runtime.model.families.spec import (
     Attention,
+    Experts,
     GatedMlp,
     ModelSpec,
     Norm,
@@ -41,6 +43,9 @@ SUPPORT: Support = {
     **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
     **any_value("attention.head_norm", "attention.joint_norm"),
+    "experts": lambda value: value is None or type(value) is Experts,
+    **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
+    **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
     "mlp": kind(GatedMlp, PlainMlp),
     "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
     **any_value("mlp.inner_size", "mlp.bias"),
@@ -74,6 +79,8 @@ def _unfit(spec: ModelSpec) -> str | None:
         return f"norm.bias is not known with norm.kind {spec.norm.kind!r}"
     if activation not in (GATED if spec.mlp.gated else PLAIN):
         return f"mlp.activation {activation!r} is not known in a {type(spec.mlp).__name__}"
+    if spec.experts is not None and not spec.mlp.gated:
+        return "experts without gates are not known"
     return None
 
 
@@ -127,6 +134,9 @@ class Decoder:
         else:
             activations = {name: getattr(kernels, name) for name in PLAIN}
         self._activate = activations[spec.mlp.activation]
+        self._experts: Mixture | None = None
+        if spec.experts is not None:
+            self._experts = Mixture(spec.experts, kernels.linear, self._gated)
         multiplier = spec.embedding_multiplier
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
@@ -182,8 +192,15 @@ class Decoder:
         return x
 
     def _mlp(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        inner = self._activate(self._kernels.linear(x, layer.gate_up))
-        return _scaled(self._kernels.linear(inner, layer.down), self._spec.residual_multiplier)
+        if self._experts is not None and layer.experts:
+            out = self._experts(x, layer)
+        else:
+            out = self._gated(x, layer.gate_up, layer.down)
+        return _scaled(out, self._spec.residual_multiplier)
+
+    def _gated(self, x: torch.Tensor, gate_up: Weight | None, down: Weight | None) -> torch.Tensor:
+        assert gate_up is not None and down is not None
+        return self._kernels.linear(self._activate(self._kernels.linear(x, gate_up)), down)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], or the scores of labels."""

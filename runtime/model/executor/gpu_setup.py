@@ -96,7 +96,9 @@ def on_gpu(
     when the first request comes, and to see how much memory they take.
     """
     cuda = CudaDevice(device)
-    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if executor.cuda_graphs else 0
+    # Which experts a step has, the host must know: no graph can be captured of that.
+    graphs = executor.cuda_graphs and model.config.spec.experts is None
+    most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
     with cuda.work():
         try:
             step_bytes = _step_bytes(model, cuda, limits, cache.block_size)

@@ -30,6 +30,7 @@ IGNORED = _names(
     "residual_dropout embedding_dropout classifier_dropout "
     "activation_dropout dropout layerdrop init_std "
     "attention_probs_dropout_prob hidden_dropout_prob "
+    "output_router_logits router_aux_loss_coef router_jitter_noise "
     "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
     "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
     "use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation "
@@ -100,6 +101,9 @@ NOT_NEGATIVE = Kind("a number of at least 0", lambda value: NUMBER.fits(value) a
 FLAG = Kind("true or false", lambda value: type(value) is bool)
 TEXT = Kind("a text", lambda value: type(value) is str)
 TEXTS = Kind("a list of texts", lambda v: type(v) is list and all(type(one) is str for one in v))
+COUNTS = Kind(
+    "a list of integers of at least 0", lambda v: type(v) is list and all(map(COUNT.fits, v))
+)
 TABLE = Kind("an object", lambda value: type(value) is dict)
 
 REQUIRED: Any = object()

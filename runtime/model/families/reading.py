@@ -6,11 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rootlace.runtime.model.families.given import COUNT, NOT_NEGATIVE, SIZE, TEXT, TEXTS, Given
+from rootlace.runtime.model.families.given import (
+    COUNT,
+    COUNTS,
+    NOT_NEGATIVE,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Given,
+)
 from rootlace.runtime.model.families.positions import read_context, read_rope
 from rootlace.runtime.model.families.spec import (
     Activation,
     Attention,
+    Experts,
     GatedMlp,
     ModelSpec,
     Norm,
@@ -156,6 +165,35 @@ def gated_mlp(
     if activation is None:
         given.refuse(key, f"only {', '.join(ACTIVATIONS)} are supported")
     return GatedMlp(given.size("intermediate_size"), activation, bias)
+
+
+def read_experts(
+    given: Given,
+    *,
+    count: int,
+    chosen: int,
+    size_key: str = "intermediate_size",
+    layers: tuple[int, ...] | None = None,
+    **features: Any,
+) -> Experts:
+    """A mixture of experts in these `layers`, None: in all. `count` and `chosen` are those of a
+    file without the keys; `features` are fields of `Experts`."""
+    keys = [key for key in ("num_experts", "num_local_experts") if key in given]
+    found = given.size(keys[0], count) if keys else count
+    for key in keys[1:]:
+        given.only(key, found)
+    chosen = given.size("num_experts_per_tok", chosen)
+    if chosen > found:
+        given.refuse("num_experts_per_tok", f"there are {found} experts")
+    layers = tuple(range(given.layers())) if layers is None else layers
+    return Experts(layers, found, chosen, given.size(size_key), **features)
+
+
+def sparse_layers(given: Given) -> tuple[int, ...]:
+    """Every so many layers have experts, but those that the file names."""
+    step = given.size("decoder_sparse_step", 1)
+    dense = given("mlp_only_layers", COUNTS.or_none(), None) or []
+    return tuple(i for i in range(given.layers()) if (i + 1) % step == 0 and i not in dense)
 
 
 def plain_mlp(

@@ -73,6 +73,27 @@ class PlainMlp:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the MLP of the layers `layers`: of `count` gated MLPs with
+    `inner_size` numbers in between, each token has the `chosen` that a router scores best. Their
+    outputs are added up, each times its share. Shares are the softmax over all scores, of which
+    those of the chosen are divided by their sum if `normalised`.
+
+    With a `shared_size` there is a further MLP of that inner size which all tokens have; with
+    `shared_gate` its output is multiplied by the sigmoid of a product of its own. The activation is
+    that of `ModelSpec.mlp`.
+    """
+
+    layers: tuple[int, ...]
+    count: int
+    chosen: int
+    inner_size: int
+    normalised: bool = False
+    shared_size: int = 0
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotary position embedding. `kind` and `parameters` are those of transformers'
     `rope_parameters` ("rope_theta" among them). The first `rotated` numbers of a head are rotated,
@@ -91,6 +112,9 @@ class Rope:
 @dataclass(frozen=True)
 class WeightNames:
     """The modules of a checkpoint; their tensors are `<module>.weight` and `<module>.bias`.
+
+    Of layers with experts, `router`, `expert_gate_up` and `expert_down` (with the expert's index in
+    them), `shared_gate_up`, `shared_down` and `shared_gate` are among the `parts`.
 
     `parts` are a layer's: our name (a field of `LayerWeights`) -> the modules, behind `layer` (with
     the layer's index in it), whose rows are joined to make it. A checkpoint that has already joined
@@ -112,9 +136,10 @@ class WeightNames:
     positions: str = ""
     transposed: bool = False
 
-    def with_parts(self, **parts: str) -> WeightNames:
-        """These names, with parts that are one module each, further ones or other ones."""
-        return replace(self, parts={**self.parts, **{name: (one,) for name, one in parts.items()}})
+    def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:
+        """These names, with further parts or other ones, each of one module or of several."""
+        new = {name: (one,) if isinstance(one, str) else one for name, one in parts.items()}
+        return replace(self, parts={**self.parts, **new})
 
 
 @dataclass(frozen=True)
@@ -146,6 +171,7 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_soft_cap: float = 0.0
+    experts: Experts | None = None
     parallel: bool = False
     learned_positions: int = 0
     skipped_positions: int = 0

@@ -1,0 +1,74 @@
+"""A mixture of experts: which MLPs each token has, and their outputs added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rootlace.kernels import Weight
+from rootlace.kernels.interface import Linear
+from rootlace.runtime.model.checkpoint.weights import ExpertWeights, LayerWeights
+from rootlace.runtime.model.families.spec import Experts
+
+Mlp = Callable[[torch.Tensor, Weight | None, Weight | None], torch.Tensor]
+"""The gated MLP of these weights (gate and up, down), [T, H] -> [T, H]."""
+Choice = tuple[torch.Tensor, torch.Tensor]
+"""Experts int64 [T, K], best first, and their shares, float32 [T, K]."""
+
+
+class Mixture:
+    """The MLPs of a layer with experts. What a token gets depends on no other token, as far as the
+    products do not."""
+
+    def __init__(self, experts: Experts, linear: Linear, mlp: Mlp) -> None:
+        self._experts = experts
+        self._linear = linear
+        self._mlp = mlp
+
+    def __call__(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+        """x [T, H] -> [T, H]."""
+        assert layer.router is not None
+        found = choose(self._linear(x, layer.router), self._experts)
+        out = added_up(x, found, layer.experts, self._mlp)
+        if not self._experts.shared_size:
+            return out
+        shared = self._mlp(x, layer.gate_up, layer.down)
+        if layer.shared_gate is not None:
+            shared = torch.sigmoid(self._linear(x, layer.shared_gate)) * shared
+        return out + shared
+
+
+def choose(scores: torch.Tensor, experts: Experts) -> Choice:
+    """Scores [T, E] -> what each token has. Among equals the first experts are chosen."""
+    shares = torch.softmax(scores.float(), dim=-1)
+    best, chosen = torch.sort(shares, dim=-1, descending=True, stable=True)
+    best, chosen = best[:, : experts.chosen], chosen[:, : experts.chosen]
+    return chosen, best / best.sum(dim=-1, keepdim=True) if experts.normalised else best
+
+
+def added_up(
+    x: torch.Tensor, found: Choice, experts: Sequence[ExpertWeights], mlp: Mlp
+) -> torch.Tensor:
+    """x [T, H] through the chosen experts -> the sum of their outputs times their shares, [T, H].
+
+    Rows of one expert are gathered and go through its MLP together. A token's outputs are added up
+    in float32 in the order in which its experts are chosen, whatever else is in the step.
+    """
+    chosen, shares = found
+    count, each = chosen.shape
+    expert_of = chosen.flatten()  # of each pair of a token and an expert
+    order = torch.argsort(expert_of, stable=True)
+    rows = x.index_select(0, order // each)
+    sizes = torch.bincount(expert_of, minlength=len(experts)).tolist()
+    outputs = torch.empty_like(rows)
+    start = 0
+    for expert, size in zip(experts, sizes, strict=True):
+        some = slice(start, start := start + size)
+        if size:
+            outputs[some] = mlp(rows[some], expert.gate_up, expert.down)
+    by_token = torch.empty_like(outputs).index_copy_(0, order, outputs).view(count, each, -1)
+    total = by_token[:, 0].float() * shares[:, :1]
+    for rank in range(1, each):
+        total.addcmul_(by_token[:, rank].float(), shares[:, rank : rank + 1])
+    return total.to(x.dtype)

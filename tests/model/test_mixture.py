@@ -1,0 +1,51 @@
+"""Mixtures of experts: who is chosen, and sums that do not depend on a token's company."""
+
+from __future__ import annotations
+
+import torch
+
+from rootlace.kernels import Dense, Weight
+from rootlace.runtime.model.checkpoint.weights import ExpertWeights
+from rootlace.runtime.model.decoder.mixture import added_up, choose
+from rootlace.runtime.model.families.spec import Experts
+
+COUNT, HIDDEN = 7, 5
+
+
+def experts(chosen: int, normalised: bool = False) -> Experts:
+    return Experts((0,), COUNT, chosen, HIDDEN, normalised)
+
+
+def scaled(x: torch.Tensor, gate_up: Weight | None, down: Weight | None) -> torch.Tensor:
+    """An MLP whose rows have the same bits in any company."""
+    assert isinstance(gate_up, Dense) and isinstance(down, Dense)
+    return torch.tanh(x * gate_up.matrix[0]) * down.matrix[0]
+
+
+def test_a_token_gets_the_sum_of_its_experts_in_their_order() -> None:
+    torch.manual_seed(0)
+    x, scores = torch.randn(40, HIDDEN), torch.randn(40, COUNT)
+    weights = [
+        ExpertWeights(*(Dense(torch.randn(HIDDEN, HIDDEN)) for _ in range(2))) for _ in range(COUNT)
+    ]
+    found = choose(scores, experts(3))
+    out = added_up(x, found, weights, scaled)
+    for token in range(len(x)):
+        expected = torch.zeros(HIDDEN)
+        for expert, share in zip(found[0][token].tolist(), found[1][token], strict=True):
+            one = weights[expert]
+            expected += share * scaled(x[token], one.gate_up, one.down)
+        torch.testing.assert_close(out[token], expected)
+        alone = choose(scores[token : token + 1], experts(3))
+        assert torch.equal(added_up(x[token : token + 1], alone, weights, scaled)[0], out[token])
+
+
+def test_who_is_chosen() -> None:
+    scores = torch.tensor([[0.0, 3.0, 1.0, 3.0, -1.0, 3.0, 2.0]])
+    chosen, shares = choose(scores, experts(4))
+    assert chosen.tolist() == [[1, 3, 5, 6]]  # the first of equals first
+    torch.testing.assert_close(shares, torch.softmax(scores, dim=1)[:, [1, 3, 5, 6]])
+    _, normalised = choose(scores, experts(4, normalised=True))
+    torch.testing.assert_close(normalised, shares / shares.sum())
+    # Of bfloat16 scores the shares are float32 all the same.
+    assert choose(scores.bfloat16(), experts(4))[1].dtype == torch.float32
