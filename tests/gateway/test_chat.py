@@ -229,3 +229,19 @@ def test_named_templates_and_eos(tmp_path: Path) -> None:
     assert load_eos_ids(FolderSource(tmp_path), load("qwen3")) == {
         load("qwen3").id_of("<|im_end|>")
     }
+
+
+@pytest.mark.parametrize("source, last", [(CHATML, "so <|im_end|> "), (LLAMA3, "so"), (None, "so")])
+def test_the_last_message_can_be_continued(source: str | None, last: str) -> None:
+    template = ChatTemplate(source, SPECIAL, TOKENS)
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": last}]
+    whole = _written(template.render(messages, add_generation_prompt=False))
+    parts = template.render(messages, add_generation_prompt=False, continue_final=True)
+    text = _written(parts)
+    assert text.endswith(last) and whole.startswith(text) and len(whole) > len(text)
+    forged = [p for p in parts if p.special and "<|im_end|>" in p.text]  # type: ignore[union-attr]
+    assert len(forged) == (source == CHATML)  # the user's turn has an end, the content has none
+
+
+def _written(parts: Any) -> str:
+    return "".join(part.text for part in parts)

@@ -1,10 +1,12 @@
-"""HTTP: OpenAI's and sglang's interfaces over the gateway's branches.
+"""HTTP: the interfaces of OpenAI, Anthropic, Ollama and sglang over the gateway's branches.
 
-`app` has the routes. A file per endpoint holds its body's type and its handler: `openai_chat`,
-`openai_completions`, `native` (sglang's `/generate`), `tokenization`, `info`. They share
+`app` has the routes. A file per endpoint holds its body's type and its handler: those of `openai`,
+`anthropic` and `ollama`, and `native` (sglang's `/generate`), `tokenization`, `info`. They share
 
-- what bodies hold: `body` (decoding), `openai_body`, `prompts`, `messages`, `sampling`,
-  `constraints`, `conversation` (messages for chat templates), `tool_choice`;
-- how a request is run: `one_shot`, by a session with a branch per prompt;
-- what replies hold: `replies`, `logprobs`, `tool_calls`, `sse` (streams), `errors`.
+- what bodies hold: `body` (decoding), `fields` (which are served), `prompts`, `sampling`,
+  `constraints`, and for conversations `chat`;
+- how a request is run: `one_shot`, by a session with a branch per prompt, and `chat.chats`;
+- what replies hold: `replies`, `logprobs`, `sse` (streams), `errors`.
+
+Around them stand `auth`, `browsers` (web pages), `request_id` and `unknown_paths`.
 """

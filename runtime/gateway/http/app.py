@@ -10,13 +10,14 @@ from aiohttp.typedefs import Middleware
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
+from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.info import Info
 from rootlace.runtime.gateway.http.native import Generate
-from rootlace.runtime.gateway.http.openai_chat import ChatCompletions
-from rootlace.runtime.gateway.http.openai_completions import Completions
-from rootlace.runtime.gateway.http.openai_embeddings import Embeddings
+from rootlace.runtime.gateway.http.openai.chat import ChatCompletions
+from rootlace.runtime.gateway.http.openai.completions import Completions
+from rootlace.runtime.gateway.http.openai.embeddings import Embeddings
 from rootlace.runtime.gateway.http.request_id import echo_request_id
 from rootlace.runtime.gateway.http.tokenization import Tokenization
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -30,14 +31,15 @@ ACCESS_LOG = '%a "%r" %s %b %Dus %{X-Request-Id}o "%{User-Agent}i"'
 
 def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
+    chats = Chats(gateway)
     info = Info(gateway)
-    tokenization = Tokenization(gateway)
+    tokenization = Tokenization(gateway, chats)
     return [
         Endpoint("POST", "/v1/completions", Completions(gateway).handle, "OpenAI's completions"),
         Endpoint(
             "POST",
             "/v1/chat/completions",
-            ChatCompletions(gateway).handle,
+            ChatCompletions(gateway, chats).handle,
             "OpenAI's chat completions",
         ),
         Endpoint("POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts"),

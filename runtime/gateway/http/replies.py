@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
-from rootlace.runtime.gateway.http.openai_body import SamplingBody
+from rootlace.runtime.gateway.http.openai.body import SamplingBody
 from rootlace.wire.protocol import Generated
 
 

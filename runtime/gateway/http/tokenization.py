@@ -9,9 +9,15 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.conversation import render
+from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.messages import Message, Tool
+from rootlace.runtime.gateway.http.openai.conversation import (
+    template_arguments,
+    template_messages,
+    tools_of,
+)
+from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
 from rootlace.runtime.gateway.tokens.pieces import Piece
@@ -31,6 +37,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     tools: list[Tool] | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -42,8 +49,9 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 class Tokenization:
     """The handlers."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
         self._gateway = gateway
+        self._chats = chats
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, TokenizeBody)
@@ -69,13 +77,14 @@ class Tokenization:
         )
 
     async def _of_messages(self, body: TokenizeBody) -> list[int]:
-        parts = render(
-            self._gateway,
-            body.messages or [],
-            body.tools,
-            body.add_generation_prompt,
-            body.chat_template_kwargs,
+        request = ChatRequest(
+            template_messages(body.messages or []),
+            {},
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            template=template_arguments(body.chat_template_kwargs),
         )
+        parts = self._chats.render(request, tools_of(body.tools))
         pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
         length = sum(len(piece.text) for piece in pieces)
         _check_length("messages", length)

@@ -65,21 +65,31 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         **more: Any,
     ) -> tuple[Part, ...]:
-        """A conversation as parts for one `Append`.
+        """A conversation as parts for one `Append`; with `continue_final` it ends with the last
+        message's content, which the model is to go on with.
 
         The template's text is special, and so is content that holds no special token; of special
         tokens in the messages (or tools) the first character is ordinary text, so that they are not
         recognised. Raises InvalidRequest where the template refuses the conversation.
         """
         if self._template is None:
-            return chat_format.write(self.format, messages, add_generation_prompt)
-        given = {"messages": [_flat(m) for m in messages], "tools": tools or None, **more}
+            parts = chat_format.write(self.format, messages, add_generation_prompt)
+            return parts[:-1] if continue_final else parts
+        flat = [_flat(m) for m in messages]
+        given = {"messages": flat, "tools": tools or None, **more}
         mark = _unused_character(given)
-        text = self._render(
-            **_marked(given, self._special, mark), add_generation_prompt=add_generation_prompt
-        )
+        marked = _marked(given, self._special, mark)
+        if continue_final:
+            last = marked["messages"][-1]
+            last["content"] = (last.get("content") or "") + 2 * mark
+        text = self._render(**marked, add_generation_prompt=add_generation_prompt)
+        if continue_final:
+            text, found, _ = text.rpartition(2 * mark)
+            if not found:
+                raise InvalidRequest("the chat template does not write the last message's content")
         return tuple(_split(text, mark))
 
     def _render(self, **context: Any) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from rootlace.runtime.assets import demo_model
 from rootlace.runtime.gateway.app import load_chat
-from rootlace.runtime.gateway.http.tool_calls import CallFormat
+from rootlace.runtime.gateway.formats.choose import format_of
+from rootlace.runtime.gateway.formats.format import Format
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import ConstraintNotMet, InvalidConstraint
@@ -333,12 +334,14 @@ async def test_a_tool_with_a_bad_schema_is_the_tools_fault(served: Served) -> No
 
 
 def test_the_form_of_calls_is_the_templates(shared_dir: Path) -> None:
-    def form(folder: Path) -> CallFormat:
-        return CallFormat.of(load_chat(FolderSource(folder), Tokenizer.read(FolderSource(folder))))
+    def form(folder: Path) -> Format:
+        return format_of(load_chat(FolderSource(folder), Tokenizer.read(FolderSource(folder))))
 
     demo = form(demo_model())
-    assert demo == CallFormat('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
     assert demo.begin('a"b') == '<tool_call>{"name":"a\\"b","arguments":'
-    qwen = form(shared_dir / "data" / "tokenizers" / "qwen3")
-    assert qwen == CallFormat()
-    assert form(shared_dir / "data" / "tokenizers" / "gpt2") == CallFormat()
+    assert (demo.trigger, demo.end, demo.always) == ("<tool_call>", "}</tool_call>", False)
+    tokenizers = shared_dir / "data" / "tokenizers"
+    for name, thinks in (("qwen3", True), ("gpt2", False)):
+        found = form(tokenizers / name)
+        assert found.begin("f") == '<tool_call>\n{"name": "f", "arguments": '
+        assert (found.end, found.always) == ("}\n</tool_call>", thinks)

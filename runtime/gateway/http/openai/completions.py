@@ -19,7 +19,7 @@ from rootlace.runtime.gateway.http.logprobs import (
     completion_logprobs,
     text_length,
 )
-from rootlace.runtime.gateway.http.openai_body import SamplingBody, check_best_of
+from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
     check_model,

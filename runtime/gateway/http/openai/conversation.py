@@ -8,36 +8,20 @@ from typing import Any
 
 import msgspec
 
-from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.messages import Message, Tool, ToolCall
-from rootlace.wire.protocol import Part
+from rootlace.runtime.gateway.http.openai.messages import Message, Tool, ToolCall
 
-_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
+_TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final"})
 
 
-def render(
-    gateway: Gateway,
-    messages: list[Message],
-    tools: list[Tool] | None,
-    add_generation_prompt: bool | None,
-    template_kwargs: Mapping[str, Any] | None,
-) -> tuple[Part, ...]:
-    """The conversation as the model's template writes it.
-
-    Raises InvalidParameter for content that is not text, InvalidRequest where the template refuses.
-    """
-    more = dict(template_kwargs or {})
-    for name in sorted(_TEMPLATE_ARGUMENTS & more.keys()):
+def template_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`chat_template_kwargs`. Raises InvalidParameter for what has a field of its own."""
+    for name in sorted(_TEMPLATE_ARGUMENTS & (given or {}).keys()):
         raise InvalidParameter(
             f"chat_template_kwargs.{name}", f"{name} belongs outside of chat_template_kwargs"
         )
-    return gateway.chat.render(
-        template_messages(messages),
-        tools=template_tools(tools) if tools else None,
-        add_generation_prompt=add_generation_prompt is not False,
-        **more,
-    )
+    return dict(given or {})
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -50,14 +34,10 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
-def template_tools(tools: list[Tool]) -> list[dict[str, Any]]:
-    """Tools as dictionaries, without the fields that were not given."""
-    found: list[dict[str, Any]] = []
-    for tool in tools:
-        function = {k: v for k, v in msgspec.structs.asdict(tool.function).items() if v is not None}
-        function.pop("strict", None)
-        found.append({"type": tool.type, "function": function})
-    return found
+def tools_of(tools: list[Tool] | None) -> tuple[ChatTool, ...]:
+    """The tools of a body."""
+    functions = [tool.function for tool in tools or ()]
+    return tuple(ChatTool(f.name, f.description, f.parameters, bool(f.strict)) for f in functions)
 
 
 def _message(message: Message, param: str) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""What a format is: the interface of all of them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rootlace.runtime.gateway.formats.deltas import Delta
+
+
+class Parser(Protocol):
+    """Takes an answer as it is written.
+
+    What comes out does not depend on where the pieces of text end. Nothing that the model wrote is
+    lost: what looks like a call and is none is content.
+    """
+
+    def feed(self, text: str) -> list[Delta]:
+        """What is decided now."""
+        ...
+
+    def finish(self) -> list[Delta]:
+        """What is left when the answer has ended."""
+        ...
+
+
+class Format(Protocol):
+    """How one family of models writes its answers."""
+
+    @property
+    def trigger(self) -> str:
+        """What every call begins with."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """What stands behind a call's arguments."""
+        ...
+
+    @property
+    def always(self) -> bool:
+        """Whether answers are to be parsed even if nobody offers a tool: they may have thoughts."""
+        ...
+
+    def parser(self, prompt_end: str, calls: bool, reasoning: bool) -> Parser:
+        """A parser of an answer that follows `prompt_end`. What is not looked for is content."""
+        ...
+
+    def begin(self, name: str) -> str:
+        """What a call of the tool `name` begins with, up to its arguments."""
+        ...
+
+    def leave_thoughts(self, prompt_end: str) -> str:
+        """What ends thoughts that the prompt begins; empty where it begins none."""
+        ...
+
+    def answer_prefix(self, prompt_end: str) -> str:
+        """What leads from the prompt to the place where text for the user stands."""
+        ...

@@ -1,0 +1,184 @@
+"""Running chat requests: from a conversation to the pieces of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.formats.choose import format_of
+from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta
+from rootlace.runtime.gateway.formats.format import Format, Parser
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
+from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.sampling import make_params
+from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob
+
+# Enough to see what a prompt ends with.
+_END_CHARACTERS = 64
+
+
+@dataclass(frozen=True)
+class Said:
+    """New pieces of answer `index`; `logprobs` are those of the tokens that they were made of."""
+
+    index: int
+    deltas: list[Delta]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of all answers."""
+
+    generated: Generated
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that has been understood: what is run, and how its answers are read."""
+
+    job: one_shot.Job
+    form: Format
+    prompt_end: str
+    prefix: str
+    """The beginning of a call, if it was written for the model."""
+    calls: bool
+    reasoning: bool
+    several: bool
+
+    def reader(self) -> Reader:
+        """A reader of one answer."""
+        parser = None
+        if self.calls or self.reasoning or self.form.always:
+            parser = self.form.parser(self.prompt_end, self.calls, self.reasoning)
+        return Reader(parser, self.prefix, self.several)
+
+
+class Reader:
+    """Reads one answer as it comes."""
+
+    def __init__(self, parser: Parser | None, prefix: str, several: bool) -> None:
+        self._parser = parser
+        self._several = several
+        self._calls = 0
+        self._first = parser.feed(prefix) if parser is not None and prefix else []
+
+    def feed(self, text: str) -> list[Delta]:
+        if self._parser is None:
+            return [Content(text)] if text else []
+        return self._kept(self._parser.feed(text) if text else [])
+
+    def finish(self) -> list[Delta]:
+        return [] if self._parser is None else self._kept(self._parser.finish())
+
+    def _kept(self, deltas: list[Delta]) -> list[Delta]:
+        """Without what follows the one call that may be made."""
+        deltas, self._first = [*self._first, *deltas], []
+        kept = []
+        for delta in deltas:
+            self._calls += isinstance(delta, CallBegin)
+            if self._several or self._calls <= 1:
+                kept.append(delta)
+        return kept
+
+
+class Chats:
+    """Runs chat requests of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._format: Format | None = None
+
+    @property
+    def format(self) -> Format:
+        """That of the served model."""
+        if self._format is None:
+            self._format = format_of(self._gateway.chat)
+        return self._format
+
+    def prepare(self, request: ChatRequest) -> Prepared:
+        """Raises InvalidParameter for what the request must not ask."""
+        form = self.format
+        tools = offered_tools(request.choice, request.tools)
+        fields = dict(request.fields)
+        asked = request.constraint
+        # The whole answer has the constraint's form, which is not that of a call or of thoughts.
+        whole = asked is not None and asked.constraint.kind != "structural_tag"
+        if (tools and not whole) or form.always:
+            # The tags around calls and thoughts are special tokens in some vocabularies.
+            fields.setdefault("skip_special_tokens", False)
+        params = make_params(fields, self._gateway.model_info.vocab_size, request.names)
+        parts = self.render(request, tools)
+        end = _end_of(parts)
+        prefix = lead = ""
+        if request.choice.kind == "required":
+            if asked is not None:
+                raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
+            prefix, asked = forced_call(request.choice, tools, form, request.options)
+            lead = form.leave_thoughts(end)
+        elif asked is None and any(tool.strict for tool in tools):
+            asked = strict_calls(tools, form, request.options)
+        elif whole and request.add_generation_prompt and not request.continue_final:
+            lead = form.answer_prefix(end)
+        if lead + prefix:
+            parts = (*parts, Text(lead + prefix, special=True))
+        return Prepared(
+            job=one_shot.Job(parts, params, asked, request.namespace),
+            form=form,
+            prompt_end=end + lead,
+            prefix=prefix,
+            calls=bool(tools) and not whole,
+            reasoning=request.reasoning and form.always and not lead + prefix,
+            several=request.choice.parallel is not False,
+        )
+
+    def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
+        """The conversation as the model's template writes it."""
+        return self._gateway.chat.render(
+            request.messages,
+            tools=[tool.for_template() for tool in tools] or None,
+            add_generation_prompt=request.add_generation_prompt and not request.continue_final,
+            **({"continue_final": True} if request.continue_final else {}),
+            **request.template,
+        )
+
+    async def run(self, prepared: Prepared) -> tuple[Generated, list[Answer]]:
+        """The whole answers."""
+        (generated,) = await one_shot.run(self._gateway, [prepared.job])
+        return generated, [_answer(prepared, output) for output in generated.outputs]
+
+    async def stream(self, prepared: Prepared) -> AsyncGenerator[Said | Ended, None]:
+        """The answers as they are written; `Ended` comes last."""
+        readers = [prepared.reader() for _ in range(prepared.job.params.n)]
+        with one_shot.OneShots(self._gateway, [prepared.job], stream=True) as shots:
+            async for _, event in shots:
+                if isinstance(event, Chunk):
+                    deltas = readers[event.index].feed(event.text)
+                    yield Said(event.index, deltas, event.logprobs)
+                    continue
+                for index, reader in enumerate(readers):
+                    if rest := reader.finish():
+                        yield Said(index, rest)
+                yield Ended(event)
+
+
+def _answer(prepared: Prepared, output: Output) -> Answer:
+    reader = prepared.reader()
+    return Answer.of([*reader.feed(output.text), *reader.finish()])
+
+
+def _end_of(parts: tuple[Part, ...]) -> str:
+    end = ""
+    for part in reversed(parts):
+        if len(end) >= _END_CHARACTERS or not isinstance(part, Text):
+            break
+        end = part.text + end
+    return end[-_END_CHARACTERS:]
+
+
+def finish_reason(output: Output, called: bool) -> str:
+    """OpenAI's: an answer that ended by itself and holds calls ended for them."""
+    return "tool_calls" if called and output.finish_reason == "stop" else output.finish_reason

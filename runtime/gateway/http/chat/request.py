@@ -1,0 +1,64 @@
+"""A request for an answer, whichever interface it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rootlace.runtime.gateway.http.constraints import Asked
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. `strict`: its arguments fit `parameters` in any case."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it, without what was not given."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        if self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether the model may, must or must not call a tool; `name`: it must call this one.
+
+    `parallel`: it may make several calls at once. None leaves it to the model where it may call,
+    and means one call where it must.
+    """
+
+    kind: Literal["auto", "required", "none"] = "auto"
+    name: str | None = None
+    parallel: bool | None = None
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A conversation and how to go on with it.
+
+    `messages` are what chat templates take. `fields` are those of `SamplingParams` that were given,
+    and `names` what the client calls them. `options` says how a constraint is enforced.
+    """
+
+    messages: list[dict[str, Any]]
+    fields: dict[str, Any]
+    names: Mapping[str, str] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    constraint: Asked | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+    reasoning: bool = True
+    """Whether thoughts are told apart from content."""
+    namespace: str = ""

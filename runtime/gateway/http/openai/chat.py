@@ -1,0 +1,324 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.formats.deltas import (
+    Answer,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+)
+from rootlace.runtime.gateway.http.body import Body, convert, read_body
+from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, finish_reason
+from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
+from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.logprobs import chat_logprobs
+from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
+from rootlace.runtime.gateway.http.openai.conversation import (
+    template_arguments,
+    template_messages,
+    tools_of,
+)
+from rootlace.runtime.gateway.http.openai.messages import Message, Tool
+from rootlace.runtime.gateway.http.replies import (
+    check_model,
+    envelope,
+    json_response,
+    usage_of,
+    wants_usage,
+)
+from rootlace.runtime.gateway.http.sampling import sampling_fields, with_sampling
+from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.wire.protocol import Output, TokenLogprob
+
+MAX_TOP_LOGPROBS = 20
+
+
+class Thinking(Body):
+    """Whether a model that can is to think, as Anthropic's clients say it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Annotated[int | None, ignored("thoughts have no limit of their own")] = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    thinking: bool | Thinking | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
+    echo: Annotated[bool | None, refused("the answer is not appended to its prompt")] = None
+    add_special_tokens: Annotated[
+        bool | None, refused("the chat template writes the special tokens")
+    ] = None
+    modalities: Annotated[list[str] | None, refused("the only modality is 'text'", ["text"])] = None
+    audio: Annotated[dict[str, Any] | None, refused("only text is produced")] = None
+    functions: Annotated[list[Any] | None, refused("use tools")] = None
+    function_call: Annotated[str | dict[str, Any] | None, refused("use tool_choice")] = None
+    web_search_options: Annotated[dict[str, Any] | None, refused("there is no web search")] = None
+
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+    prediction: Annotated[dict[str, Any] | None, ignored("nothing is drafted")] = None
+    moderation: Annotated[dict[str, Any] | None, ignored("nothing is moderated")] = None
+
+
+CHAT_BODY = with_sampling(ChatBody, "openai")
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct, tag_field="type", tag="function"):
+    function: _Named
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `top` is None without logprobs."""
+
+    model: str
+    prepared: Prepared
+    top: int | None
+    usage_chunk: bool
+    thoughts: bool
+    id: str | None
+
+
+class ChatCompletions:
+    """The endpoint's handler."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, CHAT_BODY)
+        asked = self._parse(body)
+        if body.stream:
+            return await stream_events(request, self._stream(asked))
+        result, answers = await self._chats.run(asked.prepared)
+        choices = [
+            self._choice(asked, index, output, answer)
+            for index, (output, answer) in enumerate(zip(result.outputs, answers, strict=True))
+        ]
+        head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
+        return json_response({**head, "choices": choices, "usage": usage_of([result])})
+
+    def _parse(self, body: ChatBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        top = _top_logprobs(body)
+        fields = sampling_fields(body, "openai")
+        check_best_of(body, fields.get("n", 1))
+        limit = body.max_completion_tokens
+        # None, OpenAI's default here, is what is left of the context.
+        fields["max_tokens"] = body.max_tokens if limit is None else limit
+        fields["logprobs"] = top is not None
+        fields["top_logprobs"] = top
+        if body.continue_final_message and body.add_generation_prompt:
+            raise InvalidParameter(
+                "continue_final_message", "continue_final_message excludes add_generation_prompt"
+            )
+        request = ChatRequest(
+            messages=template_messages(body.messages),
+            fields=fields,
+            names={} if limit is None else {"max_tokens": "max_completion_tokens"},
+            tools=tools_of(body.tools),
+            choice=_tool_choice(body),
+            constraint=openai_constraint(body),
+            options=constraint_options(body),
+            template=_template(body),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            reasoning=body.separate_reasoning is not False,
+            namespace=body.cache_salt or "",
+        )
+        return _Request(
+            model=model,
+            prepared=self._chats.prepare(request),
+            top=top,
+            usage_chunk=wants_usage(body),
+            thoughts=body.include_reasoning is not False,
+            id=body.request_id,
+        )
+
+    def _choice(
+        self, asked: _Request, index: int, output: Output, answer: Answer
+    ) -> dict[str, Any]:
+        """One sample, complete."""
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.content,
+            "refusal": None,
+        }
+        if answer.reasoning and asked.thoughts:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = [_call(call.name, call.arguments) for call in answer.calls]
+        logprobs = None
+        if asked.top is not None:
+            logprobs = chat_logprobs(self._gateway.tokenizer, output.logprobs, asked.top)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(output, bool(answer.calls)),
+            "matched_stop": output.matched,
+        }
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
+        head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+        if asked.usage_chunk:
+            head["usage"] = None
+        writers = [
+            _Writer(self._gateway, asked, index) for index in range(asked.prepared.job.params.n)
+        ]
+        async with aclosing(self._chats.stream(asked.prepared)) as events:
+            async for event in events:
+                if not isinstance(event, Ended):
+                    for choice in writers[event.index].write(event.deltas, event.logprobs):
+                        yield {**head, "choices": [choice]}
+                    continue
+                for writer, output in zip(writers, event.generated.outputs, strict=True):
+                    for choice in writer.finish(output):
+                        yield {**head, "choices": [choice]}
+                if asked.usage_chunk:
+                    yield {**head, "choices": [], "usage": usage_of([event.generated])}
+
+
+@dataclass
+class _Writer:
+    """Writes the deltas of one sample as OpenAI's streamed choices."""
+
+    gateway: Gateway
+    asked: _Request
+    index: int
+    calls: int = field(default=0, init=False)
+    begun: bool = field(default=False, init=False)
+
+    def write(
+        self, deltas: Sequence[Delta], logprobs: Sequence[TokenLogprob]
+    ) -> list[dict[str, Any]]:
+        choices = self._begin()
+        for delta in deltas:
+            if (written := self._of(delta)) is not None:
+                choices.append(self._choice(written))
+        if self.asked.top is not None and logprobs:
+            if not choices or "role" in choices[-1]["delta"]:
+                choices.append(self._choice({}))
+            choices[-1]["logprobs"] = chat_logprobs(
+                self.gateway.tokenizer, logprobs, self.asked.top
+            )
+        return choices
+
+    def finish(self, output: Output) -> list[dict[str, Any]]:
+        choices = self._begin()
+        last = self._choice({})
+        last["finish_reason"] = finish_reason(output, self.calls > 0)
+        last["matched_stop"] = output.matched
+        return [*choices, last]
+
+    def _begin(self) -> list[dict[str, Any]]:
+        if self.begun:
+            return []
+        self.begun = True
+        return [self._choice({"role": "assistant", "content": ""})]
+
+    def _of(self, delta: Delta) -> dict[str, Any] | None:
+        match delta:
+            case Content():
+                return {"content": delta.text}
+            case Reasoning():
+                return {"reasoning_content": delta.text} if self.asked.thoughts else None
+            case CallBegin():
+                self.calls += 1
+                call = {"index": self.calls - 1, **_call(delta.name, "")}
+            case CallArguments():
+                call = {"index": self.calls - 1, "function": {"arguments": delta.text}}
+        return {"tool_calls": [call]}
+
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    choice, parallel = body.tool_choice, body.parallel_tool_calls
+    if choice is None or choice == "auto":
+        return ToolChoice(parallel=parallel)
+    if choice == "none":
+        return ToolChoice("none")
+    if choice == "required":
+        return ToolChoice("required", parallel=parallel)
+    if isinstance(choice, str):
+        raise InvalidParameter(
+            "tool_choice", "tool_choice must be 'none', 'auto', 'required' or a function"
+        )
+    name = convert(choice, _Choice, "tool_choice").function.name
+    return ToolChoice("required", name)
+
+
+def _template(body: ChatBody) -> dict[str, Any]:
+    """What chat templates are told: whether, and how hard, the model is to think."""
+    given = template_arguments(body.chat_template_kwargs)
+    if body.thinking is not None:
+        enabled = body.thinking
+        if isinstance(enabled, Thinking):
+            enabled = enabled.type != "disabled"
+        # DeepSeek's name and Qwen's.
+        given |= {"thinking": enabled, "enable_thinking": enabled}
+    if body.enable_thinking is not None:
+        given["enable_thinking"] = body.enable_thinking
+    if body.reasoning_effort is not None:
+        given["reasoning_effort"] = body.reasoning_effort
+    return given
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """How many alternatives to report per token; None without logprobs."""
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise InvalidParameter("top_logprobs", "top_logprobs needs logprobs=true")
+        return None
+    top = body.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidParameter(
+            "top_logprobs", f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}"
+        )
+    return top

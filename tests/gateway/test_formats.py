@@ -1,0 +1,222 @@
+"""Answers taken apart: content, thoughts and calls, however the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rootlace.runtime.gateway.formats.choose import format_of
+from rootlace.runtime.gateway.formats.deltas import (
+    Answer,
+    Call,
+    CallArguments,
+    CallBegin,
+    Content,
+    Delta,
+    Reasoning,
+)
+from rootlace.runtime.gateway.formats.format import Format
+from rootlace.runtime.gateway.formats.harmony import Harmony
+from rootlace.runtime.gateway.formats.json_text import JsonEnd
+from rootlace.runtime.gateway.formats.tagged import (
+    DEEPSEEK,
+    DEEPSEEK_31,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    Tagged,
+)
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
+
+CALL = '<tool_call>{"name":"f","arguments":{"x":1e3}}</tool_call>'
+FOUND = Call("f", '{"x":1e3}')
+G = Call("g", '{"y": "}{ \\" </tool_call>"}')
+THINK = ("<think>", "</think>")
+
+FORMATS: dict[str, Format] = {
+    "hermes": Tagged(HERMES, THINK),
+    "llama3": Tagged(LLAMA3),
+    "mistral": Tagged(MISTRAL),
+    "mistral_args": Tagged(MISTRAL_ARGS, ("[THINK]", "[/THINK]")),
+    "deepseek": Tagged(DEEPSEEK, THINK),
+    "deepseek_31": Tagged(DEEPSEEK_31, THINK),
+    "harmony": Harmony(),
+}
+
+
+def read(
+    form: Format, pieces: list[str], prompt_end: str = "", reasoning: bool = True
+) -> list[Delta]:
+    parser = form.parser(prompt_end, True, reasoning)
+    return [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
+
+
+def answer(form: Format, text: str, prompt_end: str = "", reasoning: bool = True) -> Answer:
+    """The answer, which must be the same in one piece and character by character."""
+    whole = Answer.of(read(form, [text], prompt_end, reasoning))
+    assert Answer.of(read(form, list(text), prompt_end, reasoning)) == whole
+    return whole
+
+
+@pytest.mark.parametrize(
+    "text, content, calls",
+    [
+        ("plain <b> text", "plain <b> text", []),
+        (CALL, "", [FOUND]),
+        (f"a {CALL}\n{CALL} b", "a b", [FOUND, FOUND]),
+        ("<tool_call>nonsense</tool_call>", "<tool_call>nonsense</tool_call>", []),
+        ('<tool_call>{"name":3}</tool_call>', '<tool_call>{"name":3}</tool_call>', []),
+        ('<tool_call>{"name":"f","arguments":{"x":1e3}}', "", [FOUND]),  # stopped at its tag
+        ('<tool_call>{"name":"f"', '<tool_call>{"name":"f"', []),
+        ('<tool_call>{"name":"f","arguments":"{\\"x\\":1e3}"}</tool_call>', "", [FOUND]),
+        ('<tool_call>{"arguments":{"x":1e3},"name":"f"}</tool_call>', "", [FOUND]),
+        ('<tool_call>{"name":"f","arguments":{"x":1e3},"id":"}"}</tool_call>', "", [FOUND]),
+        ('<tool_call>{"name":"f"}</tool_call>', "", [Call("f", "{}")]),
+        ('<tool_call>{"name":"f","arguments":{"x"', "", [Call("f", '{"x"')]),  # cut off
+        ("ends in <tool_", "ends in <tool_", []),
+        ("<think>\nsecret\n</think>\n\nsaid", "said", []),
+    ],
+)
+def test_hermes(text: str, content: str, calls: list[Call]) -> None:
+    found = answer(FORMATS["hermes"], text)
+    assert (found.content, found.calls) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("llama3", '{"name": "f", "parameters": {"x":1e3}}; {"name": "g", "parameters": %}'),
+        ("llama3", '<|python_tag|>{"name":"f","parameters":{"x":1e3}};{"name":"g","parameters":%}'),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name": "f", "arguments": {"x":1e3}}, {"name": "g", "arguments": %}]',
+        ),
+        ("mistral_args", '[TOOL_CALLS]f[ARGS]{"x":1e3}[TOOL_CALLS]g[CALL_ID]a1b2[ARGS]%'),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+            '{"x":1e3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n'
+            "```json\n%\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            "deepseek_31",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x":1e3}<｜tool▁call▁end｜>'
+            "<｜tool▁call▁begin｜>g<｜tool▁sep｜>%<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+            '{"x":1e3}<|call|><|start|>assistant to=functions.g<|channel|>commentary json'
+            "<|message|>%<|call|>",
+        ),
+    ],
+)
+def test_two_calls_of_each_format(name: str, text: str) -> None:
+    found = answer(FORMATS[name], text.replace("%", G.arguments))
+    assert (found.content, found.calls) == ("", [FOUND, G])
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "deepseek", "harmony"])
+@pytest.mark.parametrize("text", ["hello {} there", "[TOOL", '{"a": 1} is JSON', "<｜tool"])
+def test_what_is_no_call_is_content(name: str, text: str) -> None:
+    assert answer(FORMATS[name], text) == Answer(text)
+
+
+@pytest.mark.parametrize("name, form", FORMATS.items())
+def test_what_is_forced_is_read(name: str, form: Format) -> None:
+    """A call begun for the model, with the arguments that a schema makes it write."""
+    text = form.begin("f") + '{"x":1e3}' + form.end
+    assert answer(form, text).calls == [FOUND]
+    assert form.begin("f").startswith(form.trigger)
+
+
+def test_thoughts() -> None:
+    hermes, harmony = FORMATS["hermes"], FORMATS["harmony"]
+    said = Answer("said", "secret <tool_call>", [])
+    text = "secret <tool_call>\n</think>\n\nsaid"
+    assert answer(hermes, text, prompt_end="<|im_start|>assistant\n<think>\n") == said
+    assert answer(hermes, "<think>" + text) == said
+    assert answer(hermes, "<think>a</think>b", reasoning=False).content == "<think>a</think>b"
+    assert answer(hermes, "not <think>at the start</think>").reasoning == ""
+    assert hermes.leave_thoughts("<think>\n") == "\n</think>\n\n"
+    text = (
+        "<|channel|>analysis<|message|>secret <tool_call><|end|>"
+        "<|start|>assistant<|channel|>final<|message|>said"
+    )
+    assert answer(harmony, text) == said
+    assert answer(harmony, "said", prompt_end=harmony.answer_prefix("")) == Answer("said")
+
+
+def test_calls_come_as_they_are_written() -> None:
+    deltas = read(FORMATS["hermes"], list('a<tool_call>{"name":"f","arguments":{"x":1}}'))
+    assert deltas[0] == Content("a")
+    assert deltas[1] == CallBegin("f")
+    assert deltas[2:] == [CallArguments(char) for char in '{"x":1}']
+
+
+PIECES = st.sampled_from(
+    [
+        *("a", "<", "<tool", CALL, "<tool_call>", "</tool_call>", "{}", "\n", "é", ";", ","),
+        *("<think>", "</think>", "[TOOL_CALLS]", '[{"name": "f", "arguments": {', "}}]"),
+        *("<|message|>", "<|end|>"),
+    ]
+)
+
+
+@given(st.sampled_from(sorted(FORMATS)), st.lists(PIECES, max_size=12).map("".join), st.data())
+def test_any_chunking_gives_the_same(name: str, text: str, data: st.DataObject) -> None:
+    pieces, rest = [], text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    assert _merged(read(FORMATS[name], pieces)) == _merged(read(FORMATS[name], [text]))
+
+
+def _merged(deltas: list[Delta]) -> list[Delta]:
+    merged: list[Delta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        if isinstance(delta, Content | Reasoning | CallArguments) and type(last) is type(delta):
+            merged[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
+        else:
+            merged.append(delta)
+    return merged
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.text(max_size=3), VALUES, max_size=3), st.data())
+def test_where_json_ends(value: object, data: st.DataObject) -> None:
+    text = json.dumps(value, ensure_ascii=data.draw(st.booleans()))
+    cut = data.draw(st.integers(0, len(text) - 1))
+    end = JsonEnd()
+    assert end.feed(text[:cut]) is None
+    assert end.feed(text[cut:] + "} tail") == len(text) - cut
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("<|start|>assistant<|channel|>final<|message|>", Harmony()),
+        ('{"name": {{ x }}, "parameters": y} <|python_tag|> ipython', Tagged(LLAMA3)),
+        ("[TOOL_CALLS] [", Tagged(MISTRAL)),
+        ("[TOOL_CALLS]{{ name }}[ARGS] [THINK] [/THINK]", FORMATS["mistral_args"]),
+        ("<｜tool▁call▁begin｜> ```json </think>", FORMATS["deepseek"]),
+        ("<｜tool▁call▁begin｜> </think>", FORMATS["deepseek_31"]),
+        ("<tool_call> and </think>", Tagged(HERMES, THINK)),
+        ("nothing of the kind", Tagged(HERMES)),
+    ],
+)
+def test_the_template_tells_the_format(source: str, expected: Format) -> None:
+    template = ChatTemplate("{# " + source.replace("{{", "").replace("}}", "") + " #}")
+    assert format_of(template) == expected
