@@ -47,6 +47,7 @@ def attend(
     runs: Sequence[tuple[int, int, int, int]] = (),
     window: int | None = None,
     scale: float | None = None,
+    soft_cap: float = 0.0,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
@@ -120,6 +121,7 @@ def attend(
         k_cache.stride(0),
         window or 0,
         1.0 / math.sqrt(dim) if scale is None else scale,
+        soft_cap,
         out.data_ptr(),
         None if lse is None else lse.data_ptr(),
     )

@@ -54,21 +54,29 @@ class Linear(ctypes.Structure):
         ("outputs", c_int32),
         ("schemes", POINTER(Scheme)),
         ("order", c_void_p),
+        ("factor", c_float),
     ]
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
 
 
 class Layer(ctypes.Structure):
     _fields_ = [
-        ("input_norm", c_void_p),
+        ("input_norm", Norm),
+        ("attention_out_norm", Norm),
+        ("post_norm", Norm),
+        ("mlp_out_norm", Norm),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
-        ("post_norm", c_void_p),
         ("qkv", Linear * 3),
         ("output", Linear),
         ("gate_up", Linear),
         ("down", Linear),
         ("qkv_parts", c_int32),
         ("window", c_int32),
+        ("rotation", c_int32),
     ]
 
 
@@ -82,12 +90,21 @@ class Model(ctypes.Structure):
         ("inner", c_int32),
         ("num_layers", c_int32),
         ("vocab", c_int32),
+        ("activation", c_int32),
+        ("layer_norms", c_int32),
+        ("joint_norm", c_int32),
+        ("parallel", c_int32),
         ("eps", c_float),
         ("scale", c_float),
+        ("score_cap", c_float),
+        ("logit_cap", c_float),
+        ("embedding_factor", c_float),
         ("embedding", c_void_p),
-        ("final_norm", c_void_p),
+        ("positions", c_void_p),
+        ("final_norm", Norm),
         ("cos", c_void_p),
         ("sin", c_void_p),
+        ("rotation_stride", c_int64),
         ("layers", POINTER(Layer)),
         ("head", Linear),
         ("cache", c_void_p),
@@ -116,6 +133,7 @@ class Step(ctypes.Structure):
         ("copies", c_int32),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
+        ("rotations", c_void_p),
         ("slots", c_void_p),
         ("sources", c_void_p),
         ("wanted_tokens", c_void_p),
@@ -160,7 +178,7 @@ class Picks(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Scheme, Source, Linear, Layer, Model, Rows, Step, Edits, Picks)
+STRUCTURES = (Scheme, Source, Linear, Norm, Layer, Model, Rows, Step, Edits, Picks)
 
 
 class Status(c_int32):
@@ -207,7 +225,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         Status,
         [
             *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64),
-            *(c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_void_p, c_void_p),
+            *(c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_float, c_void_p, c_void_p),
         ],
     ),
 }

@@ -26,6 +26,19 @@ class Epilogue(enum.IntEnum):
     FLOAT32 = 1
     ADD = 2
     SILU_MUL = 3
+    GELU_MUL = 4
+    RELU = 5
+    GELU = 6
+    GELU_TANH = 7
+
+    @property
+    def gated(self) -> bool:
+        return self in (Epilogue.SILU_MUL, Epilogue.GELU_MUL)
+
+    @property
+    def wide(self) -> bool:
+        """Whether it writes float32, whatever the activations are in."""
+        return self in (Epilogue.FLOAT32, Epilogue.ADD)
 
 
 class Arena:
@@ -52,8 +65,9 @@ class Arena:
 class PackedLinear:
     """y = x W^T + bias with a W [outputs, inputs] of activations in `dtype`, float32 or bfloat16.
 
-    `gated`: W's rows are those of the gate, then those of the values it gates; only for
-    `Epilogue.SILU_MUL`. Gate and values may be stacked weights of unlike schemes.
+    `gated`: W's rows are those of the gate, then those of the values it gates; only for an epilogue
+    that is `gated`. Gate and values may be stacked weights of unlike schemes. `factor`: what
+    products are multiplied by where they are float32.
     The packed weights are allocated in `arena`; a bias of any dtype is kept in float32.
     Raises ValueError, also for codes that there are no kernels for (`codes.why_not`).
     """
@@ -66,6 +80,7 @@ class PackedLinear:
         dtype: torch.dtype,
         *,
         gated: bool = False,
+        factor: float = 1.0,
         arena: Arena | None = None,
     ) -> None:
         if dtype not in DTYPES:
@@ -78,6 +93,7 @@ class PackedLinear:
         self.library, self.team = library, team
         self.dtype = dtype
         self.inputs, self.outputs, self.gated = inputs, outputs, gated
+        self._factor = factor
         self.bias = _bias(weight)
         self._arena = arena or Arena()
         self._order: Tensor | None = None
@@ -127,7 +143,13 @@ class PackedLinear:
         bias = None if self.bias is None else self.bias.data_ptr()
         order = None if self._order is None else self._order.data_ptr()
         return native.Linear(
-            self.packed.data_ptr(), bias, self.inputs, self.outputs, self._schemes, order
+            self.packed.data_ptr(),
+            bias,
+            self.inputs,
+            self.outputs,
+            self._schemes,
+            order,
+            self._factor,
         )
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
@@ -150,10 +172,10 @@ class Products:
         Rows of x may lie apart; an odd number of cache lines from one to the next is quickest.
         """
         first = self._first
-        gated = epilogue == Epilogue.SILU_MUL
+        gated = epilogue.gated
         if gated != first.gated:
-            raise ValueError("weights are packed as gated for SILU_MUL and for nothing else")
-        own = epilogue in (Epilogue.STORE, Epilogue.SILU_MUL)
+            raise ValueError("weights are packed as gated for gated epilogues and for nothing else")
+        own = not epilogue.wide
         columns = first.outputs // 2 if gated else first.outputs
         for name, tensor, dtype, shape in (
             ("x", x, first.dtype, (x.shape[0], first.inputs)),

@@ -111,24 +111,13 @@ def test_a_feature_that_only_torch_knows_falls_back(
 
 
 FEATURES: dict[str, dict[str, Any]] = {
-    "attention.soft_cap": {"attention": {"soft_cap": 5.0}},
-    "attention.joint_norm": {"attention": {"joint_norm": True}},
-    "rope.local_theta": {"rope": {"local_theta": 100.0}},
-    "rope.unrotated_layers": {"rope": {"unrotated_layers": (1,)}},
     "attention.head_dim": {"attention": {"head_dim": 258}},
     "attention.scale": {"attention": {"scale": -1.0}},
-    "mlp.activation": {"mlp": {"activation": "gelu_tanh"}},
-    "norm.kind": {"norm": {"kind": "layer"}},
-    "norm.placement": {"norm": {"placement": "after"}},
+    "mlp.activation 'silu'": {"mlp": PlainMlp(96, "silu")},
+    "mlp.activation 'relu'": {"mlp": {"activation": "relu"}},
     "norm.bias": {"norm": {"bias": True}},
-    "mlp PlainMlp": {"mlp": PlainMlp(96, "gelu")},
-    "parallel": {"parallel": True},
-    "learned_positions": {"learned_positions": 64},
-    "names.positions": {"names": {"positions": "wpe"}},
-    "embedding_multiplier": {"embedding_multiplier": 2.0},
-    "residual_multiplier": {"residual_multiplier": 2.0},
-    "logit_multiplier": {"logit_multiplier": 2.0},
-    "logit_soft_cap": {"logit_soft_cap": 30.0},
+    "norm.placement 'once'": {"norm": {"placement": "once"}},
+    "norm.placement 'after'": {"norm": {"placement": "after"}, "parallel": True},
 }
 
 

@@ -57,29 +57,46 @@ struct RlLinear {
   int32_t inputs, outputs;
   const RlScheme* schemes;  // null: not codes; of gate and of up where these are packed together
   const int32_t* order;     // [inputs]: W's column i is for input order[i]; null: for input i
+  float factor = 1;         // of y where a product is float32 (Epilogue's FLOAT32 and ADD)
+};
+
+// [hidden] each. `weight` null: there is no norm; `bias` null: it has none.
+struct RlNorm {
+  const float *weight, *bias;
 };
 
 struct RlLayer {
-  const void* input_norm;  // [hidden], model's dtype, as all norms
-  const void* q_norm;      // [head_dim] or null
-  const void* k_norm;
-  const void* post_norm;
+  RlNorm input_norm, attention_out_norm;  // before and after attention
+  RlNorm post_norm, mlp_out_norm;         // before and after the MLP
+  const float *q_norm, *k_norm;           // [head_dim] or, of all heads, [heads, head_dim]; or null
   RlLinear qkv[3];   // [heads + 2 kv_heads] x head_dim rows, one behind the other
   RlLinear output;   // hidden rows
-  RlLinear gate_up;  // 2 inner rows; packed with the gate's and the up's columns side by side
+  // 2 inner rows, packed with the gate's and the up's columns side by side; of an MLP without a
+  // gate, inner rows.
+  RlLinear gate_up;
   RlLinear down;     // hidden rows
   int32_t qkv_parts;
   int32_t window;    // a token sees itself and window - 1 before it; 0: all
+  int32_t rotation;  // where the layer's numbers begin in a row of cos and sin; negative: no rotation
 };
 
 struct RlModel {
   int32_t dtype;
   int32_t hidden, heads, kv_heads, head_dim, inner, num_layers, vocab;
+  int32_t activation;       // a rootlace::Epilogue: what follows gate_up
+  int32_t layer_norms;      // whether norms are LayerNorm, else RMSNorm; heads' norms always are that
+  int32_t joint_norm;       // whether q_norm and k_norm norm all heads of a token together
+  int32_t parallel;         // whether attention and MLP read the same residual stream
   float eps, scale;         // of norms; of attention scores
+  float score_cap;          // c > 0: scores are c tanh(score / c)
+  float logit_cap;          // the same of logits
+  float embedding_factor;   // what embeddings are multiplied by
   const void* embedding;    // [vocab, hidden], row-major
-  const void* final_norm;   // [hidden]
-  const float* cos;         // [positions, head_dim / 2]
+  const void* positions;    // [positions, hidden], added to embeddings; or null
+  RlNorm final_norm;
+  const float* cos;         // [positions, rotation_stride]; a layer has head_dim / 2 of a row
   const float* sin;
+  int64_t rotation_stride;
   const RlLayer* layers;
   RlLinear head;
   // [layers, 2, num_blocks, block_size, kv_heads, head_dim]; inside a block see kv_layout.h.
@@ -111,7 +128,8 @@ enum RlPart : int32_t { RL_PLAN = 0, RL_ELEMENTWISE, RL_LINEAR, RL_ATTENTION, RL
 struct RlStep {
   int32_t tokens, writes, wanted, copies;  // T, M, N, C
   const int32_t* token_ids;        // [T]
-  const int32_t* positions;        // [T], rows of cos and sin
+  const int32_t* positions;        // [T]
+  const int32_t* rotations;        // [T], rows of cos and sin
   const int64_t* slots;            // [M], where keys and values go
   // [M], the token that goes to each slot, the first T in order; null: M = T.
   const int32_t* sources;
@@ -188,8 +206,8 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlScheme, RlSource, RlLinear, RlLayer, RlModel, RlRows, RlStep, RlEdits, RlPicks: what a mirror of them
-// is checked against.
+// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlLayer, RlModel, RlRows, RlStep, RlEdits,
+// RlPicks: what a mirror of them is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "activations.h"
 #include "attention_products.h"
 #include "attention_softmax.h"
 #include "guard.h"
@@ -206,6 +207,7 @@ class Work {
     }
     const int vecs = ceil_div(count, LANES);
     products_.score(queries_at_ + (size_t)first * products_.query_stride(), rows, vecs, scores_, next);
+    if (call_.cap > 0) cap(rows, vecs);
     float keep[MOST_ROWS];
     for (int i = 0; i < rows; i++)
       keep[i] = soften(scores_ + i * KEY_BLOCK, vecs,
@@ -215,7 +217,19 @@ class Work {
     products_.weigh(weights_, rows, count, now_.values + (size_t)first * columns_, keep, next);
   }
 
-  float scale() const { return call_.scale * 1.44269504088896341f; }  // exponents of 2
+  // Makes scores tanh(score / cap).
+  void cap(int rows, int vecs) const {
+    for (int i = 0; i < rows; i++)
+      for (int j = 0; j < vecs * LANES; j += LANES) {
+        float* at = scores_ + i * KEY_BLOCK + j;
+        store(at, tanh<T>(load(at) * (call_.scale / call_.cap)));
+      }
+  }
+
+  // Of what is in `scores_`, to exponents of 2.
+  float scale() const {
+    return (call_.cap > 0 ? call_.cap : call_.scale) * 1.44269504088896341f;
+  }
 
   template <class Visit>
   void each_query(Visit visit) const {
@@ -346,7 +360,7 @@ extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_
                                 int32_t head_dim, int32_t block_size, const RlRows* rows,
                                 const void* q, int64_t q_stride, const void* k_cache,
                                 const void* v_cache, int32_t layers, int64_t layer_stride,
-                                int32_t window, float scale, void* out, float* lse) {
+                                int32_t window, float scale, float cap, void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
   const size_t width = (size_t)heads * head_dim;
   auto call = [&](auto one) {
@@ -355,7 +369,7 @@ extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_
     plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
     run<T>(threads, plan,
            {static_cast<const T*>(q), (size_t)q_stride, static_cast<const T*>(k_cache),
-            static_cast<const T*>(v_cache), window, scale, static_cast<T*>(out), width, lse},
+            static_cast<const T*>(v_cache), window, scale, cap, static_cast<T*>(out), width, lse},
            layers, layer_stride);
   };
   return rootlace::guarded([&] {

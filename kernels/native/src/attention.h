@@ -15,6 +15,7 @@ namespace rootlace {
 // q: the heads of token t are `heads` x `head_dim` numbers from q + t * q_stride on; out likewise.
 // k_cache, v_cache: [blocks, block_size, kv_heads, head_dim] of one layer in KvLayout, this step's
 // tokens included. `window`: a token sees itself and window - 1 tokens before it; 0: all. `scale` > 0.
+// Scores are scale * q . k, then, with a `cap` c > 0, c tanh(score / c).
 // lse: [tokens, heads], natural log-sum-exp of the scores, or null.
 template <class T>
 struct AttentionCall {
@@ -23,7 +24,7 @@ struct AttentionCall {
   const T* k_cache;
   const T* v_cache;
   int window;
-  float scale;
+  float scale, cap;
   T* out;
   size_t out_stride;
   float* lse;
@@ -45,5 +46,5 @@ RL_API int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv
                             int32_t head_dim, int32_t block_size, const RlRows* rows, const void* q,
                             int64_t q_stride, const void* k_cache, const void* v_cache,
                             int32_t layers, int64_t layer_stride, int32_t window, float scale,
-                            void* out, float* lse);
+                            float cap, void* out, float* lse);
 }

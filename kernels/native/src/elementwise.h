@@ -8,49 +8,102 @@
 
 namespace rootlace {
 
-inline float sum_of_squares(const float* x, int size) {
+inline float sum(const float* x, int size) {
+  Vec all = {};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) all += load(x + i);
+  float total = sum(all);
+  for (; i < size; i++) total += x[i];
+  return total;
+}
+
+// Of the differences from `mean`.
+template <class X>
+inline float sum_of_squares(const X* x, int size, float mean = 0) {
   Vec all[4] = {};
   int i = 0;
   for (; i + 4 * LANES <= size; i += 4 * LANES)
     for (int j = 0; j < 4; j++) {
-      Vec v = load(x + i + j * LANES);
+      Vec v = load(x + i + j * LANES) - mean;
       all[j] += v * v;
     }
   for (; i + LANES <= size; i += LANES) {
-    Vec v = load(x + i);
+    Vec v = load(x + i) - mean;
     all[0] += v * v;
   }
   float total = sum((all[0] + all[1]) + (all[2] + all[3]));
-  for (; i < size; i++) total += x[i] * x[i];
+  for (; i < size; i++) {
+    const float v = to_float(x[i]) - mean;
+    total += v * v;
+  }
   return total;
 }
 
-// out = weight * x / sqrt(mean(x^2) + eps). `out` may be `x`.
-template <class T, class Out>
-inline void rms_norm(const float* x, const T* weight, int size, float eps, Out* out) {
-  float scale = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
-  int i = 0;
-  for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
-  for (; i < size; i++) store(out + i, x[i] * scale * to_float(weight[i]));
+// 1 / sqrt(mean((x - mean)^2) + eps).
+template <class X>
+inline float norm_scale(const X* x, int size, float eps, float mean = 0) {
+  return 1.0f / std::sqrt(sum_of_squares(x, size, mean) / static_cast<float>(size) + eps);
 }
 
-template <class T>
-inline void widen(const T* x, int size, float* out) {
+// out = weight * x * scale. `out` may be `x`.
+template <class Out>
+inline void scaled(const float* x, float scale, const float* weight, int size, Out* out) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
+  for (; i < size; i++) store(out + i, x[i] * scale * weight[i]);
+}
+
+// out = weight * x / sqrt(mean(x^2) + eps). `out` may be `x`.
+template <class Out>
+inline void rms_norm(const float* x, const float* weight, int size, float eps, Out* out) {
+  scaled(x, norm_scale(x, size, eps), weight, size, out);
+}
+
+// out = weight * (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) + bias, if there is one. `out` may
+// be `x`.
+template <class Out>
+inline void layer_norm(const float* x, const float* weight, const float* bias, int size, float eps,
+                       Out* out) {
+  const float mean = sum(x, size) / static_cast<float>(size);
+  const float scale = norm_scale(x, size, eps, mean);
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const Vec y = (load(x + i) - mean) * scale * load(weight + i);
+    store(out + i, bias ? y + load(bias + i) : y);
+  }
+  for (; i < size; i++) {
+    const float y = (x[i] - mean) * scale * weight[i];
+    store(out + i, bias ? y + bias[i] : y);
+  }
+}
+
+// out = x, in another type.
+template <class X, class Out>
+inline void convert(const X* x, int size, Out* out) {
   int i = 0;
   for (; i + LANES <= size; i += LANES) store(out + i, load(x + i));
-  for (; i < size; i++) out[i] = to_float(x[i]);
+  for (; i < size; i++) store(out + i, to_float(x[i]));
+}
+
+// out += factor * x.
+template <class X>
+inline void add(const X* x, float factor, int size, float* out) {
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) store(out + i, load(out + i) + load(x + i) * factor);
+  for (; i < size; i++) out[i] += to_float(x[i]) * factor;
 }
 
 constexpr int MAX_HEAD_DIM = 256;
 
-// One head of `size` numbers, normed where there is a weight, then rotated: with x1 and x2 its
-// halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
+// One head of `size` numbers, times `scale` and `norm` where there is one, then rotated, unless `cos`
+// is null: with x1 and x2 its halves, out = [x1 cos - x2 sin, x2 cos + x1 sin]. `out` may be `x`.
 template <class T>
-inline void norm_and_rotate(const T* x, const T* norm, float eps, const float* cos,
+inline void norm_and_rotate(const T* x, const float* norm, float scale, const float* cos,
                             const float* sin, int size, T* out) {
   alignas(64) float head[MAX_HEAD_DIM];
-  widen(x, size, head);
-  if (norm) rms_norm(head, norm, size, eps, head);
+  convert(x, size, head);
+  if (norm) scaled(head, scale, norm, size, head);
+  if (!cos) return convert(head, size, out);
   int half = size / 2;
   int i = 0;
   for (; i + LANES <= half; i += LANES) {

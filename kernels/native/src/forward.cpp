@@ -1,7 +1,8 @@
 // The forward pass of a step: T flat tokens in, hidden states of the wanted tokens out.
 //
-// Pre-norm transformer layers of Llama and its kin, as torch_decoder.py has them. The
-// residual stream is float32; what products read is T. All layers run in one region of the team.
+// Transformer layers as torch_decoder.py has them; what a model has besides attention, MLP and
+// norms, its structures (api.h) say. The residual stream is float32; what products read is T. All
+// layers run in one region of the team.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -116,9 +117,11 @@ class Forward {
     wide_stride_ = spread<T>(std::max(qkv_size_, model.inner));
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
     ordered_stride_ = has_orders() ? std::max(narrow_stride_, wide_stride_) : 0;
-    size_t sizes[] = {tokens * hidden * sizeof(float), tokens * narrow_stride_ * sizeof(T),
-                      tokens * wide_stride_ * sizeof(T), wanted * hidden * sizeof(float),
-                      wanted * narrow_stride_ * sizeof(T), tokens * ordered_stride_ * sizeof(T)};
+    size_t besides = model.parallel ? tokens : 0, normed = has_out_norms() ? tokens : 0;
+    size_t sizes[] = {tokens * hidden * sizeof(float),       tokens * narrow_stride_ * sizeof(T),
+                      tokens * wide_stride_ * sizeof(T),     wanted * hidden * sizeof(float),
+                      wanted * narrow_stride_ * sizeof(T),   tokens * ordered_stride_ * sizeof(T),
+                      besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float)};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -127,7 +130,9 @@ class Forward {
     wide_ = reinterpret_cast<T*>(memory += sizes[1]);
     wanted_residual_ = reinterpret_cast<float*>(memory += sizes[2]);
     wanted_q_ = reinterpret_cast<T*>(memory += sizes[3]);
-    ordered_ = reinterpret_cast<T*>(memory + sizes[4]);
+    ordered_ = reinterpret_cast<T*>(memory += sizes[4]);
+    beside_ = reinterpret_cast<T*>(memory += sizes[5]);
+    branch_ = reinterpret_cast<float*>(memory + sizes[6]);
   }
 
   void run(Team& team) {
@@ -213,9 +218,7 @@ class Forward {
     float* residual = residual_;
     int tokens = step_.tokens;
     each_row(crew, tokens, [&](int t) {
-      const T* embedded = static_cast<const T*>(model_.embedding);
-      widen(embedded + static_cast<int64_t>(step_.token_ids[t]) * hidden, hidden,
-            residual + static_cast<int64_t>(t) * hidden);
+      embed(t, residual + static_cast<size_t>(t) * hidden);
       norm(t, residual, model_.layers[0].input_norm, narrow_, narrow_stride_);
     });
     clock.mark(RL_ELEMENTWISE);
@@ -239,21 +242,52 @@ class Forward {
         attend(crew, space_.plan, layer, index, wide_, wide_stride_);
         clock.mark(RL_ATTENTION);
       }
-      multiply(crew, attended, narrow_stride_, tokens, layer.output, Epilogue::ADD, residual, hidden);
+      // Where the MLP is beside attention, it reads the residual stream before that is added.
+      T* x = model_.parallel ? beside_ : narrow_;
+      if (model_.parallel) {
+        each_row(crew, tokens,
+                 [&](int t) { norm(t, residual, layer.post_norm, x, narrow_stride_); });
+        clock.mark(RL_ELEMENTWISE);
+      }
+      add(crew, attended, narrow_stride_, tokens, layer.output, layer.attention_out_norm, residual);
       clock.mark(RL_LINEAR);
-      each_row(crew, tokens,
-               [&](int t) { norm(t, residual, layer.post_norm, narrow_, narrow_stride_); });
-      clock.mark(RL_ELEMENTWISE);
-      multiply(crew, narrow_, narrow_stride_, tokens, layer.gate_up, Epilogue::SILU_MUL, wide_,
-               wide_stride_);
-      multiply(crew, wide_, wide_stride_, tokens, layer.down, Epilogue::ADD, residual, hidden);
+      if (!model_.parallel) {
+        each_row(crew, tokens, [&](int t) {
+          join(t, layer.attention_out_norm, residual, layer.post_norm, x, narrow_stride_);
+        });
+        clock.mark(RL_ELEMENTWISE);
+      }
+      multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
+               static_cast<Epilogue>(model_.activation), wide_, wide_stride_);
+      add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual);
       clock.mark(RL_LINEAR);
-      const void* weight = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
+      const RlNorm& next = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
       const size_t stride = index == last ? hidden : narrow_stride_;
-      each_row(crew, tokens, [&](int t) { norm(t, residual, weight, out, stride); });
+      each_row(crew, tokens,
+               [&](int t) { join(t, layer.mlp_out_norm, residual, next, out, stride); });
       clock.mark(RL_ELEMENTWISE);
     }
+  }
+
+  void embed(int t, float* residual) const {
+    const int hidden = model_.hidden;
+    const auto* table = static_cast<const T*>(model_.embedding);
+    const T* row = table + static_cast<int64_t>(step_.token_ids[t]) * hidden;
+    if (model_.embedding_factor == 1) {
+      convert(row, hidden, residual);
+    } else {
+      std::fill_n(residual, hidden, 0.0f);
+      rootlace::add(row, model_.embedding_factor, hidden, residual);
+    }
+    if (!model_.positions) return;
+    const auto* positions = static_cast<const T*>(model_.positions);
+    rootlace::add(positions + static_cast<int64_t>(step_.positions[t]) * hidden, 1, hidden, residual);
+  }
+
+  bool has_out_norms() const {
+    return step_.tokens && (model_.layers[0].attention_out_norm.weight ||
+                            model_.layers[0].mlp_out_norm.weight);
   }
 
   // A step that only copies reads no weights: there may be none.
@@ -274,9 +308,37 @@ class Forward {
     linear(crew, x, stride, rows, weights, epilogue, out, out_stride);
   }
 
-  void norm(int row, const float* residual, const void* weight, T* out, size_t stride) const {
-    rms_norm(residual + static_cast<size_t>(row) * model_.hidden, static_cast<const T*>(weight),
-             model_.hidden, model_.eps, out + row * stride);
+  // Adds the product to the residual stream; where it is normed first, leaves it to `join`.
+  void add(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
+           const RlNorm& own, float* residual) const {
+    const bool normed = own.weight != nullptr;
+    multiply(crew, x, stride, rows, weights, normed ? Epilogue::FLOAT32 : Epilogue::ADD,
+             normed ? branch_ : residual, model_.hidden);
+  }
+
+  // Adds what a branch computed, after its `own` norm if it has one; then the norm of what follows.
+  void join(int row, const RlNorm& own, float* residual, const RlNorm& following, T* out,
+            size_t stride) const {
+    if (own.weight) {
+      float* branch = branch_ + static_cast<size_t>(row) * model_.hidden;
+      norm(branch, own, branch);
+      rootlace::add(branch, 1, model_.hidden, residual + static_cast<size_t>(row) * model_.hidden);
+    }
+    norm(row, residual, following, out, stride);
+  }
+
+  void norm(int row, const float* residual, const RlNorm& weights, T* out, size_t stride) const {
+    norm(residual + static_cast<size_t>(row) * model_.hidden, weights, out + row * stride);
+  }
+
+  template <class Out>
+  [[gnu::noinline]] void norm(const float* x, const RlNorm& norm, Out* out) const {
+    if (!norm.weight)
+      convert(x, model_.hidden, out);
+    else if (model_.layer_norms)
+      layer_norm(x, norm.weight, norm.bias, model_.hidden, model_.eps, out);
+    else
+      rms_norm(x, norm.weight, model_.hidden, model_.eps, out);
   }
 
   // Rotates the queries where they are; keys and values go to the cache.
@@ -285,24 +347,40 @@ class Forward {
     T* v_cache = values(index);
     const int dim = model_.head_dim;
     const KvLayout<T> layout = this->layout();
-    const auto* q_norm = static_cast<const T*>(layer.q_norm);
-    const auto* k_norm = static_cast<const T*>(layer.k_norm);
     each_row(crew, step_.writes, [&](int i) {
       int token = step_.sources ? step_.sources[i] : i;
       T* qkv = wide_ + token * wide_stride_;
-      int64_t rotation = static_cast<int64_t>(step_.positions[token]) * (dim / 2);
-      const float* cos = model_.cos + rotation;
-      const float* sin = model_.sin + rotation;
-      for (int head = 0; i < step_.tokens && head < model_.heads; head++)
-        norm_and_rotate(qkv + head * dim, q_norm, model_.eps, cos, sin, dim, qkv + head * dim);
-      const T *k = qkv + q_size_, *v = k + kv_size_;
-      for (int head = 0; head < model_.kv_heads; head++, k += dim, v += dim) {
-        alignas(64) T key[MAX_HEAD_DIM];
-        norm_and_rotate(k, k_norm, model_.eps, cos, sin, dim, key);
-        layout.put_key(k_cache, step_.slots[i], head, key);
-        layout.put_value(v_cache, step_.slots[i], head, v);
+      const float *cos = nullptr, *sin = nullptr;
+      if (layer.rotation >= 0) {
+        int64_t at = step_.rotations[token] * model_.rotation_stride + layer.rotation;
+        cos = model_.cos + at, sin = model_.sin + at;
       }
+      if (i < step_.tokens)
+        each_head(qkv, model_.heads, layer.q_norm, [&](int, T* q, const float* norm, float scale) {
+          norm_and_rotate(q, norm, scale, cos, sin, dim, q);
+        });
+      T *k = qkv + q_size_, *v = k + kv_size_;
+      each_head(k, model_.kv_heads, layer.k_norm,
+                [&](int head, T* x, const float* norm, float scale) {
+                  alignas(64) T key[MAX_HEAD_DIM];
+                  norm_and_rotate(x, norm, scale, cos, sin, dim, key);
+                  layout.put_key(k_cache, step_.slots[i], head, key);
+                  layout.put_value(v_cache, step_.slots[i], head, v + head * dim);
+                });
     });
+  }
+
+  // visit(number, numbers, norm, scale) of each head: what it is to be multiplied by, where heads are
+  // normed.
+  template <class Visit>
+  void each_head(T* x, int heads, const float* norm, Visit&& visit) const {
+    const int dim = model_.head_dim;
+    const bool joint = norm && model_.joint_norm;
+    float scale = joint ? norm_scale(x, heads * dim, model_.eps) : 1;
+    for (int head = 0; head < heads; head++, x += dim) {
+      if (norm && !joint) scale = norm_scale(x, dim, model_.eps);
+      visit(head, x, joint ? norm + head * dim : norm, scale);
+    }
   }
 
   void attend(Crew& crew, AttentionPlan& plan, const RlLayer& layer, int index, const T* q,
@@ -314,6 +392,7 @@ class Forward {
     call.v_cache = values(index);
     call.window = layer.window;
     call.scale = model_.scale;
+    call.cap = model_.score_cap;
     call.out = narrow_;
     call.out_stride = narrow_stride_;
     attention(crew, plan, call);
@@ -352,6 +431,8 @@ class Forward {
   T* wanted_q_;             // [N, q]
   size_t ordered_stride_;
   T* ordered_;              // [T, q, hidden or inner]: activations in the order of weights' columns
+  T* beside_;               // [T, hidden]: what the MLP reads beside attention
+  float* branch_;           // [T, hidden]: what is normed before it is added
 };
 
 }  // namespace
@@ -361,8 +442,9 @@ extern "C" {
 
 void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlScheme), sizeof(RlSource), sizeof(RlLinear),
-                         sizeof(RlLayer),  sizeof(RlModel),  sizeof(RlRows),
-                         sizeof(RlStep),   sizeof(RlEdits),  sizeof(RlPicks)};
+                         sizeof(RlNorm),   sizeof(RlLayer),  sizeof(RlModel),
+                         sizeof(RlRows),   sizeof(RlStep),   sizeof(RlEdits),
+                         sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;
 }
 

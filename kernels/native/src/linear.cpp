@@ -4,11 +4,11 @@
 #include <cstring>
 #include <vector>
 
+#include "activations.h"
 #include "isa/fetch.h"
 #include "guard.h"
 #include "mask.h"
 #include "panels.h"
-#include "silu.h"
 
 namespace rootlace {
 namespace {
@@ -162,6 +162,19 @@ struct Gathered {
   }
 };
 
+// Where the rows of a unit are in the result: one behind the other, or those that were chosen, which
+// have logits.
+struct InOrder {
+  static constexpr bool ANY_EPILOGUE = true;
+  int first;
+  int operator()(int at) const { return first + at; }
+};
+struct Chosen {
+  static constexpr bool ANY_EPILOGUE = false;
+  const int* rows;
+  int operator()(int at) const { return rows[at]; }
+};
+
 template <class T>
 struct Product {
   using Packing = Panels<T>;
@@ -183,7 +196,7 @@ struct Product {
       auto unit = plan.unit(i, end);
       i += unit.count;
       multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums,
-               finishing(plan.packing, unit, [&](int at) { return unit.row + at; }, sums));
+               finishing(plan.packing, unit, InOrder{unit.row}, sums));
     }
   }
 
@@ -201,12 +214,12 @@ struct Product {
       if (!unit.rows) continue;
       if (unit.rows == rows) {
         multiply(multiplier, unit, x + unit.row * ldx, ldx, unit.row, sums,
-                 finishing(plan.packing, unit, [&](int at) { return unit.row + at; }, sums));
+                 finishing(plan.packing, unit, InOrder{unit.row}, sums));
         continue;
       }
       gathered.copy(x, ldx, weights.inputs);
       multiply(multiplier, unit, gathered.memory, weights.inputs, -1, sums,
-               finishing(plan.packing, unit, [&](int at) { return gathered.chosen[at]; }, sums));
+               finishing(plan.packing, unit, Chosen{gathered.chosen}, sums));
     }
   }
 
@@ -253,7 +266,7 @@ struct Product {
   // What was summed up as the rows row : stop of a unit, to the rows place(row) of the result.
   template <class Place>
   void finish(const Packing& packing, const typename Plan<T>::Unit& unit, int row, int stop,
-              Place&& place, const Sums* sums) const {
+              Place place, const Sums* sums) const {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);
     const bool plain = !weights.bias && width % LANES == 0;
@@ -272,26 +285,42 @@ struct Product {
           }
       }
     };
+    const auto logits = [&](size_t at, int to, Vec y, int, int count) {
+      put(static_cast<float*>(out) + at + to, y * weights.factor, count);
+    };
+    if constexpr (!Place::ANY_EPILOGUE) return each(logits);
+    const auto activated = [&](auto activation) {
+      each([&](size_t at, int to, Vec y, int, int count) {
+        put(static_cast<T*>(out) + at + to, activation(y), count);
+      });
+    };
+    const auto gated = [&](auto activation) {
+      each([&](size_t at, int to, Vec y, int from, int count) {
+        Vec up = load(sums[1] + from);
+        if (!plain) up += bias(packing.columns + to, count);
+        put(static_cast<T*>(out) + at + to, activation(y) * up, count);
+      });
+    };
     switch (epilogue) {
       case Epilogue::STORE:
-        return each([&](size_t at, int to, Vec y, int, int count) {
-          put(static_cast<T*>(out) + at + to, y, count);
-        });
+        return activated([](Vec y) { return y; });
       case Epilogue::FLOAT32:
-        return each([&](size_t at, int to, Vec y, int, int count) {
-          put(static_cast<float*>(out) + at + to, y, count);
-        });
+        return each(logits);
       case Epilogue::ADD:
         return each([&](size_t at, int to, Vec y, int, int count) {
           float* residual = static_cast<float*>(out) + at + to;
-          put(residual, get(residual, count) + y, count);
+          put(residual, get(residual, count) + y * weights.factor, count);
         });
       case Epilogue::SILU_MUL:
-        return each([&](size_t at, int to, Vec y, int from, int count) {
-          Vec up = load(sums[1] + from);
-          if (!plain) up += bias(packing.columns + to, count);
-          put(static_cast<T*>(out) + at + to, silu<T>(y) * up, count);
-        });
+        return gated([](Vec y) { return silu<T>(y); });
+      case Epilogue::GELU_MUL:
+        return gated([](Vec y) { return gelu_tanh<T>(y); });
+      case Epilogue::RELU:
+        return activated([](Vec y) { return relu(y); });
+      case Epilogue::GELU:
+        return activated([](Vec y) { return gelu(y); });
+      case Epilogue::GELU_TANH:
+        return activated([](Vec y) { return gelu_tanh<T>(y); });
     }
   }
 
@@ -321,7 +350,7 @@ template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo) {
   if (rows <= 0) return;
-  Panels<T> packing(weights.outputs, weights.inputs, epilogue == Epilogue::SILU_MUL);
+  Panels<T> packing(weights.outputs, weights.inputs, is_gated(epilogue));
   Plan<T> plan(packing, rows, crew.size());
   const Codes codes(packing, weights.schemes);
   Product<T> product{x, ldx, weights, codes, epilogue, out, ldo};
@@ -397,7 +426,7 @@ void multiply(Team& team, Epilogue epilogue, const void* x, int64_t ldx, int row
   std::vector<T> ordered(orders ? static_cast<size_t>(rows) * weights[0].inputs : 0);
   team.run([&](Crew& crew) {
     for (int i = 0; i < count; i++) {
-      int columns = weights[i].outputs / (epilogue == Epilogue::SILU_MUL ? 2 : 1);
+      int columns = weights[i].outputs / (is_gated(epilogue) ? 2 : 1);
       const T* from = static_cast<const T*>(x);
       size_t apart = ldx;
       if (weights[i].order) {

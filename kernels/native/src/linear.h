@@ -15,10 +15,20 @@ namespace rootlace {
 
 enum class Epilogue : int32_t {
   STORE = 0,     // T* out[rows, outputs]
-  FLOAT32 = 1,   // float* out[rows, outputs]: logits
-  ADD = 2,       // float* out[rows, outputs] += y: the residual stream
-  SILU_MUL = 3,  // T* out[rows, outputs / 2] = silu(gate) * up; weights packed as gated
+  FLOAT32 = 1,   // float* out[rows, outputs] = factor * y: logits, or what is normed next
+  ADD = 2,       // float* out[rows, outputs] += factor * y: the residual stream
+  // T* out[rows, outputs / 2] = activation(gate) * up; weights packed as gated
+  SILU_MUL = 3,
+  GELU_MUL = 4,  // by tanh
+  // T* out[rows, outputs] = activation(y)
+  RELU = 5,
+  GELU = 6,
+  GELU_TANH = 7,
 };
+
+inline bool is_gated(Epilogue epilogue) {
+  return epilogue == Epilogue::SILU_MUL || epilogue == Epilogue::GELU_MUL;
+}
 
 // Called by all threads of a region with the same arguments; on return all of `out` is written and
 // seen by all. x[rows, inputs] and out have rows `ldx` and `ldo` elements apart, T (or `out`'s

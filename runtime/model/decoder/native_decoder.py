@@ -11,7 +11,8 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
-from rootlace.runtime.model.decoder.native_weights import NativeWeights
+from rootlace.runtime.model.decoder import torch_decoder
+from rootlace.runtime.model.decoder.native_weights import GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import wanted_tokens
 from rootlace.runtime.model.families import support
@@ -20,6 +21,7 @@ from rootlace.runtime.model.families.spec import (
     GatedMlp,
     ModelSpec,
     Norm,
+    PlainMlp,
     Rope,
     WeightNames,
 )
@@ -39,24 +41,29 @@ SUPPORT: Support = {
     **any_value("vocab_size", "hidden_size", "num_layers", "max_context", "tied_embeddings"),
     **any_value("labels"),
     "norm": kind(Norm),
-    "norm.kind": one_of("rms"),
-    "norm.placement": one_of("before"),
-    **any_value("norm.eps", "norm.offset"),
+    "norm.kind": one_of("rms", "layer"),
+    "norm.placement": one_of("before", "after", "around", "once"),
+    **any_value("norm.eps", "norm.offset", "norm.bias"),
     "attention": kind(Attention),
     **any_value("attention.num_heads", "attention.num_kv_heads"),
     "attention.head_dim": lambda dim: dim % 2 == 0 and dim <= MAX_HEAD_DIM,
     "attention.scale": lambda scale: scale > 0,
-    **any_value("attention.windows", "attention.head_norm"),
+    **any_value("attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
-    "mlp": kind(GatedMlp),
-    "mlp.activation": one_of("silu"),
+    **any_value("attention.head_norm", "attention.joint_norm"),
+    "mlp": kind(GatedMlp, PlainMlp),
+    "mlp.activation": one_of(*GATED, *PLAIN),
     **any_value("mlp.inner_size", "mlp.bias"),
     "rope": kind(Rope),
     **any_value("rope.kind", "rope.parameters", "rope.rotated", "rope.neighbours"),
+    **any_value("rope.unrotated_layers", "rope.local_theta"),
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
     "names.transposed": support.anything,
+    **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
+    **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
+    **any_value("names.positions", "learned_positions", "skipped_positions"),
 }
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
@@ -65,7 +72,8 @@ def why_not(spec: ModelSpec, kv_dtype: torch.dtype) -> str | None:
     """Why the native decoder cannot run a model; None if it can."""
     if kv_dtype not in (torch.float32, torch.bfloat16):
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
-    return support.why_not(spec, SUPPORT)
+    # What the reference refuses has no meaning: values that do not go together.
+    return support.why_not(spec, SUPPORT) or torch_decoder.why_not(spec)
 
 
 class NativeDecoder:
@@ -129,10 +137,10 @@ class NativeDecoder:
         wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
         hidden = torch.empty((len(wanted), self._spec.hidden_size), dtype=self._dtype)
         all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
+        rotations = positions
         if self._tables is None:
-            cos, sin = self._rotary.rotations(torch.from_numpy(positions))
-            self._rotate_by(cos, sin)
-            positions = np.arange(count, dtype=np.int32)
+            self._rotate_by(*self._rotary.rotations(torch.from_numpy(positions)))
+            rotations = np.arange(count, dtype=np.int32)
         row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
         tables = _int32(plan.block_tables)
         step = native.Step(
@@ -142,6 +150,7 @@ class NativeDecoder:
             len(copies),
             token_ids.ctypes.data,
             positions.ctypes.data,
+            rotations.ctypes.data,
             slots.ctypes.data,
             None if sources is None else sources.ctypes.data,
             None if all_wanted else wanted.ctypes.data,
@@ -195,6 +204,7 @@ class NativeDecoder:
     def _rotate_by(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._rotations = (cos, sin)
         self._model.cos, self._model.sin = cos.data_ptr(), sin.data_ptr()
+        self._model.rotation_stride = cos.shape[1]
 
     def _check(
         self, token_ids: np.ndarray, positions: np.ndarray, slots: np.ndarray, copies: np.ndarray

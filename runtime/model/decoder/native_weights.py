@@ -11,7 +11,7 @@ from rootlace.kernels import Quantised, Weight
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.codes import parts_packed, why_not
 from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.linear import DTYPES, Arena, PackedLinear
+from rootlace.kernels.native.linear import DTYPES, Arena, Epilogue, PackedLinear
 from rootlace.kernels.reference.linear import dense
 from rootlace.kernels.weights import CODES, parts_of
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
@@ -19,6 +19,9 @@ from rootlace.runtime.model.families.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+GATED = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
+PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GELU_TANH}
+"""What follows an MLP's first product, by its activation, with a gate and without one."""
 KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
 
@@ -43,19 +46,21 @@ class NativeWeights:
         Codes that have no kernels become the numbers that they stand for: the log says so."""
         self._library = library
         self._team = team
+        self._spec = spec
         self._arena = Arena()
         self._held: list[object] = []
         self._dtype = weights.embedding.dtype
         self._unpacked: dict[str, str] = {}
         head = native.Linear()
         if weights.head is not None:
-            head = self._linear(self._in_order(weights.head))
+            head = self._linear(self._in_order(weights.head), factor=spec.logit_multiplier)
         weights.release()
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
-        for to, layer, window in zip(layers, weights.layers, attention.windows, strict=True):
-            self._fill(to, layer, window)
+        for index, layer in enumerate(weights.layers):
+            self._fill(layers[index], layer, index)
         self._held.append(layers)
+        activations = GATED if spec.mlp.gated else PLAIN
         self.model = native.Model(
             dtype=DTYPES[self._dtype],
             hidden=spec.hidden_size,
@@ -65,10 +70,18 @@ class NativeWeights:
             inner=spec.mlp.inner_size,
             num_layers=count,
             vocab=spec.head_rows,
+            activation=activations[spec.mlp.activation],
+            layer_norms=spec.norm.kind == "layer",
+            joint_norm=attention.joint_norm,
+            parallel=spec.parallel,
             eps=spec.norm.eps,
             scale=attention.scale,
+            score_cap=attention.soft_cap,
+            logit_cap=spec.logit_soft_cap,
+            embedding_factor=self._embedding_factor(),
             embedding=self._address(weights.embedding),
-            final_norm=self._address(weights.final_norm),
+            positions=self._address(weights.positions),
+            final_norm=self._norm(weights.final_norm, weights.final_norm_bias),
             layers=layers,
             head=head,
         )
@@ -76,17 +89,35 @@ class NativeWeights:
         for reason, kind in self._unpacked.items():
             log.warning("weights of %s take the memory of dense ones: %s", kind, reason)
 
-    def _fill(self, to: native.Layer, layer: LayerWeights, window: int | None) -> None:
-        to.input_norm = self._address(layer.input_norm)
-        to.q_norm = self._address(layer.q_norm)
-        to.k_norm = self._address(layer.k_norm)
-        to.post_norm = self._address(layer.post_norm)
+    def _embedding_factor(self) -> float:
+        factor = self._spec.embedding_multiplier
+        if self._spec.rounded_multiplier:
+            factor = torch.tensor(factor, dtype=self._dtype).item()
+        return factor
+
+    def _fill(self, to: native.Layer, layer: LayerWeights, index: int) -> None:
+        spec, factor = self._spec, self._spec.residual_multiplier
+        for name in ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"):
+            setattr(to, name, self._norm(*layer.norm(name)))
+        if spec.norm.placement == "once":
+            to.post_norm = to.input_norm  # of the same residual stream
+        to.q_norm = self._address(_float32(layer.q_norm))
+        to.k_norm = self._address(_float32(layer.k_norm))
         to.qkv_parts = self._fill_parts(to.qkv, layer.qkv)
-        to.output = self._linear(layer.output)
+        to.output = self._linear(layer.output, factor=factor)
         assert layer.gate_up is not None and layer.down is not None  # no mixture of experts
-        to.gate_up = self._linear(layer.gate_up, gated=True)
-        to.down = self._linear(layer.down)
+        to.gate_up = self._linear(layer.gate_up, gated=spec.mlp.gated)
+        to.down = self._linear(layer.down, factor=factor)
+        window = spec.attention.windows[index]
         to.window = window or 0
+        to.rotation = 0
+        if index in spec.rope.unrotated_layers:
+            to.rotation = -1
+        elif spec.rope.local_theta and window is not None:
+            to.rotation = spec.attention.head_dim // 2  # behind those of the other layers
+
+    def _norm(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> native.Norm:
+        return native.Norm(self._address(_float32(weight)), self._address(_float32(bias)))
 
     def _in_order(self, head: Weight) -> Weight:
         """The head with its columns in the model's order: its activations cannot be put into
@@ -105,14 +136,20 @@ class NativeWeights:
             to[index] = self._linear(part)
         return len(parts)
 
-    def _linear(self, weight: Weight, gated: bool = False) -> native.Linear:
+    def _linear(self, weight: Weight, *, gated: bool = False, factor: float = 1.0) -> native.Linear:
         if any(isinstance(part, Quantised) for part in parts_of(weight)):
             reason = why_not(parts_packed(weight, gated), gated)
             if reason is not None:
                 self._unpacked.setdefault(reason, weight.kind)
                 weight = dense(weight, self._dtype)
         packed = PackedLinear(
-            self._library, self._team, weight, self._dtype, gated=gated, arena=self._arena
+            self._library,
+            self._team,
+            weight,
+            self._dtype,
+            gated=gated,
+            factor=factor,
+            arena=self._arena,
         )
         self._held.append(packed)
         return packed.structure
@@ -123,3 +160,7 @@ class NativeWeights:
         tensor = tensor.contiguous()
         self._held.append(tensor)
         return tensor.data_ptr()
+
+
+def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.float()

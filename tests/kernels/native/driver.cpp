@@ -71,7 +71,7 @@ void attention(rootlace::Team* team) {
   Bytes keys = read<char>(cache), values = read<char>(cache);
   RlRows all{rows, width, row_start.data(), context_len.data(), tables.data(), 0, nullptr};
   rl_attention(team, dtype, heads, kv_heads, dim, block_size, &all, q.data(), heads * dim,
-               keys.data(), values.data(), 1, 0, window, 0.125f, out.data(), nullptr);
+               keys.data(), values.data(), 1, 0, window, 0.125f, 0, out.data(), nullptr);
   std::fwrite(out.data(), 1, out.size(), output);
 }
 

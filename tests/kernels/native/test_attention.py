@@ -77,6 +77,7 @@ class Machine:
             runs=runs,
             window=tensors.case.window,
             scale=tensors.case.scale,
+            soft_cap=tensors.case.soft_cap,
             out=out,
             lse=lse,
         )
@@ -160,8 +161,9 @@ def test_a_token_has_the_same_bits_in_any_company(
 ) -> None:
     """Alone, in a batch, in chunks of any size, token by token."""
     rows = ((1, 70), (150, 150), (33, 1100), (1, 2100), (3, 64))
-    dim = 24 if window is None else 16
-    tensors = make_attention(AttentionCase(rows, 16, (6, 2), dim, dtype, window=window), CPU)
+    dim, cap = (24, 0.0) if window is None else (16, 4.0)
+    case = AttentionCase(rows, 16, (6, 2), dim, dtype, window=window, soft_cap=cap)
+    tensors = make_attention(case, CPU)
     out, lse = machine.attend(tensors, 2)
     starts = tensors.batch.row_start
     for row in range(len(rows)):
@@ -237,8 +239,9 @@ def test_layers_are_computed_one_after_another(machine: Machine, dtype: torch.dt
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_of_any_size(machine: Machine, dtype: torch.dtype) -> None:
     """A later key that outweighs all before it, and weights too small for a float32."""
-    for scale in (1e-6, 0.3, 40.0):
-        case = AttentionCase(((1, 1300), (40, 150)), 16, (4, 2), 16, dtype, scale=scale)
+    rows = ((1, 1300), (40, 150))
+    for scale, cap in ((1e-6, 0.0), (0.3, 0.0), (40.0, 0.0), (0.3, 5.0), (40.0, 30.0)):
+        case = AttentionCase(rows, 16, (4, 2), 16, dtype, scale=scale, soft_cap=cap)
         tensors = make_attention(case, CPU)
         growing = torch.linspace(-2, 2, tensors.k_cache.numel()).view(tensors.k_cache.shape)
         tensors = replace(tensors, k_cache=(tensors.k_cache * growing).to(dtype))
@@ -250,8 +253,12 @@ def test_scores_of_any_size(machine: Machine, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_not_a_number_stays_where_it_is_seen(machine: Machine, dtype: torch.dtype) -> None:
-    tensors = make_attention(AttentionCase(((1, 1090), (80, 100)), 16, (4, 2), 16, dtype), CPU)
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+def test_not_a_number_stays_where_it_is_seen(
+    machine: Machine, cap: float, dtype: torch.dtype
+) -> None:
+    rows = ((1, 1090), (80, 100))
+    tensors = make_attention(AttentionCase(rows, 16, (4, 2), 16, dtype, soft_cap=cap), CPU)
     clean, _ = machine.attend(tensors)
     q, k, v = tensors.q.clone(), tensors.k_cache.clone(), tensors.v_cache.clone()
     q[3, 1, 0] = float("nan")

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, relu, silu
 
 from rootlace.kernels import Dense, Weight
 from rootlace.kernels.native.handles import Team
@@ -15,6 +15,13 @@ from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Produc
 from tests.native import TARGETS, library_for, with_tile_unit
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
+ACTIVATIONS = {
+    Epilogue.SILU_MUL: silu,
+    Epilogue.GELU_MUL: lambda x: gelu(x, approximate="tanh"),
+    Epilogue.RELU: relu,
+    Epilogue.GELU: gelu,
+    Epilogue.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
+}
 DTYPES = (torch.float32, torch.bfloat16)
 THREADS = (1, 2, 3, 64)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 64, 97, 130, 200)
@@ -55,8 +62,8 @@ def poisoned(packed: PackedLinear, epilogue: Epilogue, rows: int) -> Tensor:
     columns = packed.outputs // 2 if packed.gated else packed.outputs
     if epilogue == Epilogue.ADD:
         return random(rows, columns, seed=3)
-    own = epilogue in (Epilogue.STORE, Epilogue.SILU_MUL)
-    return torch.full((rows, columns), torch.nan, dtype=packed.dtype if own else torch.float32)
+    dtype = torch.float32 if epilogue.wide else packed.dtype
+    return torch.full((rows, columns), torch.nan, dtype=dtype)
 
 
 def multiplied(packed: PackedLinear, epilogue: Epilogue, x: Tensor) -> Tensor:
@@ -74,11 +81,14 @@ def reference(
     if bias is not None:
         y += bias.double()
         size += bias.double().abs()
-    if epilogue == Epilogue.SILU_MUL:
+    # Of all activations f: |f'| <= 1.2, |f(x)| <= |x|.
+    if epilogue.gated:
         gate, up = y.chunk(2, -1)
         gate_size, up_size = size.chunk(2, -1)
-        # |d silu| <= 1.1, |silu(x)| <= |x|.
-        return silu(gate) * up, 1.1 * gate_size * up.abs() + gate.abs() * up_size
+        found = ACTIVATIONS[epilogue](gate) * up
+        return found, 1.2 * gate_size * up.abs() + gate.abs() * up_size
+    if epilogue in ACTIVATIONS:
+        return ACTIVATIONS[epilogue](y), 1.2 * size
     if epilogue == Epilogue.ADD:
         residual = random(*y.shape, seed=3).double()
         return residual + y, size + residual.abs()
@@ -115,16 +125,28 @@ def test_products_are_those_of_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner, inputs", [(1, 1), (20, 9), (48, 16), (100, 65), (160, 130)])
-def test_gated_products_are_those_of_float64(
+def test_activated_products_are_those_of_float64(
     machine: Machine, inner: int, inputs: int, dtype: torch.dtype
 ) -> None:
-    weight = random(2 * inner, inputs, dtype=dtype, seed=1)
-    for bias in (None, random(2 * inner, seed=2)):
-        packed = machine.packed(weight, bias, gated=True)
-        for rows in (1, 2, 8, 9, 17, 97):
-            x = random(rows, inputs, dtype=dtype, seed=rows)
-            out = multiplied(packed, Epilogue.SILU_MUL, x)
-            assert_near(out, weight, *reference(weight, bias, Epilogue.SILU_MUL, x))
+    for epilogue in ACTIVATIONS:
+        outputs = 2 * inner if epilogue.gated else inner
+        weight = random(outputs, inputs, dtype=dtype, seed=1)
+        for bias in (None, random(outputs, seed=2)):
+            packed = machine.packed(weight, bias, gated=epilogue.gated)
+            for rows in (1, 2, 8, 9, 17, 97) if epilogue == Epilogue.SILU_MUL else (1, 9):
+                x = random(rows, inputs, dtype=dtype, seed=rows)
+                out = multiplied(packed, epilogue, x)
+                assert_near(out, weight, *reference(weight, bias, epilogue, x))
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue.FLOAT32, Epilogue.ADD])
+def test_products_times_a_factor(machine: Machine, epilogue: Epilogue) -> None:
+    weight, bias, x = random(50, 33, seed=1), random(50, seed=2), random(9, 33, seed=3)
+    packed = PackedLinear(
+        machine.library, machine.teams[2], Dense(weight, bias), weight.dtype, factor=-0.3
+    )
+    out = multiplied(packed, epilogue, x)
+    assert_near(out, weight, *reference(-0.3 * weight, -0.3 * bias, epilogue, x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,6 +158,8 @@ def test_gated_products_are_those_of_float64(
         (336, 96, Epilogue.FLOAT32),
         (336, 96, Epilogue.SILU_MUL),
         (50, 701, Epilogue.SILU_MUL),
+        (336, 96, Epilogue.GELU_MUL),
+        (50, 33, Epilogue.GELU),
         (50, 701, Epilogue.FLOAT32),
         (64, 4100, Epilogue.ADD),
         (64, 4100, Epilogue.STORE),
@@ -144,10 +168,9 @@ def test_gated_products_are_those_of_float64(
 def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
     machine: Machine, outputs: int, inputs: int, epilogue: Epilogue, dtype: torch.dtype
 ) -> None:
-    gated = epilogue == Epilogue.SILU_MUL
     weight = random(outputs, inputs, dtype=dtype, seed=1)
     bias = random(outputs, seed=2)
-    teams = {t: machine.packed(weight, bias, gated, threads=t) for t in machine.teams}
+    teams = {t: machine.packed(weight, bias, epilogue.gated, threads=t) for t in machine.teams}
     x = random(203, inputs, dtype=dtype, seed=5)
     all_rows = multiplied(teams[2], epilogue, x)
     residual = poisoned(teams[2], epilogue, 203)
@@ -181,13 +204,15 @@ def test_rows_with_infinities_and_nans_leave_the_others_alone(
 def test_gates_far_from_zero_neither_overflow_nor_lose_their_sign(
     machine: Machine, dtype: torch.dtype
 ) -> None:
-    gate = torch.tensor([-200.0, -100, -88, -20, -1e-6, 0, 1e-6, 20, 88, 100, 200])
-    weight = torch.cat([gate, torch.ones_like(gate)])[:, None].to(dtype)
-    out = multiplied(
-        machine.packed(weight, gated=True), Epilogue.SILU_MUL, torch.ones(3, 1).to(dtype)
-    )
-    want = silu(weight[: len(gate), 0].double())
-    torch.testing.assert_close(out.double(), want.expand(3, -1), rtol=2**-8, atol=1e-30)
+    gate = torch.tensor([-200.0, -100, -88, -20, -1e-6, 0, 1e-6, 20, 88, 100, 200, torch.nan])
+    for epilogue, activation in ACTIVATIONS.items():
+        weight = torch.cat([gate, torch.ones_like(gate)])[:, None].to(dtype)
+        weight = weight if epilogue.gated else weight[: len(gate)]
+        packed = machine.packed(weight, gated=epilogue.gated)
+        out = multiplied(packed, epilogue, torch.ones(3, 1).to(dtype)).double()
+        want = activation(weight[: len(gate), 0].double()).expand(3, -1)
+        atol = 1e-6 if epilogue == Epilogue.GELU else 1e-30
+        torch.testing.assert_close(out, want, rtol=2**-8, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -252,7 +277,7 @@ def test_bad_arguments_are_refused(machine: Machine) -> None:
     with pytest.raises(ValueError, match="a bias of shape"):
         machine.packed(random(3, 4), random(4))
     packed = machine.packed(random(4, 4))
-    with pytest.raises(ValueError, match="SILU_MUL and for nothing else"):
+    with pytest.raises(ValueError, match="gated epilogues and for nothing else"):
         packed.multiply(Epilogue.SILU_MUL, random(2, 4), random(2, 2))
     with pytest.raises(ValueError, match="x is contiguous"):
         packed.multiply(Epilogue.STORE, random(4, 2).T, random(2, 4))
