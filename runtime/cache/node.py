@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -62,11 +64,11 @@ class Node:
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
         self.key: tuple[float, ...] | None = None
         """Key of this node's valid entry in the eviction queue, if it has one."""
-        self.namespace: str | None = None
+        self.namespace: Hashable | None = None
         """Set on roots only."""
 
     @classmethod
-    def root(cls, uid: int, namespace: str) -> Node:
+    def root(cls, uid: int, namespace: Hashable) -> Node:
         node = cls(uid, None, 0, _NO_TOKENS, _NO_TOKENS)
         node.namespace = namespace
         return node

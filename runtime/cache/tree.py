@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class RadixTree:
         self._programs = Programs()
         self._policy = policy(self._programs)
         self._queue = EvictionQueue(self._policy)
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
         self.evicted_blocks = 0
@@ -55,7 +55,9 @@ class RadixTree:
 
     # ------------------------------------------------------------ reading
 
-    def descend(self, namespace: str, tokens: np.ndarray, limit: int) -> tuple[list[Node], int]:
+    def descend(
+        self, namespace: Hashable, tokens: np.ndarray, limit: int
+    ) -> tuple[list[Node], int]:
         """Nodes that `tokens[:limit]` (int32) runs through, and how many tokens are cached.
 
         Changes nothing. The last node may be matched in part only.
@@ -78,7 +80,7 @@ class RadixTree:
             node = child
         return path, position
 
-    def match(self, namespace: str, tokens: np.ndarray) -> int:
+    def match(self, namespace: Hashable, tokens: np.ndarray) -> int:
         """How many leading tokens are cached."""
         return self.descend(namespace, tokens, len(tokens))[1]
 
@@ -98,7 +100,7 @@ class RadixTree:
 
     # ------------------------------------------------------------ handles
 
-    def enter(self, namespace: str) -> Node:
+    def enter(self, namespace: Hashable) -> Node:
         """A handle on the namespace's root."""
         root = self.roots.get(namespace)
         if root is None:

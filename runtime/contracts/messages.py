@@ -59,7 +59,8 @@ ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Stop
 
 class Ready(_Message, tag="ready"):
     """The model is loaded and the pool made. `labels`: how many scores its head gives a text; 0: it
-    has no head; None: it gives logits of tokens."""
+    has no head; None: it gives logits of tokens. `adapters` are the names of those that requests
+    may ask for."""
 
     pid: int
     num_blocks: int
@@ -71,6 +72,7 @@ class Ready(_Message, tag="ready"):
     dtype: str
     hidden_size: int = 0
     labels: int | None = None
+    adapters: tuple[str, ...] = ()
 
 
 class Flushed(_Message, tag="flushed"):

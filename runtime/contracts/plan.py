@@ -162,6 +162,8 @@ class StepPlan:
     feeds: np.ndarray = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """[F, 2] int32: flat token feeds[i, 0] is the result of sample feeds[i, 1] of the plan launched
     before; `token_ids` has no meaning there."""
+    adapters: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    """[R] int32: the number of each row's adapter, -1: none. Empty: no row has one."""
     common_blocks: np.ndarray | None = None
     """[R-1] int32: how many leading blocks rows r and r + 1 have in common, counting whole blocks
     before the new tokens of both. While it is the same object, rows and what they share are the

@@ -28,6 +28,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, they need
     not cost a message each.
 
+    All tokens are computed with the `adapter` of this name ("": without one), and share KV with
+    those of requests with the same one alone.
+
     With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
     has the `vector`.
     """
@@ -39,6 +42,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     constraint: Constraint | None = None
     namespace: str = ""
     program: str = ""
+    adapter: str = ""
     emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
     emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     pooling: Pooling = "none"

@@ -48,8 +48,7 @@ class KVStore:
         """How many of the sequence's tokens are cached now."""
         if not self.enabled:
             return 0
-        request = sequence.request
-        return self.tree.descend(request.namespace, sequence.tokens, sequence.match_limit())[1]
+        return self.tree.descend(sequence.namespace, sequence.tokens, sequence.match_limit())[1]
 
     def cost(self, sequence: Sequence, tokens: int) -> int:
         """How many available blocks it takes to bring a waiting sequence to `tokens` tokens.
@@ -60,9 +59,8 @@ class KVStore:
         needed = self.blocks_for(tokens)
         if not self.enabled:
             return needed
-        request = sequence.request
         path, matched = self.tree.descend(
-            request.namespace, sequence.tokens, sequence.match_limit()
+            sequence.namespace, sequence.tokens, sequence.match_limit()
         )
         pinned = sum(
             int(np.count_nonzero(self.pool.pins[node.blocks] == 0))
@@ -76,7 +74,7 @@ class KVStore:
     def attach(self, sequence: Sequence) -> None:
         """Give a sequence without KV its handle."""
         if self.enabled:
-            sequence.node = self.tree.enter(sequence.request.namespace)
+            sequence.node = self.tree.enter(sequence.namespace)
         else:
             sequence.detached = True
 
@@ -182,7 +180,7 @@ class KVStore:
         """The sequence ends or is retracted: what it computed stays in the tree, unlocked."""
         self.version += 1
         if sequence.detached and self.enabled:
-            sequence.node = self.tree.enter(sequence.request.namespace)
+            sequence.node = self.tree.enter(sequence.namespace)
         self.store(sequence)
         self.pool.drop(self._held(sequence), pinned=True)
         if sequence.node is not None:

@@ -11,12 +11,13 @@ from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
 @dataclass(frozen=True)
 class Limits:
     """`capacity` is what the KV pool holds, in tokens; `vocab_size` 0 allows any token id. `labels`
-    is that of `Ready`."""
+    and `adapters` are those of `Ready`."""
 
     context_length: int
     capacity: int
     vocab_size: int
     labels: int | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def max_length(self) -> int:
@@ -47,6 +48,15 @@ class Limits:
                 f"the prompt has {length} tokens; at most {room} fit into the context window and "
                 f"the KV cache ({self.capacity} tokens)"
             )
+
+    def adapter(self, request: Request) -> int:
+        """The number of a request's adapter, -1 where it has none. Raises InvalidRequest."""
+        if not request.adapter:
+            return -1
+        if request.adapter not in self.adapters:
+            known = f"there are {', '.join(self.adapters)}" if self.adapters else "there are none"
+            raise InvalidRequest(f"the adapter {request.adapter!r} is not loaded: {known}")
+        return self.adapters.index(request.adapter)
 
     def _check_kind(self, request: Request) -> None:
         """Whether the model has what is asked for."""

@@ -188,6 +188,7 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
+            adapters=_adapters(sequences),
             common_blocks=decode.common_blocks,
         )
         sampled = [(sequence, sequence.epoch) for sequence in sequences]
@@ -276,6 +277,7 @@ class PlanBuilder:
             prompt_scores=scores,
             pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()),
+            adapters=_adapters(sequences),
             common_blocks=_common_blocks(order, context_len - counts, size),
         )
         return Flight(
@@ -298,6 +300,12 @@ def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarr
     """`starts` [R]: how many tokens each row has before its new ones."""
     common = np.array(order.common, np.int32)
     return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
+
+
+def _adapters(sequences: list[Sequence]) -> np.ndarray:
+    """The `adapters` of rows of these sequences."""
+    found = [sequence.adapter for sequence in sequences]
+    return np.array(found, np.int32) if max(found, default=-1) >= 0 else _NO_TOKENS
 
 
 def _feeds(sequences: list[Sequence], flats: Iterable[int]) -> np.ndarray:

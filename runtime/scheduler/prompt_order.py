@@ -50,4 +50,6 @@ class PromptOrder:
 def _key(sequence: Sequence) -> bytes:
     """Bytes whose order is that of the prompts, token by token, within each namespace."""
     tokens = sequence.tokens[: min(sequence.length, _KEY_TOKENS)]
-    return sequence.request.namespace.encode() + b"\0" + tokens.astype(">i4").tobytes()
+    request = sequence.request
+    place = f"{request.adapter}\0{request.namespace}\0".encode()
+    return place + tokens.astype(">i4").tobytes()

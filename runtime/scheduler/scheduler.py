@@ -64,12 +64,14 @@ class Scheduler:
         automata: bool = False,
         headroom: Headroom | None = None,
         labels: int | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         """`vocab_size` bounds token ids (0: any) and is needed for constrained requests.
 
         `masks` makes their masks; without it they are filled while a step is planned. With
         `automata`, a row carries its automaton's state instead, where there is one. `headroom`
-        is for callers that count in other units than tokens. `labels` is that of `Ready`.
+        is for callers that count in other units than tokens. `labels` and
+        `adapters` are those of `Ready`.
         """
         for name in ("max_step_tokens", "max_running"):
             if getattr(config, name) < 1:
@@ -77,7 +79,7 @@ class Scheduler:
         self.config = config
         self.kv = KVStore(cache)
         self._clock = clock
-        self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels)
+        self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(
@@ -136,6 +138,7 @@ class Scheduler:
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
                 max_length=self._limits.max_length,
+                adapter=self._limits.adapter(request),
             )
             self._intake.begin(sequence)
         except RootlaceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "announced",
         "arrived",
         "cached_tokens",
@@ -62,6 +64,7 @@ class Sequence:
         "last",
         "length",
         "matcher",
+        "namespace",
         "node",
         "number",
         "order",
@@ -100,6 +103,7 @@ class Sequence:
         jumps: bool,
         arrived: float,
         max_length: int,
+        adapter: int = -1,
     ) -> None:
         """`matcher` has taken in the request's `output_ids`. `jumps`: what it forces is appended
         without being sampled. A sequence of `max_length` tokens ends."""
@@ -108,6 +112,12 @@ class Sequence:
         self.request = request
         self.params = params
         self.rid = request.rid
+        self.adapter = adapter
+        """Its number; -1: none."""
+        self.namespace: Hashable = request.namespace
+        """What KV it may share: that of its tenant and of its adapter."""
+        if request.adapter:
+            self.namespace = (request.adapter, request.namespace)
         self.program = 0
         """The cache's id of the request's program."""
         self.number = number

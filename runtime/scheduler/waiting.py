@@ -88,7 +88,7 @@ class WaitingQueue:
                 limit = min(sequence.length, other.match_limit())
                 shared = common_prefix(sequence.tokens[:limit], other.tokens[:limit])
                 # Those further away share no more, and were told of what was cached before.
-                if shared <= known or other.request.namespace != sequence.request.namespace:
+                if shared <= known or other.namespace != sequence.namespace:
                     break
                 if self._estimates[number] < shared:
                     self._set_estimate(number, shared)

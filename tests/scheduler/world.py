@@ -129,6 +129,7 @@ class World:
             masks=StepMasks(vocab_size, filler, spot_seconds=0.0),
             automata=automata,
             headroom=headroom,
+            adapters=("one", "two"),
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
@@ -151,6 +152,7 @@ class World:
         *,
         namespace: str = "",
         program: str = "",
+        adapter: str = "",
         constrain: Callable[[], Matcher] | None = None,
         jump: bool = True,
         output: list[int] | None = None,
@@ -172,6 +174,7 @@ class World:
             np.array(output or [], np.int32),
             namespace=namespace,
             program=program,
+            adapter=adapter,
             emit_every=emit_every,
             emit_seconds=emit_seconds,
             pooling=pooling,
