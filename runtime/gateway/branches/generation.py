@@ -80,8 +80,8 @@ class Generation:
                     op.constraint,
                     branch.namespace,
                     branch.program,
-                    emit_every,
-                    emit_seconds,
+                    emit_every=emit_every,
+                    emit_seconds=emit_seconds,
                 ),
                 partial(self._take, sample),
             )
