@@ -186,6 +186,13 @@ class GatedActivation(Protocol):
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
 
+class ClampedActivation(Protocol):
+    """`GatedActivation` with a sigmoid of `alpha` times the gate, of what is within `limit`:
+    `reference/gated.py` says which."""
+
+    def __call__(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor: ...
+
+
 class PlainActivation(Protocol):
     """act(x) of x [T, I] -> [T, I]."""
 
@@ -333,6 +340,7 @@ class KernelSet:
     paged_attention: PagedAttention
     silu_mul: GatedActivation
     gelu_mul: GatedActivation
+    clamped_mul: ClampedActivation
     relu: PlainActivation
     gelu: PlainActivation
     gelu_tanh: PlainActivation

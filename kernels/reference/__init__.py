@@ -7,7 +7,7 @@ from rootlace.kernels.reference.attention_plan import plan_attention
 from rootlace.kernels.reference.automaton import step_automata
 from rootlace.kernels.reference.embedding import embedding
 from rootlace.kernels.reference.feed_tokens import feed_tokens
-from rootlace.kernels.reference.gated import gelu_mul, silu_mul
+from rootlace.kernels.reference.gated import clamped_mul, gelu_mul, silu_mul
 from rootlace.kernels.reference.kv_cache import copy_slots
 from rootlace.kernels.reference.layer_norm import layer_norm
 from rootlace.kernels.reference.linear import WEIGHTS, linear
@@ -33,6 +33,7 @@ REFERENCE = KernelSet(
     paged_attention=paged_attention,
     silu_mul=silu_mul,
     gelu_mul=gelu_mul,
+    clamped_mul=clamped_mul,
     relu=relu,
     gelu=gelu,
     gelu_tanh=gelu_tanh,

@@ -17,6 +17,7 @@ from transformers import (
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MinistralConfig,
@@ -235,6 +236,17 @@ def configs() -> dict[str, PreTrainedConfig]:
         "qwen3_moe": Qwen3MoeConfig(
             **SHAPE, **EXPERTS, norm_topk_prob=True, mlp_only_layers=[1], head_dim=16
         ),
+        "gpt_oss": GptOssConfig(
+            **SHAPE,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            head_dim=16,
+            sliding_window=6,
+            swiglu_limit=0.8,
+            rope_parameters=_rope(
+                "yarn", factor=4.0, original_max_position_embeddings=64, truncate=False
+            ),
+        ),
         "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3),
         "qwen2": Qwen2Config(**SHAPE),
         "qwen2-sliding": Qwen2Config(
@@ -267,7 +279,7 @@ def save(
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
+            elif name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
             elif any(part in name for part in ("embed", "wte", "wpe", "lm_head")):
                 parameter.normal_(0.0, 0.6)

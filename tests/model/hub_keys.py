@@ -1,6 +1,6 @@
 """What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
 (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2, GPT-NeoX (20B),
-GPT-2, OPT and Galactica, StableLM 2 and Llama 3.2's like."""
+GPT-2, OPT and Galactica, StableLM 2, Qwen3-30B-A3B, gpt-oss and Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -114,6 +114,30 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "scale_embeddings": False,
     },
     "stablelm": {"rope_parameters": None, "partial_rotary_factor": 0.25, "rope_theta": 10000},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "max_window_layers": 48,
+        "num_experts": 6,
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.001,
+    },
+    "gpt_oss": {
+        "experts_per_token": 3,
+        "initial_context_length": 64,
+        "rope_parameters": None,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 64,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "router_aux_loss_coef": 0.9,
+    },
     "llama": {"rope_parameters": None, "rope_theta": 500000.0, "pretraining_tp": 2}
     | {"rope_interleaved": False, "is_llama_config": True, "_flash_attn_2_enabled": True},
 }

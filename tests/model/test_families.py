@@ -58,6 +58,7 @@ NAMES = (
     "qwen2_moe",
     "qwen3_moe",
     "olmoe",
+    "gpt_oss",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
 EPS = dict.fromkeys(("cohere", "cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")
@@ -230,6 +231,7 @@ def names_it(key: str, message: str) -> bool:
     return (
         key in message
         or "weight" in message
+        or ".safetensors: " in message
         or any(one in message for one in ELSEWHERE.get(key, ()))
     )
 

@@ -16,7 +16,7 @@ def experts(chosen: int, normalised: bool = False) -> Experts:
     return Experts((0,), COUNT, chosen, HIDDEN, normalised)
 
 
-def scaled(x: torch.Tensor, gate_up: Weight | None, down: Weight | None) -> torch.Tensor:
+def scaled(x: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
     """An MLP whose rows have the same bits in any company."""
     assert isinstance(gate_up, Dense) and isinstance(down, Dense)
     return torch.tanh(x * gate_up.matrix[0]) * down.matrix[0]

@@ -21,12 +21,13 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.quantised.layouts import Awq, Block, Gptq, PackedInts
 from rootlace.runtime.model.checkpoint.quantised.reading import read_weight
+from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.checkpoint.weights import ModelWeights, layer_parts, row_order
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model import quantised_checkpoints as writers
-from tests.model.checkpoints import configs, reference, reference_logprobs
+from tests.model.checkpoints import configs, reference, reference_logprobs, save
 from tests.model.plans import Blocks, Row, Work, make_plan
 from tests.model.quantised_checkpoints import WEIGHTS, Write, edit, quantised
 
@@ -142,7 +143,7 @@ def check_weights(packed: Path, dense: Path) -> ModelWeights:
             wanted = torch.cat([stored[one] for one in part.weights()])
             order = row_order(spec, name)
             wanted = wanted if order is None else wanted[order]
-            assert torch.equal(matrix(getattr(layer, name)), wanted), (index, name)
+            assert torch.equal(matrix(layer.part(name)), wanted), (index, name)
     return weights
 
 
@@ -211,10 +212,11 @@ FAMILIES = {
     # Rows of queries, keys and values are joined by group, in one module, with biases.
     "gpt_neox": ("gptq-ordered", ("query_key_value", "dense", "_4h", "_to_h")),
     "falcon-grouped": ("ct-fp8-blocks", ("query_key_value", "dense", "_4h", "_to_h")),
+    "mixtral": ("ct-int4", ("_proj", ".w1", ".w2", ".w3")),
 }
 
 
-NOT_NATIVE = ("glm4", "gemma2", "gpt_neox", "falcon-grouped")
+NOT_NATIVE = ("mixtral",)
 """Families that have no native kernels."""
 
 
@@ -228,7 +230,8 @@ def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture)
     assert tied == (family in ("gemma2", "llama-tied", "falcon-grouped"))
     assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
     kernels = "reference" if family in NOT_NATIVE else "native"
-    check_logprobs(packed, dense, caplog, kernels=kernels)
+    unpacked = kernels == "native" and name in DENSE_ON_NATIVE
+    check_logprobs(packed, dense, caplog, kernels=kernels, unpacked=unpacked)
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
@@ -253,6 +256,35 @@ def test_a_quantised_head(
     unpacked = name == "gptq-ordered" and kernels == "native"
     check_logprobs(packed, dense, caplog, asked=kernels, kernels=kernels, unpacked=unpacked)
     assert ("columns of a head" in caplog.text) == unpacked
+
+
+def test_experts_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As gpt-oss has them: all of a layer in one tensor, multiplied by as they are stored."""
+    settings, write = FORMATS["mxfp4"]()
+    for folder in (dense := tmp_path / "dense", packed := tmp_path / "packed"):
+        save(configs()["gpt_oss"], folder)
+    plain = load_file(dense / WEIGHTS)
+    stored, expected = dict(plain), dict(plain)
+    for name in plain:
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        made = [write(f"{name}.{at}", one.t()) for at, one in enumerate(plain[name])]
+        expected[name] = torch.stack([matrix.t() for _, matrix in made]).contiguous()
+        del stored[name]
+        for ending in ("_blocks", "_scales"):
+            stored[name + ending] = torch.stack([tensors[ending] for tensors, _ in made])
+    save_file(expected, dense / WEIGHTS)
+    save_file(stored, packed / WEIGHTS)
+    edit(packed, quantization_config=settings)
+    weights = read(packed)
+    for layer in weights.layers:
+        for expert in layer.experts:
+            assert (expert.gate_up.kind, expert.down.kind) == ("e2m1", "e2m1")
+    config = ModelConfig.read(packed)
+    said = weight_bytes(config, torch.float32, "none", head_apart=False)
+    # Scales are a byte in the file, and two in memory.
+    assert said == pytest.approx(weights.num_bytes(), rel=0.03)
+    check_logprobs(packed, dense, caplog, kernels="reference")
 
 
 def test_transposed_modules_are_refused(tmp_path: Path) -> None:

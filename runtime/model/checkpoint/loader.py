@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -223,18 +223,26 @@ def _expected(spec: ModelSpec, storage: Storage, embedding: str, head: str) -> d
     found |= storage.needed(embedding, *ends)
     for index in range(spec.num_layers):
         for part in layer_parts(spec, index).values():
-            for module, rows in zip(part.modules, part.rows, strict=True):
-                if part.columns is None:
-                    found[f"{module}.weight"] = Expected(((rows,),))
-                    continue
-                if part.transposed and storage.layout(module) is not None:
-                    raise storage.refusal(f"{module} is quantised and has a row for each input")
-                if part.transposed:
-                    found[f"{module}.weight"] = Expected(((part.columns, rows),))
-                    continue
-                found |= storage.possible(module, rows, part.columns)
-                found |= storage.needed(module, rows, part.columns)
+            found |= _expected_of(part, storage)
             found |= {name: Expected((shape,)) for name, shape in part.biases().items()}
+    return found
+
+
+def _expected_of(part: Part, storage: Storage) -> dict[str, Expected]:
+    """The tensors of a part's weight."""
+    quantised = any(storage.layout(module) is not None for module in part.modules)
+    if part.columns is None or (part.transposed and not quantised):
+        return {name: Expected((shape,)) for name, shape in part.weights().items()}
+    if part.transposed and part.count is None:
+        raise storage.refusal(f"{part.modules[0]} is quantised and has a row for each input")
+    found: dict[str, Expected] = {}
+    for module, rows in zip(part.modules, part.rows, strict=True):
+        needed = storage.needed(module, rows, part.columns)
+        if part.count is None:
+            needed |= storage.possible(module, rows, part.columns)
+        for name, what in needed.items():
+            shapes = tuple(map(part.shape_in_stack, what.shapes))
+            found[name] = Expected(shapes, what.types)
     return found
 
 
@@ -296,6 +304,11 @@ class _Reader:
         norm_biases = {}
         for name, part in layer_parts(spec, index).items():
             order = row_order(spec, name)
+            if part.columns is not None and part.count is not None:
+                which = name.partition(".")[2]
+                stack = self._stack(part, part.columns, part.count, order)
+                found |= {f"experts.{at}.{which}": weight for at, weight in enumerate(stack)}
+                continue
             if part.columns is not None:
                 found[name] = self._product(part, part.columns, order)
                 continue
@@ -321,6 +334,36 @@ class _Reader:
             found.append(weight)
             start += rows
         return stacked(alike(found))
+
+    def _stack(
+        self, part: Part, columns: int, count: int, order: list[int] | None
+    ) -> Iterator[Weight]:
+        """The weights of a module that has those of all experts."""
+        module, rows = part.modules[0], part.rows[0]
+        layout = self._storage.layout(module)
+        names = dict.fromkeys(part.weights(), FLOATS)
+        if layout is not None:
+            needed = self._storage.needed(module, rows, columns)
+            names = {name: what.types for name, what in needed.items()}
+        stored = {name: self._checkpoint.tensor(name, types) for name, types in names.items()}
+        biases = [self._checkpoint.tensor(name) for name in part.biases()]
+        for expert in range(count):
+            own = {name: tensor[expert] for name, tensor in stored.items()}
+            bias = _ordered(self._copied(biases[0][expert]), order) if biases else None
+            if layout is None:
+                yield Dense(_ordered(self._copied(own[module].t()), order), bias)
+                continue
+            named = {name.removeprefix(module): tensor for name, tensor in own.items()}
+            weight: Dense | Quantised = read_weight(layout, named, rows, columns)
+            if order is not None:
+                weight = rows_of(weight, torch.tensor(order))
+            assert isinstance(weight, Quantised)
+            yield _placed(replace(weight, bias=bias), self._device)
+        for name in names:
+            self._checkpoint.release(name)
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _empty(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
     def module(self, module: str, rows: int, columns: int, *, biased: bool) -> Dense | Quantised:
         """A module's weight [rows, columns] as it is stored, and its bias."""

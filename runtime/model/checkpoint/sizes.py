@@ -68,14 +68,12 @@ def layer_numbers(spec: ModelSpec) -> int:
 
 def product_numbers(spec: ModelSpec) -> int:
     """How many weights the products of all layers have."""
-    return sum(sum(part.rows) * (part.columns or 0) for _, part in _parts(spec))
+    return sum(part.numbers for _, part in _parts(spec))
 
 
 def rounded_numbers(spec: ModelSpec) -> int:
     """How many of them `--quantize` rounds."""
-    return sum(
-        sum(part.rows) * (part.columns or 0) for name, part in _parts(spec) if name not in CHOOSE
-    )
+    return sum(part.numbers for name, part in _parts(spec) if name not in CHOOSE)
 
 
 def expert_numbers(spec: ModelSpec) -> int:
@@ -142,6 +140,7 @@ def _foreseen(
                     continue
                 layouts = quantisation.layouts(module)
                 dense = {"": Expected(((rows, part.columns),))}
-                found += (layouts[0].needed(rows, part.columns) if layouts else dense).values()
+                needed = (layouts[0].needed(rows, part.columns) if layouts else dense).values()
+                found += [*needed] * (part.count or 1)
             total += sum(what.num_bytes(itemsize) for what in found)
     return total

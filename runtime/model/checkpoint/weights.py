@@ -46,6 +46,7 @@ class LayerWeights:
     mlp_out_norm: torch.Tensor | None = None  # [H], after it
     q_norm: torch.Tensor | None = None  # [D], or of all heads [Q]
     k_norm: torch.Tensor | None = None  # [D], or of all heads [K]
+    sinks: torch.Tensor | None = None  # [Nq]
     norm_biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Those of the norms that have one, [H] each, by the norms' fields."""
 
@@ -147,20 +148,29 @@ class ModelWeights:
 @dataclass(frozen=True)
 class Part:
     """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
-    `columns` None: a vector. `transposed`: stored with the columns as rows."""
+    `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: of so many
+    experts in one module. `bare`: a tensor has the name of the module, with no ".weight" behind
+    it."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int | None
     bias: bool
     transposed: bool = False
+    count: int | None = None
+    bare: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """How many weights it multiplies by."""
+        return sum(self.rows) * (self.columns or 0) * (self.count or 1)
 
     def weights(self) -> dict[str, tuple[int, ...]]:
         """The tensors of its weight, with their shapes."""
         width = () if self.columns is None else (self.columns,)
-        turn = -1 if self.transposed else 1
+        turn, ending = -1 if self.transposed else 1, "" if self.bare else ".weight"
         return {
-            f"{module}.weight": (rows, *width)[::turn]
+            module + ending: self.shape_in_stack((rows, *width)[::turn])
             for module, rows in zip(self.modules, self.rows, strict=True)
         }
 
@@ -168,9 +178,15 @@ class Part:
         """The tensors of its bias, with their shapes; none where it has no bias."""
         if not self.bias:
             return {}
+        ending = "_bias" if self.bare else ".bias"
         return {
-            f"{module}.bias": (rows,) for module, rows in zip(self.modules, self.rows, strict=True)
+            module + ending: self.shape_in_stack((rows,))
+            for module, rows in zip(self.modules, self.rows, strict=True)
         }
+
+    def shape_in_stack(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the tensor with as many of this shape as there are experts in it."""
+        return shape if self.count is None else (self.count, *shape)
 
 
 def layer_of(parts: Mapping[str, Any], norm_biases: Mapping[str, torch.Tensor]) -> LayerWeights:
@@ -184,7 +200,8 @@ def layer_of(parts: Mapping[str, Any], norm_biases: Mapping[str, torch.Tensor]) 
 
 def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     """The parts of a layer, by the fields of `LayerWeights`; those of expert i are called
-    `experts.i.gate_up` and `experts.i.down`."""
+    `experts.i.gate_up` and `experts.i.down`, those of a stack `experts.gate_up` and
+    `experts.down`."""
     hidden, inner, attention = spec.hidden_size, spec.mlp.inner_size, spec.attention
     q = attention.num_heads * attention.head_dim
     kv = attention.num_kv_heads * attention.head_dim
@@ -207,7 +224,7 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
         "output": part("output", (hidden,), q, attention.output_bias),
     }
     if spec.experts is not None and index in spec.experts.layers:
-        parts |= _expert_parts(spec.experts, hidden, part)
+        parts |= _expert_parts(spec.experts, spec.names.stacks, hidden, part)
     else:
         parts["gate_up"] = part("gate_up", up, hidden, spec.mlp.bias)
         parts["down"] = part("down", (hidden,), inner, spec.mlp.bias)
@@ -222,21 +239,29 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     }
     if attention.head_norm:
         parts |= {name: part(name, (attention.head_dim,)) for name in ("q_norm", "k_norm")}
+    if attention.sinks:
+        parts["sinks"] = replace(part("sinks", (attention.num_heads,)), bare=True)
     if attention.joint_norm:
         parts |= {"q_norm": part("q_norm", (q,)), "k_norm": part("k_norm", (kv,))}
     return parts
 
 
 def _expert_parts(
-    experts: Experts, hidden: int, part: Callable[..., Part]
+    experts: Experts, stacks: bool, hidden: int, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
     """What stands in place of an MLP."""
-    inner, shared = experts.inner_size, experts.shared_size
-    yield "router", part("router", (experts.count,), hidden)
-    for expert in range(experts.count):
-        gate_up = part("expert_gate_up", (inner, inner), hidden, expert=expert)
-        yield f"experts.{expert}.gate_up", gate_up
-        yield f"experts.{expert}.down", part("expert_down", (hidden,), inner, expert=expert)
+    inner, shared, bias = experts.inner_size, experts.shared_size, experts.bias
+    yield "router", part("router", (experts.count,), hidden, experts.router_bias)
+    for expert in range(1 if stacks else experts.count):
+        gate_up = part("expert_gate_up", (inner, inner), hidden, bias, expert)
+        down = part("expert_down", (hidden,), inner, bias, expert)
+        prefix = f"experts.{expert}."
+        if stacks:
+            prefix, count = "experts.", experts.count
+            gate_up = replace(gate_up, count=count, bare=True, transposed=True)
+            down = replace(down, count=count, bare=True, transposed=True)
+        yield prefix + "gate_up", gate_up
+        yield prefix + "down", down
     if shared:
         yield "gate_up", part("shared_gate_up", (shared, shared), hidden)
         yield "down", part("shared_down", (hidden,), shared)
@@ -250,8 +275,12 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
     Kernels rotate number i of a head with number i + D / 2. A checkpoint that rotates the first r
     numbers alone pairs i with i + r / 2; one that rotates neighbours, 2i with 2i + 1. Queries and
     keys are then put in another order, the same for both, which changes no score. Rows
-    that a checkpoint has joined group by group (`WeightNames.qkv_by_group`) are sorted, too.
+    that a checkpoint has joined group by group (`WeightNames.qkv_by_group`) are sorted, too, and so
+    are those of gate and up where they alternate (`WeightNames.stacks`).
     """
+    if name == "experts.gate_up":
+        count = 2 * spec.experts.inner_size if spec.experts else 0
+        return [*range(0, count, 2), *range(1, count, 2)]
     order = _turned(spec, name)
     if name != "qkv" or not spec.names.qkv_by_group:
         return order

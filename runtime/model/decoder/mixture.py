@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rootlace.kernels import Weight
-from rootlace.kernels.interface import Linear
+from rootlace.kernels import KernelSet, Weight
+from rootlace.kernels.interface import GatedActivation
 from rootlace.runtime.model.checkpoint.weights import ExpertWeights, LayerWeights
 from rootlace.runtime.model.families.spec import Experts
 
-Mlp = Callable[[torch.Tensor, Weight | None, Weight | None], torch.Tensor]
+Mlp = Callable[[torch.Tensor, Weight, Weight], torch.Tensor]
 """The gated MLP of these weights (gate and up, down), [T, H] -> [T, H]."""
 Choice = tuple[torch.Tensor, torch.Tensor]
 """Experts int64 [T, K], best first, and their shares, float32 [T, K]."""
@@ -21,10 +21,14 @@ class Mixture:
     """The MLPs of a layer with experts. What a token gets depends on no other token, as far as the
     products do not."""
 
-    def __init__(self, experts: Experts, linear: Linear, mlp: Mlp) -> None:
+    def __init__(self, experts: Experts, kernels: KernelSet, activate: GatedActivation) -> None:
+        """`activate` is that of MLPs whose activation is not clamped."""
         self._experts = experts
-        self._linear = linear
-        self._mlp = mlp
+        self._linear = kernels.linear
+        self._activate = activate
+        if experts.clamp is not None:
+            alpha, limit = experts.clamp
+            self._activate = lambda gate_up: kernels.clamped_mul(gate_up, alpha, limit)
 
     def __call__(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
@@ -33,10 +37,14 @@ class Mixture:
         out = added_up(x, found, layer.experts, self._mlp)
         if not self._experts.shared_size:
             return out
+        assert layer.gate_up is not None and layer.down is not None
         shared = self._mlp(x, layer.gate_up, layer.down)
         if layer.shared_gate is not None:
             shared = torch.sigmoid(self._linear(x, layer.shared_gate)) * shared
         return out + shared
+
+    def _mlp(self, x: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
+        return self._linear(self._activate(self._linear(x, gate_up)), down)
 
 
 def choose(scores: torch.Tensor, experts: Experts) -> Choice:

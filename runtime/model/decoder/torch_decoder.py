@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rootlace.kernels import KernelSet, Weight
+from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
@@ -42,10 +42,11 @@ SUPPORT: Support = {
     **any_value("attention.num_heads", "attention.num_kv_heads", "attention.head_dim"),
     **any_value("attention.scale", "attention.soft_cap", "attention.windows"),
     **any_value("attention.qkv_bias", "attention.output_bias"),
-    **any_value("attention.head_norm", "attention.joint_norm"),
+    **any_value("attention.head_norm", "attention.joint_norm", "attention.sinks"),
     "experts": lambda value: value is None or type(value) is Experts,
     **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
     **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
+    **any_value("experts.router_bias", "experts.bias", "experts.clamp"),
     "mlp": kind(GatedMlp, PlainMlp),
     "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
     **any_value("mlp.inner_size", "mlp.bias"),
@@ -55,7 +56,7 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    "names.transposed": support.anything,
+    **any_value("names.transposed", "names.stacks"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
     **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
@@ -136,7 +137,7 @@ class Decoder:
         self._activate = activations[spec.mlp.activation]
         self._experts: Mixture | None = None
         if spec.experts is not None:
-            self._experts = Mixture(spec.experts, kernels.linear, self._gated)
+            self._experts = Mixture(spec.experts, kernels, self._activate)
         multiplier = spec.embedding_multiplier
         if spec.rounded_multiplier:
             multiplier = torch.tensor(multiplier, dtype=weights.embedding.dtype).item()
@@ -170,7 +171,7 @@ class Decoder:
             # Beyond its keys and values, the last layer is needed only where logits are wanted.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
-            attended = self._attend(index, q, step, cache)
+            attended = self._attend(index, layer, q, step, cache)
             if index == last and step.wanted is not None:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
@@ -195,12 +196,10 @@ class Decoder:
         if self._experts is not None and layer.experts:
             out = self._experts(x, layer)
         else:
-            out = self._gated(x, layer.gate_up, layer.down)
+            assert layer.gate_up is not None and layer.down is not None
+            inner = self._activate(self._kernels.linear(x, layer.gate_up))
+            out = self._kernels.linear(inner, layer.down)
         return _scaled(out, self._spec.residual_multiplier)
-
-    def _gated(self, x: torch.Tensor, gate_up: Weight | None, down: Weight | None) -> torch.Tensor:
-        assert gate_up is not None and down is not None
-        return self._kernels.linear(self._activate(self._kernels.linear(x, gate_up)), down)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], or the scores of labels."""
@@ -294,11 +293,16 @@ class Decoder:
         )
 
     def _attend(
-        self, index: int, q: torch.Tensor, step: StepInput, cache: torch.Tensor
+        self,
+        index: int,
+        layer: LayerWeights,
+        q: torch.Tensor,
+        step: StepInput,
+        cache: torch.Tensor,
     ) -> torch.Tensor:
         """q [T, Nq, D] -> [T, Nq * D]."""
         attention = self._spec.attention
-        out, _ = self._kernels.paged_attention(
+        out, lse = self._kernels.paged_attention(
             q,
             cache[index, 0],
             cache[index, 1],
@@ -306,7 +310,12 @@ class Decoder:
             scale=attention.scale,
             soft_cap=attention.soft_cap,
             scales=self._scales[index],
+            want_lse=attention.sinks,
         )
+        if lse is not None and layer.sinks is not None:
+            # What a sink adds to the sum below every weight.
+            kept = torch.sigmoid(lse - layer.sinks.float())
+            out = (out.float() * kept.unsqueeze(-1)).to(out.dtype)
         return out.flatten(1)
 
 

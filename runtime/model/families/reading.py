@@ -181,7 +181,8 @@ def read_experts(
     keys = [key for key in ("num_experts", "num_local_experts") if key in given]
     found = given.size(keys[0], count) if keys else count
     for key in keys[1:]:
-        given.only(key, found)
+        if given.size(key) != found:
+            given.refuse(key, f"{keys[0]} is {found}")
     chosen = given.size("num_experts_per_tok", chosen)
     if chosen > found:
         given.refuse("num_experts_per_tok", f"there are {found} experts")

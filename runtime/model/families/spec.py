@@ -37,7 +37,9 @@ class Attention:
 
     `windows[i]` is layer i's sliding window (a token sees itself and the `window - 1` tokens before
     it), None for full attention. Before they are rotated, queries and keys are normed by RMSNorm:
-    with `head_norm` each head, with `joint_norm` all heads of a token together.
+    with `head_norm` each head, with `joint_norm` all heads of a token together. With `sinks` each
+    head of queries has a number s of its own in the softmax, as if one key more had the score s,
+    and a value of zero.
     """
 
     num_heads: int
@@ -50,6 +52,7 @@ class Attention:
     head_norm: bool = False
     joint_norm: bool = False
     soft_cap: float = 0.0
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Experts:
 
     With a `shared_size` there is a further MLP of that inner size which all tokens have; with
     `shared_gate` its output is multiplied by the sigmoid of a product of its own. The activation is
-    that of `ModelSpec.mlp`.
+    that of `ModelSpec.mlp`; with `clamp` (a, c) it is g * sigmoid(a * g) * (u + 1), where g is the
+    gate, at most c, and u what it gates, kept within -c ... c.
     """
 
     layers: tuple[int, ...]
@@ -89,6 +93,9 @@ class Experts:
     chosen: int
     inner_size: int
     normalised: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
     shared_size: int = 0
     shared_gate: bool = False
 
@@ -122,7 +129,9 @@ class WeightNames:
     head behind the heads of queries that attend to it, and the value's. Tensors with one of the
     endings `buffers` are no weights. `others` are further names that a checkpoint may have.
     `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
-    for each input.
+    for each input. With `stacks`, all experts of a layer are one module, whose tensors `<module>`
+    and `<module>_bias` have a matrix or a vector for each; rows of gate and up alternate in them,
+    and where they are not quantised a matrix has a row for each input.
     """
 
     embedding: str
@@ -135,6 +144,7 @@ class WeightNames:
     others: tuple[WeightNames, ...] = ()
     positions: str = ""
     transposed: bool = False
+    stacks: bool = False
 
     def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:
         """These names, with further parts or other ones, each of one module or of several."""
