@@ -183,6 +183,11 @@ class GatewayConfig:
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
     )
+    cache_reports: Literal["off", "own", "all"] = option(
+        "own", "Whether clients are told why a prompt missed the cache."
+    )
+    """"own": as far as their own namespace shows it, with texts that others of it sent; "all": and
+    whether other namespaces hold the prompt."""
     stream_interval: Seconds = option(
         0.02, "Seconds between pieces of a stream, where tokens come faster."
     )

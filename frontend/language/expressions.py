@@ -132,7 +132,8 @@ def gen(
     With `n` > 1 the variable is a list, and the program goes on from the first sample. `choices`
     makes this a `select`. `logprobs`, `top_logprobs` are OpenAI's; `return_logprob`,
     `top_logprobs_num` and `logprob_start_len` (also the prompt's, from that token on) are sglang's:
-    see `get_meta_info`.
+    see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
+    much of the prompt was cached and why no more (`rootlace.wire.cache_report`).
 
     At most one of these says exactly what the text must be:
 

@@ -27,7 +27,8 @@ ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.
 # Accepted because sglang's programs pass them; here they describe what happens anyway (log-
 # probabilities always carry their text) or have no meaning for fast tokenizers.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
-OPTIONS = frozenset({*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT})
+REPORT = "return_cache_report"
+OPTIONS = frozenset({*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, REPORT})
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
 EVERYDAY = frozenset({"type", "choices"})
@@ -109,6 +110,8 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     # The other bound may come from the program's defaults: it is compared when they are merged.
     params.setdefault("max_tokens", None)
     _convert(params, caller)
+    if not isinstance(known.get(REPORT, False), bool):
+        raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
     given = [name for name in SOURCES if name in known]
     if len(given) > 1:
         raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
@@ -129,6 +132,7 @@ class GenKeywords(SamplingKeywords, total=False):
     """The keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
+    return_cache_report: bool | None
     dtype: Any
     type: Any
     regex: str | None
@@ -146,6 +150,7 @@ class Asked(NamedTuple):
     params: SamplingParams
     constraint: Constraint | None
     type: Any
+    cache_report: bool = False
 
 
 def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()") -> Asked:
@@ -159,7 +164,12 @@ def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "
     params = {name: value for name, value in merged.items() if name in PARAMS}
     if stops := _number_stops(merged):
         params["stop"] = (*params.get("stop", ()), *stops)
-    return Asked(_convert(params, caller), constraint(merged), merged.get("type"))
+    return Asked(
+        _convert(params, caller),
+        constraint(merged),
+        merged.get("type"),
+        merged.get(REPORT, False),
+    )
 
 
 def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:

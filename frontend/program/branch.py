@@ -128,6 +128,7 @@ class Branch:
             params=asked.params,
             constraint=asked.constraint,
             stream=self.run.stream,
+            cache_report=asked.cache_report,
         )
         self.remote.issue(op, operation)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from rootlace import types
 from rootlace.client.completion import Completion
 from rootlace.language.failures import Failure, ProgramError, Site
@@ -161,6 +163,8 @@ class Generation(Operation):
             meta.update(logprob_meta("output", output.logprobs, self._params.top_logprobs > 0))
         if result.prompt_logprobs:
             meta.update(logprob_meta("input", result.prompt_logprobs))
+        if result.cache_report is not None:
+            meta["cache_report"] = msgspec.structs.asdict(result.cache_report)
         return meta
 
 

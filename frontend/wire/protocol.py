@@ -2,9 +2,9 @@
 
 A client holds *branches*: growing token sequences with a place in the cache's tree. It sends lists
 of operations and receives lists of events; every operation gets exactly one terminal event
-(`Done`, `Generated`, `Selected`, `Status`, `Embedded` or `Failed`). Operations are pipelined: the
-gateway runs the operations of one branch in the order they were sent, and a branch starts where its
-parent stood when the parent reached the `Open`.
+(`Done`, `Generated`, `Selected`, `Explained`, `Embedded`, `Status` or `Failed`). Operations are
+pipelined: the gateway runs the operations of one branch in the order they were sent, and a branch
+starts where its parent stood when the parent reached the `Open`.
 
 One ZeroMQ message is one frame: a MessagePack array of operations (client to gateway) or of
 events (gateway to client). The first message of a connection holds exactly one `Hello`; the gateway
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.sampling import SamplingParams as SamplingParams
 
 PROTOCOL_VERSION = 1
@@ -123,13 +124,17 @@ class Prefill(_Op, tag="prefill"):
 
 
 class Generate(_Op, tag="generate"):
-    """Sample; the text of the first sample becomes part of the branch."""
+    """Sample; the text of the first sample becomes part of the branch.
+
+    With `cache_report`, the result says why so much of the prompt was cached, and no more.
+    """
 
     branch: int
     name: str = ""
     params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     stream: bool = False
+    cache_report: bool = False
 
 
 class Select(_Op, tag="select"):
@@ -143,6 +148,13 @@ class Select(_Op, tag="select"):
     name: str = ""
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
+
+
+class Explain(_Op, tag="explain"):
+    """Ask how far the branch as it is now is cached, and why no further; answered by `Explained`.
+    Nothing is computed."""
+
+    branch: int
 
 
 class Close(_Op, tag="close"):
@@ -195,6 +207,7 @@ Op = (
     | Prefill
     | Generate
     | Select
+    | Explain
     | Close
     | Cancel
     | FlushCache
@@ -307,12 +320,14 @@ class Done(_Event, tag="done"):
 
 
 class Generated(_Event, tag="generated"):
-    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for."""
+    """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for, and
+    `cache_report` where it asked for that."""
 
     outputs: tuple[Output, ...]
     usage: Usage
     timing: Timing = Timing()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    cache_report: CacheReport | None = None
 
 
 class Selected(_Event, tag="selected"):
@@ -324,6 +339,12 @@ class Selected(_Event, tag="selected"):
     usage: Usage
     token_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     timing: Timing = Timing()
+
+
+class Explained(_Event, tag="explained"):
+    """How far a branch is cached."""
+
+    report: CacheReport
 
 
 class Status(_Event, tag="status_reply"):
@@ -346,7 +367,7 @@ class Failed(_Event, tag="failed"):
     message: str
 
 
-Event = Welcome | Chunk | Done | Generated | Selected | Status | Embedded | Failed
+Event = Welcome | Chunk | Done | Generated | Selected | Explained | Status | Embedded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _ops = msgspec.msgpack.Decoder(list[Op])

@@ -2,13 +2,23 @@
 
 `pool` counts references to blocks, `tree` (of `node`s) says which tokens they hold. `eviction` is
 the queue of what can be given up, in the order of one of `policies`; `programs` tells those apart
-that still run. `check` recomputes every invariant.
+that still run. `evicted` remembers what was given up lately. `check` recomputes every invariant.
 """
 
 from rootlace.runtime.cache.check import check_cache
+from rootlace.runtime.cache.evicted import Cause, Evicted
 from rootlace.runtime.cache.node import Node
 from rootlace.runtime.cache.policies import policy_named
 from rootlace.runtime.cache.pool import BlockPool, PoolExhausted
 from rootlace.runtime.cache.tree import RadixTree
 
-__all__ = ["BlockPool", "Node", "PoolExhausted", "RadixTree", "check_cache", "policy_named"]
+__all__ = [
+    "BlockPool",
+    "Cause",
+    "Evicted",
+    "Node",
+    "PoolExhausted",
+    "RadixTree",
+    "check_cache",
+    "policy_named",
+]

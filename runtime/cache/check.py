@@ -45,6 +45,7 @@ def check_cache(tree: RadixTree, handles: list[Node], held: list[np.ndarray]) ->
             nodes += 1
             tokens += len(node.tokens)
             _check_edge(node, tree.block_size)
+            tree.evicted.check(node)
             refs[node.blocks] += 1
             if node.locks:
                 pins[node.blocks] += 1

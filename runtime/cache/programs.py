@@ -30,6 +30,12 @@ class Programs:
             return LIVE
         return CLOSED if node.programs and not node.shared else NORMAL
 
+    def names(self, node: Node) -> tuple[str, ...]:
+        """Of the programs that still run and used `node`. O(programs)."""
+        if not node.programs:
+            return ()
+        return tuple(name for name, number in self._open.items() if number in node.programs)
+
     def open(self, name: str) -> int:
         """The id by which nodes know the program `name`; 0 for the empty name: nobody.
 

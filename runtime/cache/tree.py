@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
+from rootlace.runtime.cache.evicted import Cause, Evicted
 from rootlace.runtime.cache.eviction import EvictionPolicy, EvictionQueue
 from rootlace.runtime.cache.node import Node
 from rootlace.runtime.cache.policies import lru
@@ -39,13 +40,17 @@ class RadixTree:
     """
 
     def __init__(
-        self, pool: BlockPool, policy: Callable[[Programs], EvictionPolicy] = lru.Policy
+        self,
+        pool: BlockPool,
+        policy: Callable[[Programs], EvictionPolicy] = lru.Policy,
+        evicted: Evicted | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = pool.block_size
         self._programs = Programs()
         self._policy = policy(self._programs)
         self._queue = EvictionQueue(self._policy)
+        self.evicted = evicted or Evicted()
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -174,6 +179,15 @@ class RadixTree:
         self._programs.ended_at(program, node)
         self._settle(node)
 
+    @property
+    def tick(self) -> int:
+        """Counts uses; a node's `last_use` is one of its values."""
+        return self._tick
+
+    def running_programs(self, node: Node) -> tuple[str, ...]:
+        """The names of those of `node.programs` that still run."""
+        return self._programs.names(node)
+
     def open_program(self, name: str) -> int:
         """The id by which `advance`, `insert` and `leave` know the program `name`."""
         return self._programs.open(name)
@@ -207,6 +221,7 @@ class RadixTree:
 
     def flush(self) -> int:
         """Forget everything that no handle holds; returns how many blocks were freed."""
+        self.evicted.cause = Cause(flush=True)
         return self.evict(self.pool.num_blocks + 1)
 
     def reset(self) -> None:
@@ -215,6 +230,7 @@ class RadixTree:
         self._queue.reset()
         self._policy.reset()
         self._programs.reset()
+        self.evicted.reset()
         self.roots = {}
         self.num_nodes = 0
         self.num_tokens = 0
@@ -234,6 +250,7 @@ class RadixTree:
         upper.inherit(node)
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
+        node.digest = None
         node.start = cut
         node.tokens = node.tokens[count:]
         node.blocks = node.blocks[inside:]
@@ -289,8 +306,10 @@ class RadixTree:
         kept = max(len(leaf.blocks) - count, 0)
         end = (leaf.start // self.block_size + kept) * self.block_size
         if end <= leaf.start:
+            self.evicted.note(leaf, leaf.start)
             self._remove(leaf)
             return
+        self.evicted.note(leaf, end)
         self.pool.drop(leaf.blocks[kept:], pinned=False)
         self.num_tokens -= leaf.end - end
         leaf.tokens = leaf.tokens[: end - leaf.start]

@@ -8,13 +8,15 @@ request resume where another engine left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
+from rootlace.wire.cache_report import CacheReport
 
 
 class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,11 +50,32 @@ class GetStats(_Message, tag="stats"):
     ticket: int
 
 
+class Explain(_Message, tag="explain", eq=False):
+    """Why the prompt `token_ids` (int32) would be cached as far as it would be. Answered by
+    `Explained`."""
+
+    ticket: int
+    token_ids: np.ndarray
+    namespace: str = ""
+    adapter: str = ""
+    scope: Literal["own", "all"] = "own"
+
+
+class GetTree(_Message, tag="tree"):
+    """Ask for a page of the tree: at most `limit` nodes of one namespace (None: of all), from the
+    roots or below the node `under`. Answered by `Tree`."""
+
+    ticket: int
+    namespace: str | None = None
+    under: int = 0
+    limit: int = 200
+
+
 class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
 
-ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Stop
+ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Explain | GetTree | Stop
 
 # ---------------------------------------------------------------- engine -> gateway
 
@@ -84,13 +107,23 @@ class Stats(_Message, tag="stats"):
     values: dict[str, Any]
 
 
+class Explained(_Message, tag="explained"):
+    ticket: int
+    report: CacheReport
+
+
+class Tree(_Message, tag="tree"):
+    ticket: int
+    page: TreePage
+
+
 class Heartbeat(_Message, tag="heartbeat"):
     """Sent about once a second, from the loop itself: a hung loop goes silent."""
 
     step: int
 
 
-FromEngine = Ready | Update | Flushed | Stats | Heartbeat
+FromEngine = Ready | Update | Flushed | Stats | Explained | Tree | Heartbeat
 
 _DTYPES = {"<i4": np.dtype("<i4"), "<f4": np.dtype("<f4")}
 

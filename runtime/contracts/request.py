@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,6 +17,11 @@ Pooling = Literal["none", "last", "mean", "labels"]
 those of all tokens, or the scores that a classifier's head gives the last one."""
 
 
+def kv_namespace(namespace: str, adapter: str) -> Hashable:
+    """Whose KV a request may share: that of its tenant's requests with the same adapter."""
+    return (adapter, namespace) if adapter else namespace
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
     """One sequence to complete: the gateway makes it, the engine is sent it, the scheduler runs it.
 
@@ -23,6 +29,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     int32); the latter counts toward `max_tokens`. In `params`, `n` is 1, `seed` is set,
     `max_tokens` is a number (0: only compute the prompt), and `stop_token_ids` holds every id that
     ends the request (EOS included unless ignored). Stop strings are the gateway's business.
+
+    With `report`, the first update says why so much of the prompt was cached, and no more: as far
+    as its `own` namespace shows it, or with a look into `all`.
 
     The first token is emitted at once, then at least `emit_every` at a time, at most once in
     `emit_seconds`, and at the end whatever is left: where nobody waits for single tokens, they need
@@ -46,3 +55,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
     emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     pooling: Pooling = "none"
+    report: Literal["", "own", "all"] = ""

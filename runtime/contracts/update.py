@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.wire.cache_report import CacheReport
 
 
 class TokenScore(NamedTuple):
@@ -26,7 +27,8 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     `finish` is "stop", "length", "abort" or "error" (then `code` and `error` say what). On "stop"
     by a token, that token is in `token_ids` and `matched` names it. `forced` are the indices,
     ascending, of those of `token_ids` that the constraint forced. `cached_tokens` and `queued`
-    (seconds from arrival to admission) come with the first update.
+    (seconds from arrival to admission) come with the first update, and so does `report`, if the
+    request asks for it.
 
     `scores` has one row per token of `token_ids`. `prompt_targets` (int32) are the prompt's tokens
     from index `prompt_logprobs_from` on, and `prompt_scores` has one row for each of them but for
@@ -43,6 +45,7 @@ class Update(msgspec.Struct, omit_defaults=True, eq=False, tag="update"):
     cached_tokens: int | None = None
     forced: tuple[int, ...] = ()
     queued: float | None = None
+    report: CacheReport | None = None
     finish: str | None = None
     matched: int | None = None
     vector: np.ndarray | None = None

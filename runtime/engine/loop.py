@@ -9,18 +9,22 @@ from collections.abc import Callable
 from rootlace.runtime.contracts.matcher import Grammar, Matcher
 from rootlace.runtime.contracts.messages import (
     Abort,
+    Explain,
+    Explained,
     Flush,
     Flushed,
     FromEngine,
     GetStats,
+    GetTree,
     Heartbeat,
     ReleaseProgram,
     Stats,
     Stop,
     ToEngine,
+    Tree,
 )
 from rootlace.runtime.contracts.plan import Executor
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.request import Request, kv_namespace
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.compiling import Compiler, CompilingRequests
 from rootlace.runtime.engine.steps import Steps
@@ -134,6 +138,13 @@ class EngineLoop:
             self._outgoing.append(Flushed(message.ticket))
         elif isinstance(message, GetStats):
             self._outgoing.append(Stats(message.ticket, self.stats()))
+        elif isinstance(message, Explain):
+            namespace = kv_namespace(message.namespace, message.adapter)
+            report = self._scheduler.explain(namespace, message.token_ids, message.scope)
+            self._outgoing.append(Explained(message.ticket, report))
+        elif isinstance(message, GetTree):
+            page = self._scheduler.tree_page(message.namespace, message.under, message.limit)
+            self._outgoing.append(Tree(message.ticket, page))
         else:
             assert isinstance(message, Stop)
             self._stopping = True

@@ -24,6 +24,8 @@ class Flight:
     scored: list[tuple[Sequence, int, int]]
     complete: list[Sequence]
     pooled: list[tuple[Sequence, int]] = field(default_factory=list)
+    begun: float = 0.0
+    """By the scheduler's clock."""
 
     def wanted(self) -> list[tuple[int, Sequence]]:
         """The samples that count, as (index, sequence)."""

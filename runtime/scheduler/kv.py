@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import numpy as np
 
-from rootlace.runtime.cache import BlockPool, RadixTree, check_cache, policy_named
+from rootlace.runtime.cache import BlockPool, Cause, Evicted, RadixTree, check_cache, policy_named
 from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.scheduler.explain import Scope, explain
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.wire.cache_report import CacheReport
 
 
 class KVStore:
@@ -16,12 +20,12 @@ class KVStore:
     With `CacheConfig.enabled` false every sequence is detached and nothing enters the tree.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, clock: Callable[[], float]) -> None:
         if config.num_blocks is None:
             raise ValueError("CacheConfig.num_blocks must be resolved before the scheduler is made")
         self.enabled = config.enabled
         self.pool = BlockPool(config.num_blocks, config.block_size)
-        self.tree = RadixTree(self.pool, policy_named(config.eviction))
+        self.tree = RadixTree(self.pool, policy_named(config.eviction), Evicted(clock))
         self.block_size = config.block_size
         self._evict_at_least = min(config.num_blocks // 1024, 64)
         """Evict in batches of this size, so that not every step has to."""
@@ -36,11 +40,13 @@ class KVStore:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def make_room(self, blocks: int) -> bool:
-        """Have `blocks` blocks free, evicting if needed; False (and nothing lost) if impossible."""
+    def make_room(self, blocks: int, sequence: Sequence) -> bool:
+        """Have `blocks` blocks free for `sequence` (or for several, it being one of them), evicting
+        if needed; False (and nothing lost) if impossible."""
         if self.pool.available < blocks:
             return False
         if self.pool.free < blocks:
+            self.tree.evicted.cause = Cause(sequence.namespace, sequence.request.program)
             self.tree.evict(max(blocks - self.pool.free, self._evict_at_least))
         return True
 
@@ -68,6 +74,14 @@ class KVStore:
             if not node.locks
         )
         return needed - matched // self.block_size + pinned
+
+    def explain(
+        self, namespace: Hashable, tokens: np.ndarray, limit: int, scope: Scope
+    ) -> CacheReport:
+        """Why `tokens[:limit]` are cached as far as they are."""
+        if not self.enabled:
+            return CacheReport(0, limit, "disabled")
+        return explain(self.tree, namespace, tokens, limit, scope)
 
     # ------------------------------------------------------------ prefill
 
@@ -122,7 +136,7 @@ class KVStore:
         if needed <= 0:
             return
         self.version += 1
-        self.make_room(needed)
+        self.make_room(needed, sequence)
         blocks = self.pool.allocate(needed)
         sequence.extend_table(blocks)
         if partial:

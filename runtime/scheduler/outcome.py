@@ -77,6 +77,7 @@ def add_prompt_figures(sequence: Sequence, update: Update) -> None:
     sequence.announced = True
     update.cached_tokens = sequence.cached_tokens
     update.queued = sequence.queued
+    update.report = sequence.report
     first, stop = sequence.score_from, sequence.prompt_len
     scored = sum(len(part.logprobs) for part in sequence.prompt_scores)
     # If it is aborted, some may still be under way.

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import msgspec
+
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.pace import PromptPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.running import RunningSet
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -32,6 +35,7 @@ class Prefill:
         *,
         max_rows: int,
         clock: Callable[[], float],
+        pace: PromptPace,
         complete: Callable[[Sequence], None],
     ) -> None:
         """`flights` are the steps under way. `complete` is told of an admitted sequence that ends
@@ -43,6 +47,7 @@ class Prefill:
         self._count = counters
         self._max_rows = max_rows
         self._clock = clock
+        self._pace = pace
         self._complete = complete
 
     def plan(self, builder: PlanBuilder, budget: int) -> None:
@@ -73,6 +78,8 @@ class Prefill:
         """Plan up to `budget` tokens of `sequence`; returns what it took of the budget (all of it
         if blocks ran out)."""
         own = sequence.jumped
+        if sequence.request.report and sequence.report is None:
+            self._explain(sequence)
         if not own and self._kv.rematch(sequence):
             self._running.moved()
         self._count.cached_tokens += sequence.count_prompt(cached=True)
@@ -107,6 +114,14 @@ class Prefill:
         sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget
+
+    def _explain(self, sequence: Sequence) -> None:
+        scope = sequence.request.report
+        assert scope
+        limit = min(sequence.match_limit(), sequence.prompt_len)
+        report = self._kv.explain(sequence.namespace, sequence.tokens, limit, scope)
+        saved = self._pace.seconds(report.matched)
+        sequence.report = msgspec.structs.replace(report, saved_seconds=saved)
 
     def _awaits(self, sequence: Sequence) -> bool:
         """Whether steps under way find something for `sequence`."""

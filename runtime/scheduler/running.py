@@ -148,7 +148,7 @@ class RunningSet:
             growing = [s for s in ready if s.computed == s.table_len * size]
             oldest = self.sequences[0]
             stuck = not oldest.decoding and oldest.table_len * size <= oldest.computed
-            if self._kv.make_room(len(growing) + stuck):
+            if self._kv.make_room(len(growing) + stuck, growing[0] if growing else oldest):
                 if growing:
                     self._kv.extend(growing)
                 return ready

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,9 @@ import numpy as np
 from rootlace.runtime.cache import Node
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import TokenScores
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.request import Request, kv_namespace
 from rootlace.runtime.scheduler.pooling import Pool
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.sampling import PARAMETERS
 
 _PENALTIES = [each for each in PARAMETERS.values() if each.history]
@@ -79,6 +79,7 @@ class Sequence:
         "prompt_len",
         "prompt_scores",
         "queued",
+        "report",
         "request",
         "rid",
         "sampled_at",
@@ -114,10 +115,7 @@ class Sequence:
         self.rid = request.rid
         self.adapter = adapter
         """Its number; -1: none."""
-        self.namespace: Hashable = request.namespace
-        """What KV it may share: that of its tenant and of its adapter."""
-        if request.adapter:
-            self.namespace = (request.adapter, request.namespace)
+        self.namespace = kv_namespace(request.namespace, request.adapter)
         self.program = 0
         """The cache's id of the request's program."""
         self.number = number
@@ -164,6 +162,8 @@ class Sequence:
         self.covered = 0
         """Prompt tokens counted so far, as cached or as computed: each counts once."""
         self.cached_tokens = 0
+        self.report: CacheReport | None = None
+        """Why so much was cached when it was admitted, if the request asks for it."""
         self.announced = False
         self.finished = False
         self.pending = 0

@@ -83,6 +83,28 @@ def test_warm_cold_and_batched_say_the_same(runtime: rl.Runtime) -> None:
         assert state.get_meta_info("label")["cached_tokens"] > 20
 
 
+def test_the_cache_explains_itself(runtime: rl.Runtime) -> None:
+    @rl.function
+    def stamped(s, time):
+        s += f"Log of the day.\nAt {time} the light was"
+        s += rl.gen("next", max_tokens=1, temperature=0, return_cache_report=True)
+
+    def report(time: str) -> dict[str, Any]:
+        return stamped.run(time).get_meta_info("next")["cache_report"]
+
+    rl.flush_cache()
+    assert report("10:30")["matched"] == 0
+    again = report("10:30")
+    assert again["reason"] == "whole" and again["matched"] == again["limit"] > 10
+    differs = report("10:45")
+    assert differs["reason"] == "differs" and 0 < differs["matched"] < differs["limit"]
+    assert differs["before"].endswith(("10:", "At 10", "At 10:", "At"))
+    assert differs["goes_on"].startswith(("45", ":45", "4", " 10:45"))
+    assert differs["cached_instead"] != differs["goes_on"]
+    rl.flush_cache()
+    assert report("10:45")["reason"] == "flushed"
+
+
 def test_a_fork_continues_as_its_parent_would(runtime: rl.Runtime) -> None:
     @rl.function
     def forked(s, width):

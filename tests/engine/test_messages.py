@@ -27,7 +27,17 @@ def int32(ids: list[int]) -> np.ndarray:
 def test_a_request_arrives_as_it_was_sent(prompt, output, every, seconds) -> None:
     constraint = Constraint("regex", "a+")
     sent = Request(
-        3, int32(prompt), PARAMS, int32(output), constraint, "tenant", "program", every, seconds
+        3,
+        int32(prompt),
+        PARAMS,
+        int32(output),
+        constraint,
+        namespace="tenant",
+        program="program",
+        adapter="adapter",
+        emit_every=every,
+        emit_seconds=seconds,
+        report="own",
     )
     (got,) = decode_to_engine(encode([sent]))
     assert isinstance(got, Request)

@@ -20,6 +20,7 @@ from rootlace.language import sampling
 from rootlace.program.prefix import PrefixMatcher, SharedPrefix, merge
 from rootlace.program.run import ProgramRun
 from rootlace.program.transcript import Transcript
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Constraint, Text, Tokens
 
 # ---------------------------------------------------------------- options
@@ -28,9 +29,13 @@ from rootlace.wire.protocol import ChatFormat, Constraint, Text, Tokens
 def test_own_options_override_defaults() -> None:
     defaults = sampling.normalise({"max_new_tokens": 10, "stop": "x", "n": 2}, "run()")
     own = sampling.normalise({"stop": ["y", "z"], "temperature": 0}, "gen()")
-    params, constraint, _ = sampling.resolve(defaults, own)
+    params, constraint, _, report = sampling.resolve(defaults, own)
     assert (params.max_tokens, params.stop, params.n, params.temperature) == (10, ("y", "z"), 2, 0)
-    assert constraint is None
+    assert constraint is None and not report
+    own = sampling.normalise({"return_cache_report": True}, "gen()")
+    assert sampling.resolve(defaults, own).cache_report
+    with pytest.raises(InvalidRequest, match="must be True or False, not 'no'"):
+        sampling.normalise({"return_cache_report": "no"}, "gen()")
 
 
 def test_an_option_and_its_alias() -> None:

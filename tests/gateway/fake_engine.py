@@ -6,14 +6,16 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.contracts.update import Update
+from rootlace.wire.cache_report import CacheReport
 
 Script = Callable[[Request], "list[int] | Exception"]
 
@@ -59,6 +61,7 @@ class FakeEngine:
     aborted: list[int] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
+    explained: list[tuple[list[int], str, str]] = field(default_factory=list)
     flushes: int = 0
     _rid: int = 0
     _ticking: bool = False
@@ -109,6 +112,21 @@ class FakeEngine:
     async def flush(self) -> None:
         await asyncio.sleep(0)
         self.flushes += 1
+
+    async def explain(
+        self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
+    ) -> CacheReport:
+        """Half of any prompt is cached, and token 1 follows there."""
+        await asyncio.sleep(0)
+        self.explained.append((token_ids.tolist(), namespace, scope))
+        return made_up_report(token_ids)
+
+    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
+        """One node, the prompt of the last request."""
+        await asyncio.sleep(0)
+        tokens = self.submitted[-1].token_ids.tolist()
+        node = TreeNode(1, 0, namespace or "", "", 0, len(tokens), tuple(tokens))
+        return TreePage((node,), total=1, tokens=len(tokens))
 
     async def stats(self) -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -166,6 +184,7 @@ class FakeEngine:
             cached_tokens=len(prompt) // 2 if first else None,
             forced=forced,
             queued=0.001 if first else None,
+            report=made_up_report(request.token_ids) if first and request.report else None,
             finish=finish,
             matched=matched,
             vector=None if request.pooling == "none" else made_up_vector(prompt, request.pooling),
@@ -180,6 +199,11 @@ class FakeEngine:
         return [
             int.from_bytes(digest[i : i + 4], "little") % self.vocab_size for i in range(0, 32, 4)
         ]
+
+
+def made_up_report(prompt: np.ndarray) -> CacheReport:
+    limit = len(prompt) - 1
+    return CacheReport(limit // 2, limit, "differs", instead=(1,), continuations=1)
 
 
 def _made_up(tokens: list[int]) -> TokenScores:

@@ -286,12 +286,14 @@ def save(
             else:
                 parameter.normal_(0.0, 1.3 * parameter.shape[-1] ** -0.5)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
-    return reference(folder, dtype)
+    return reference(folder, dtype, kind)
 
 
-def reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def reference(
+    folder: Path, dtype: torch.dtype, kind: type[_BaseAutoModelClass] = AutoModelForCausalLM
+) -> PreTrainedModel:
     """Transformers' model of a folder. Loaded, not cast: a cast would round the frequencies too."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    return kind.from_pretrained(folder, dtype=dtype).eval()
 
 
 def reference_logprobs(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:

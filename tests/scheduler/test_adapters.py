@@ -27,7 +27,7 @@ def test_a_prefix_is_shared_with_requests_of_the_same_adapter_and_no_others() ->
 def test_requests_that_wait_together_keep_apart(policy) -> None:
     world = World(policy=policy, max_step_tokens=16, overlap=True)
     rids = {
-        world.submit(PROMPT + [30 + at], 3, adapter=adapter): adapter
+        world.submit([*PROMPT, 30 + at], 3, adapter=adapter): adapter
         for at in range(3)
         for adapter in ("", "one", "two")
     }

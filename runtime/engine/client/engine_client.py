@@ -10,7 +10,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,21 +20,27 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
+    Explain,
+    Explained,
     Flush,
     Flushed,
     FromEngine,
     GetStats,
+    GetTree,
     Heartbeat,
     Ready,
     ReleaseProgram,
     Stats,
     Stop,
     ToEngine,
+    Tree,
 )
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.questions import Questions
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
 
 log = logging.getLogger(__name__)
@@ -153,6 +159,16 @@ class EngineClient:
     async def stats(self) -> dict[str, Any]:
         return await self._ask(GetStats)
 
+    async def explain(
+        self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
+    ) -> CacheReport:
+        """Why the prompt would be cached as far as it would be, if it came now."""
+        return await self._ask(Explain, token_ids, namespace, adapter, scope)
+
+    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
+        """At most `limit` nodes of the tree."""
+        return await self._ask(GetTree, namespace, under, limit)
+
     async def stop(self) -> None:
         """Stop the engine; whatever still runs gets `finish="abort"`."""
         self._stopping = True
@@ -267,6 +283,10 @@ class EngineClient:
             in_flight.on_update(message)
         elif isinstance(message, Stats):
             self._questions.answer(message.ticket, message.values)
+        elif isinstance(message, Explained):
+            self._questions.answer(message.ticket, message.report)
+        elif isinstance(message, Tree):
+            self._questions.answer(message.ticket, message.page)
         elif isinstance(message, Flushed):
             self._questions.answer(message.ticket, None)
         elif isinstance(message, Ready):
@@ -275,11 +295,12 @@ class EngineClient:
         else:
             assert isinstance(message, Heartbeat)
 
-    async def _ask(self, kind: type[Flush] | type[GetStats]) -> Any:
+    async def _ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
+        """Send `kind(ticket, *fields)`, and wait for what answers it."""
         if not self._up:
             raise ServerUnavailable("the engine is not running")
         ticket = self._questions.open()
-        self._send(kind(ticket))
+        self._send(kind(ticket, *fields))
         return await self._questions.answer_to(ticket, STALL_SECONDS)
 
     def _send(self, message: ToEngine) -> None:

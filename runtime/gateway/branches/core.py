@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+
+import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.messages import Ready
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
+from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
+from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ModelInfo
 
 T = TypeVar("T")
@@ -42,6 +48,12 @@ class Engine(Protocol):
     async def flush(self) -> None: ...
 
     async def stats(self) -> dict[str, Any]: ...
+
+    async def explain(
+        self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
+    ) -> CacheReport: ...
+
+    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage: ...
 
 
 class Core:
@@ -98,6 +110,18 @@ class Core:
     async def flush(self) -> None:
         """Forget every cached prefix that no running request uses."""
         await self.engine.flush()
+
+    def report_scope(self) -> Literal["own", "all"]:
+        """What a report may say of the cache. Raises InvalidRequest if that is nothing."""
+        scope = self.config.cache_reports
+        if scope == "off":
+            raise InvalidRequest("this server does not explain its cache (cache_reports is off)")
+        return scope
+
+    async def explain(self, prompt: np.ndarray, namespace: str, adapter: str = "") -> CacheReport:
+        """How far `prompt` (int32) is cached, and why no further."""
+        report = await self.engine.explain(prompt, namespace, adapter, self.report_scope())
+        return with_texts(report, prompt, self.tokenizer)
 
     async def tokenize(
         self, characters: int, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
+import numpy as np
 
 from rootlace.runtime.contracts.request import NO_TOKENS, Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
+from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits, settle
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import Sample, token_logprob
 from rootlace.runtime.gateway.tokens.pieces import Piece
+from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import (
     Event,
@@ -48,6 +51,7 @@ class Generation:
         self._samples: list[Sample] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
+        self._report: CacheReport | None = None
         self._started = 0.0
         self._queued = 0.0
         self._first_token: float | None = None
@@ -63,6 +67,8 @@ class Generation:
             raise InvalidRequest("the branch is empty: there is nothing to generate from")
         prompt = state.prompt()
         params = self._engine_params(len(state.ids))
+        # The other samples of one prompt find what the first one computes.
+        report = core.report_scope() if op.cache_report else ""
         requests = Requests(core.engine)
         emit_every = 1 if op.stream or op.params.stop else QUIET_TOKENS
         # Where a stop string may come, each token counts: the engine is to stop at once.
@@ -82,11 +88,12 @@ class Generation:
                     branch.program,
                     emit_every=emit_every,
                     emit_seconds=emit_seconds,
+                    report=report if own is params else "",
                 ),
                 partial(self._take, sample),
             )
         await requests.finish(branch.wait)
-        generated = self._generated(len(state.ids))
+        generated = self._generated(prompt)
         kept, rest = self._samples[0].kept()
         state.ids.extend(kept)
         state.pending = (Piece(rest),) if rest else ()
@@ -103,6 +110,8 @@ class Generation:
                 self._cached = update.cached_tokens
             if update.queued is not None:
                 self._queued = update.queued
+            if update.report is not None:
+                self._report = update.report
             if scores := update.prompt_token_scores():
                 # They come in one update, and again if the engine died and the request is replayed.
                 self._prompt_logprobs = tuple(
@@ -152,18 +161,21 @@ class Generation:
                         f"{field}: {token_id} is not a token id (the vocabulary has {vocabulary})"
                     )
 
-    def _generated(self, prompt: int) -> Generated:
+    def _generated(self, prompt: np.ndarray) -> Generated:
         outputs = tuple(sample.output() for sample in self._samples)
         total = time.monotonic() - self._started
         first = total if self._first_token is None else self._first_token - self._started
         usage = Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=len(prompt),
             cached_tokens=self._cached or 0,
             completion_tokens=sum(len(output.token_ids) for output in outputs),
             forced_tokens=sum(sample.forced_tokens for sample in self._samples),
         )
         timing = Timing(self._queued, first, total)
-        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs)
+        report = self._report
+        if report is not None:
+            report = with_texts(report, prompt, self._core.tokenizer)
+        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs, report)
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:

@@ -15,7 +15,18 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest, RootlaceError
-from rootlace.wire.protocol import Append, Done, Event, Prefill, Quote, SamplingParams, Text, Usage
+from rootlace.wire.protocol import (
+    Append,
+    Done,
+    Event,
+    Explain,
+    Explained,
+    Prefill,
+    Quote,
+    SamplingParams,
+    Text,
+    Usage,
+)
 
 # Short texts are joined to pieces of up to this many characters: the cost of an append grows with
 # the number of pieces, and a program may append word by word.
@@ -95,6 +106,22 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
     )
     await requests.finish(branch.wait)
     return Done(op.op, Usage(prompt_tokens=len(ids), cached_tokens=cached))
+
+
+async def explain(core: Core, branch: Branch, op: Explain) -> Event:
+    """How far the branch is cached, pending text included; the branch stays as it is."""
+    state = branch.state
+    pending = await core.tokenize(
+        state.pending_length(),
+        core.tokenizer.encode_pieces,
+        state.pending,
+        state.previous,
+        state.begins,
+    )
+    prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
+    if not len(prompt):
+        raise InvalidRequest("the branch is empty: there is nothing to explain")
+    return Explained(op.op, await core.explain(prompt, branch.namespace))
 
 
 def gained_text(core: Core, state: BranchState) -> tuple[Piece, ...]:

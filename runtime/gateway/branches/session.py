@@ -31,6 +31,7 @@ from rootlace.wire.protocol import (
     Embed,
     Embedded,
     Event,
+    Explain,
     Failed,
     FlushCache,
     Generate,
@@ -138,7 +139,7 @@ class Session:
             raise InvalidRequest(f"operation ids begin at 1, not {op.op}")
         if isinstance(op, Open):
             self._open(op)
-        elif isinstance(op, Append | Prefill | Generate | Select | Close | Cancel):
+        elif isinstance(op, Append | Prefill | Generate | Select | Explain | Close | Cancel):
             branch = self._branches.get(op.branch)
             if branch is None and isinstance(op, Cancel):
                 branch = self._closing.get(op.branch)
@@ -163,7 +164,7 @@ class Session:
             self._spawn(op.op, self._flush(op.op))
 
     def _on_branch(
-        self, op: Append | Prefill | Generate | Select | Close | Cancel, branch: Branch
+        self, op: Append | Prefill | Generate | Select | Explain | Close | Cancel, branch: Branch
     ) -> None:
         if isinstance(op, Close):
             del self._branches[op.branch]
@@ -182,6 +183,8 @@ class Session:
             run = partial(growth.append, core, branch, op, quotes)
         elif isinstance(op, Prefill):
             run = partial(growth.prefill, core, branch, op)
+        elif isinstance(op, Explain):
+            run = partial(growth.explain, core, branch, op)
         elif isinstance(op, Generate):
             run = Generation(core, branch, op, self._emit).run  # type: ignore[assignment]
         else:
@@ -345,7 +348,7 @@ class Session:
             self._on_events(events)
 
 
-def _size(op: Append | Prefill | Generate | Select | Embed) -> int:
+def _size(op: Append | Prefill | Generate | Select | Explain | Embed) -> int:
     """Roughly how many bytes a waiting operation takes."""
     size = _OPERATION_BYTES
     if isinstance(op, Append | Embed):

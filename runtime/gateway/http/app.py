@@ -10,6 +10,7 @@ from aiohttp.typedefs import Middleware
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
+from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
@@ -34,6 +35,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     chats = Chats(gateway)
     info = Info(gateway)
     tokenization = Tokenization(gateway, chats)
+    cache = Cache(gateway, chats)
     return [
         Endpoint("POST", "/v1/completions", Completions(gateway).handle, "OpenAI's completions"),
         Endpoint(
@@ -55,6 +57,14 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/version", info.version, "the server's version"),
         Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
         Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
+        Endpoint("GET", "/cache/tree", cache.tree, "what the cache holds, used last first"),
+        Endpoint(
+            "POST",
+            "/cache/explain",
+            cache.explain,
+            "how far a prompt is cached, and why no further",
+            ExplainBody,
+        ),
         Endpoint("GET", "/flush_cache", info.flush_cache, "forget unused prefixes"),
         Endpoint("POST", "/flush_cache", info.flush_cache, "forget unused prefixes"),
     ]

@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
 from rootlace.runtime.gateway.http.sampling import (
     make_params,
     sampling_fields,
@@ -71,6 +71,7 @@ class GenerateBody(Body):
     stream: bool | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    return_cache_report: bool | None = None
 
     model: str | None = None
 
@@ -172,6 +173,7 @@ class Generate:
                 make_params(fields, vocab_size, _NAMES),
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
+                bool(body.return_cache_report),
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
@@ -252,6 +254,8 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
         "cached_tokens": result.usage.cached_tokens,
         "e2e_latency": elapsed,
     }
+    if result.cache_report is not None:
+        meta["cache_report"] = report_fields(result.cache_report)
     if asked.logprobs:
         meta |= _logprobs("input", result.prompt_logprobs, asked)
         meta |= _logprobs("output", output.logprobs, asked)

@@ -41,6 +41,7 @@ class Job:
     params: SamplingParams
     asked: Asked | None = None
     namespace: str = ""
+    cache_report: bool = False
 
 
 class OneShots:
@@ -66,6 +67,7 @@ class OneShots:
                     params=job.params,
                     constraint=job.asked.constraint if job.asked else None,
                     stream=stream,
+                    cache_report=job.cache_report,
                 ),
                 Close(op + 3, branch),
             ]

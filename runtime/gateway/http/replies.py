@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.errors import InvalidParameter, ModelNotFound
 from rootlace.runtime.gateway.http.openai.body import SamplingBody
+from rootlace.wire.cache_report import CacheReport, describe
 from rootlace.wire.protocol import Generated
 
 
@@ -33,11 +34,18 @@ def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> di
     }
 
 
-def usage_of(results: Iterable[Generated]) -> dict[str, Any]:
-    """OpenAI's `usage`, summed over the prompts of a request."""
+def report_fields(report: CacheReport) -> dict[str, Any]:
+    """A report as replies carry it: all its fields, and a sentence for people."""
+    return {**msgspec.structs.asdict(report), "says": describe(report)}
+
+
+def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
+    """OpenAI's `usage`, summed over the prompts of a request; and the reports on the cache, one
+    per prompt, where they were asked for."""
     usages = [result.usage for result in results]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
+    reports = [report_fields(each.cache_report) for each in results if each.cache_report]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -46,6 +54,7 @@ def usage_of(results: Iterable[Generated]) -> dict[str, Any]:
         "completion_tokens_details": {
             "forced_tokens": sum(usage.forced_tokens for usage in usages)
         },
+        **({"cache_reports": reports} if reports else {}),
     }
 
 
@@ -58,9 +67,9 @@ def check_model(gateway: Gateway, asked: str | None) -> str:
 
 
 def wants_usage(body: SamplingBody) -> bool:
-    """Whether a stream ends with a chunk that carries the usage."""
+    """Whether a stream ends with a chunk that carries the usage, and with it the cache report."""
     if body.stream_options is None:
-        return False
+        return bool(body.stream and body.return_cache_report)
     if not body.stream:
         raise InvalidParameter("stream_options", "stream_options needs stream=true")
-    return bool(body.stream_options.include_usage)
+    return bool(body.stream_options.include_usage or body.return_cache_report)

@@ -126,7 +126,7 @@ class Chats:
         if lead + prefix:
             parts = (*parts, Text(lead + prefix, special=True))
         return Prepared(
-            job=one_shot.Job(parts, params, asked, request.namespace),
+            job=one_shot.Job(parts, params, asked, request.namespace, request.cache_report),
             form=form,
             prompt_end=end + lead,
             prefix=prefix,

@@ -62,3 +62,4 @@ class ChatRequest:
     reasoning: bool = True
     """Whether thoughts are told apart from content."""
     namespace: str = ""
+    cache_report: bool = False

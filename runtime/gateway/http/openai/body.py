@@ -37,6 +37,7 @@ class SamplingBody(OpenAIConstraintBody):
     stream_options: StreamOptions | None = None
 
     cache_salt: str | None = None
+    return_cache_report: bool | None = None
     request_id: str | None = None
 
     guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None

@@ -160,6 +160,7 @@ class ChatCompletions:
             continue_final=bool(body.continue_final_message),
             reasoning=body.separate_reasoning is not False,
             namespace=body.cache_salt or "",
+            cache_report=bool(body.return_cache_report),
         )
         return _Request(
             model=model,

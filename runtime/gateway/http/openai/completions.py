@@ -62,11 +62,18 @@ class _Request:
     usage_chunk: bool
     id: str | None
     begin: bool
+    cache_report: bool
 
     @property
     def jobs(self) -> list[one_shot.Job]:
         return [
-            one_shot.Job(prompt.parts(self.begin), self.params, self.constraint, self.namespace)
+            one_shot.Job(
+                prompt.parts(self.begin),
+                self.params,
+                self.constraint,
+                self.namespace,
+                self.cache_report,
+            )
             for prompt in self.prompts
         ]
 
@@ -115,6 +122,7 @@ class Completions:
             usage_chunk=wants_usage(body),
             id=body.request_id,
             begin=body.add_special_tokens is not False,
+            cache_report=bool(body.return_cache_report),
         )
 
     def _choice(

@@ -1,0 +1,73 @@
+"""What the cache says of one prompt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Reason = Literal["whole", "new", "differs", "evicted", "flushed", "namespace", "disabled"]
+
+
+class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How far a prompt was cached, and why no further.
+
+    The first `matched` of `limit` tokens were cached (the prompt's last token is always computed,
+    for its logits are wanted). `reason` is the first that applies:
+
+    - "disabled": the cache is switched off.
+    - "whole": all of them were cached.
+    - "evicted", "flushed": `lost` tokens more had been, until `lost_seconds` ago. Evicted: to make
+      room for a request, that of the program `lost_to` if it was of the same namespace.
+    - "differs": something else followed there; `instead` are its first tokens, in the continuation
+      used last, out of `continuations`.
+    - "namespace": `elsewhere` tokens are cached in another namespace.
+    - "new": nothing had followed there yet.
+
+    Other fields are set wherever they apply. Texts, if the server gives them: what stands `before`
+    the end of the match, what the prompt `goes_on` with, and what is `cached_instead`.
+    `saved_seconds`: about how long it would have taken to compute what was cached.
+    """
+
+    matched: int
+    limit: int
+    reason: Reason
+    instead: tuple[int, ...] = ()
+    continuations: int = 0
+    lost: int = 0
+    lost_seconds: float = 0.0
+    lost_to: str = ""
+    elsewhere: int = 0
+    before: str = ""
+    goes_on: str = ""
+    cached_instead: str = ""
+    saved_seconds: float = 0.0
+
+
+def describe(report: CacheReport) -> str:
+    """The report as a sentence or two for people."""
+    matched, rest = report.matched, report.limit - report.matched
+    cached = f"{matched:,} of {report.limit:,} tokens were cached"
+    if report.saved_seconds >= 0.001:
+        cached += f", which saved about {report.saved_seconds:.3g} s"
+    if report.reason == "whole":
+        return f"{cached}."
+    if report.reason == "disabled":
+        return "The cache is switched off."
+    if report.reason in ("evicted", "flushed"):
+        ago = f"{report.lost_seconds:.3g} s ago"
+        why = "when the cache was flushed"
+        if report.reason == "evicted":
+            whom = f"the program {report.lost_to!r}" if report.lost_to else "another request"
+            why = f"to make room for {whom}"
+        return f"{cached}; {report.lost:,} more had been until {ago}, and were given up {why}."
+    at = f"Behind {report.before!r} the prompt goes on with {report.goes_on!r}"
+    if report.reason == "differs":
+        others = report.continuations - 1
+        more = f" (and {others} other continuations)" if others else ""
+        return f"{cached}. {at}, where the cache has {report.cached_instead!r}{more}."
+    if report.reason == "namespace":
+        return f"{cached}; {report.elsewhere:,} are cached, but in another namespace."
+    if not matched:
+        return f"None of the {report.limit:,} tokens were cached."
+    return f"{cached}; the {rest:,} behind them are new."

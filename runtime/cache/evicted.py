@@ -1,0 +1,140 @@
+"""What was evicted lately, and for whom: so that a miss can be explained."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import numpy as np
+
+from rootlace.runtime.cache.node import Node
+
+MAX_TOKENS = 1 << 20
+"""Evicted tokens that are remembered, four bytes each."""
+MAX_RECORDS = 4096
+
+_MASK = 2**64 - 1
+
+
+class Cause(NamedTuple):
+    """Why blocks were freed: room for a request of `program` in `namespace`, or a flush."""
+
+    namespace: Hashable = ""
+    program: str = ""
+    flush: bool = False
+
+
+class Eviction(NamedTuple):
+    """`tokens` stood at the positions from `start` on; `digest` is that of the tokens before."""
+
+    start: int
+    digest: int
+    tokens: np.ndarray
+    at: float
+    cause: Cause
+
+
+class Evicted:
+    """The last evictions, found again by what stood before them.
+
+    The digest of a prefix is a sum over its tokens, each times a random number of its position, in
+    64 bits: so it does not depend on how the tree cuts the prefix into nodes, and a node that
+    remembers the sum before it (`Node.digest`) spares its descendants the way up. Two prefixes of
+    equal digest are taken for the same one, which can make an explanation wrong, and nothing else.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cause = Cause()
+        """On whose behalf the tree evicts now."""
+        self._clock = clock
+        self._records: deque[Eviction] = deque()
+        self._tokens = 0
+        self._random = np.random.Generator(np.random.PCG64(0))
+        self._factors = np.empty(0, np.uint64)
+
+    def note(self, leaf: Node, end: int) -> None:
+        """`leaf` is about to lose its tokens from the position `end` on."""
+        kept = end - leaf.start
+        tokens = leaf.tokens[kept:].copy()
+        digest = self._before(leaf)
+        if kept:
+            digest = (digest + self._sum(leaf.tokens[:kept], leaf.start)) & _MASK
+        self._records.append(Eviction(end, digest, tokens, self._clock(), self.cause))
+        self._tokens += len(tokens)
+        while self._tokens > MAX_TOKENS or len(self._records) > MAX_RECORDS:
+            self._tokens -= len(self._records.popleft().tokens)
+
+    def beyond(
+        self, namespace: Hashable, tokens: np.ndarray, known: int
+    ) -> tuple[int, Eviction | None]:
+        """How far `tokens` (int32) would be known if nothing had been evicted of what is
+        remembered, and the eviction that took the first of those behind the `known` ones."""
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._upto(len(tokens))
+        sums = np.cumsum(terms, dtype=np.uint64) + np.uint64(_seed(namespace))
+        digests = np.concatenate((np.array([_seed(namespace)], np.uint64), sums)).tolist()
+        ours = [
+            record
+            for record in self._records
+            if record.start <= len(tokens) and digests[record.start] == record.digest
+        ]
+        ours.sort(key=lambda record: record.start)
+        reach, first = known, None
+        for record in ours:
+            if record.start > reach:
+                break
+            common = min(len(record.tokens), len(tokens) - record.start)
+            same = record.tokens[:common] == tokens[record.start : record.start + common]
+            end = record.start + (common if same.all() else int(same.argmin()))
+            if end > reach:
+                reach, first = end, first or record
+        return reach, first
+
+    def seconds_since(self, eviction: Eviction) -> float:
+        return self._clock() - eviction.at
+
+    def reset(self) -> None:
+        """Everything was lost at once: there is nothing to say of single evictions."""
+        self._records.clear()
+        self._tokens = 0
+
+    def check(self, node: Node) -> None:
+        """Raise AssertionError unless the digest that `node` remembers is right."""
+        remembered, node.digest = node.digest, None
+        if remembered is not None:
+            assert self._before(node) == remembered, f"{node} remembers a wrong digest"
+
+    def _before(self, node: Node) -> int:
+        """The digest of what stands before `node`."""
+        below = []
+        while node.digest is None and not node.is_root:
+            below.append(node)
+            assert node.parent is not None
+            node = node.parent
+        digest = node.digest
+        if digest is None:
+            digest = node.digest = _seed(node.namespace)
+        for link in reversed(below):
+            assert link.parent is not None
+            digest = (digest + self._sum(link.parent.tokens, link.parent.start)) & _MASK
+            link.digest = digest
+        return digest
+
+    def _sum(self, tokens: np.ndarray, start: int) -> int:
+        factors = self._upto(start + len(tokens))[start:]
+        return int(np.dot(tokens.astype(np.uint64) + np.uint64(1), factors))
+
+    def _upto(self, count: int) -> np.ndarray:
+        """The factors of the first `count` positions."""
+        missing = count - len(self._factors)
+        if missing > 0:
+            more = self._random.integers(2**64, size=max(missing, 1024), dtype=np.uint64)
+            self._factors = np.concatenate((self._factors, more))
+        return self._factors[:count]
+
+
+def _seed(namespace: Hashable) -> int:
+    name = ascii(namespace).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")

@@ -1,0 +1,42 @@
+"""The radix tree as it is shown: a page of its nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An edge of the tree: the positions `start` to `end` of every sequence through it.
+
+    `head` and `tail` are its first and last tokens (the tail only where the head is not all).
+    `parent` is another node's id, 0 at a root. `children` counts all of its own, also those that
+    the page leaves out. `requests` run through it, `uses` counts those that ever did. `programs`
+    are those that used it last and still run. `idle_seconds`: since its last use. The gateway adds
+    the texts of head and tail.
+    """
+
+    id: int
+    parent: int
+    namespace: str
+    adapter: str
+    start: int
+    end: int
+    head: tuple[int, ...]
+    tail: tuple[int, ...] = ()
+    blocks: int = 0
+    children: int = 0
+    requests: tuple[int, ...] = ()
+    locked: bool = False
+    uses: int = 0
+    programs: tuple[str, ...] = ()
+    idle_seconds: float = 0.0
+    head_text: str = ""
+    tail_text: str = ""
+
+
+class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Some nodes, each behind its parent; `total` nodes with `tokens` tokens are in the tree."""
+
+    nodes: tuple[TreeNode, ...]
+    total: int
+    tokens: int

@@ -1,0 +1,108 @@
+"""What the cache holds, and why a prompt would be cached as far as it would be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.chat.request import ChatRequest
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.openai.conversation import (
+    template_arguments,
+    template_messages,
+    tools_of,
+)
+from rootlace.runtime.gateway.http.openai.messages import Message, Tool
+from rootlace.runtime.gateway.http.prompts import parse_prompts
+from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
+from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.errors import from_code
+from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open, Part
+
+MAX_NODES = 2000
+"""Of one page of the tree: making more would hold the engine up."""
+
+
+class ExplainBody(Body):
+    """`POST /cache/explain`: a prompt (text or token ids), or a conversation that the chat template
+    writes, as it would be sent to be answered."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    model: str | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+
+class Cache:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """How far a prompt is cached now, and why no further; nothing is computed."""
+        body = await read_body(request, ExplainBody)
+        check_model(self._gateway, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameter("prompt", "give either prompt or messages")
+        report = await self._explained(self._parts(body), body.cache_salt or "")
+        return json_response(report_fields(report))
+
+    async def tree(self, request: web.Request) -> web.Response:
+        """A page of the radix tree: the nodes used last, each behind its parent."""
+        query = request.query
+        for name in query.keys() - {"namespace", "under", "limit"}:
+            raise InvalidParameter(name, f"{name}: there are namespace, under and limit")
+        namespace = query.get("namespace")
+        if self._gateway.report_scope() == "own":
+            namespace = namespace or ""
+        under = _number(query.get("under", "0"), "under", 2**53)
+        limit = _number(query.get("limit", "200"), "limit", MAX_NODES)
+        page = await self._gateway.engine.tree(namespace, under, limit)
+        return json_response(page_with_texts(page, self._gateway.tokenizer))
+
+    def _parts(self, body: ExplainBody) -> tuple[Part, ...]:
+        if body.prompt is not None:
+            (prompt,) = parse_prompts(body.prompt, "prompt", self._gateway.model_info.vocab_size)
+            return prompt.parts()
+        request = ChatRequest(
+            template_messages(body.messages or []),
+            {},
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final=bool(body.continue_final_message),
+            template=template_arguments(body.chat_template_kwargs),
+        )
+        return self._chats.render(request, tools_of(body.tools))
+
+    async def _explained(self, parts: tuple[Part, ...], namespace: str) -> CacheReport:
+        events: asyncio.Queue[list[Event]] = asyncio.Queue()
+        session = self._gateway.open_session(events.put_nowait, client="http")
+        try:
+            session.handle(
+                [Open(1, 1, namespace=namespace), Append(2, 1, parts), Explain(3, 1), Close(4, 1)]
+            )
+            while True:
+                for event in await events.get():
+                    if isinstance(event, Failed):
+                        raise from_code(event.code, event.message)
+                    if isinstance(event, Explained):
+                        return event.report
+        finally:
+            session.close()
+
+
+def _number(text: str, name: str, most: int) -> int:
+    if not text.isdecimal() or not text.isascii() or len(text) > 20 or int(text) > most:
+        raise InvalidParameter(name, f"{name} must be a number up to {most}, not {text[:30]!r}")
+    return int(text)

@@ -1,0 +1,93 @@
+"""The radix tree as it is shown: the nodes used last, each behind its parent."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from rootlace.runtime.cache import Node, RadixTree
+from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
+from rootlace.runtime.scheduler.sequence import Sequence
+
+_Entry = tuple[int, int, Node, tuple[str, str]]
+
+SHOWN = 24
+"""So many tokens of either end of an edge are shown."""
+
+
+def tree_page(
+    tree: RadixTree,
+    sequences: list[Sequence],
+    idle_seconds: Callable[[Node], float],
+    *,
+    namespace: str | None,
+    under: int,
+    limit: int,
+) -> TreePage:
+    """At most `limit` nodes: those of one namespace (None: of all), or those below node `under`
+    (0: from the roots). `sequences` are those running. Empty if `under` is gone.
+
+    Costs O(limit log limit), and a look at every node to find `under`.
+    """
+    requests: defaultdict[Node, list[int]] = defaultdict(list)
+    for sequence in sequences:
+        node = sequence.node
+        while node is not None and not node.is_root:
+            requests[node].append(sequence.rid)
+            node = node.parent
+    roots = [
+        root for root in tree.roots.values() if namespace is None or _name(root)[1] == namespace
+    ]
+    if under:
+        roots = [node for node in _all(roots) if node.uid == under]
+    heap: list[_Entry] = []
+    for root in roots:
+        _push(heap, root, _name(root))
+    nodes: list[TreeNode] = []
+    while heap and len(nodes) < limit:
+        _, _, node, name = heapq.heappop(heap)
+        shown = node.tokens[:SHOWN].tolist(), node.tokens[SHOWN:][-SHOWN:].tolist()
+        assert node.parent is not None
+        nodes.append(
+            TreeNode(
+                node.uid,
+                0 if node.parent.is_root else node.parent.uid,
+                name[1],
+                name[0],
+                node.start,
+                node.end,
+                head=tuple(shown[0]),
+                tail=tuple(shown[1]),
+                blocks=len(node.blocks),
+                children=len(node.children),
+                requests=tuple(requests.get(node, ())),
+                locked=node.locks > 0,
+                uses=node.uses,
+                programs=tree.running_programs(node),
+                idle_seconds=idle_seconds(node),
+            )
+        )
+        _push(heap, node, name)
+    return TreePage(tuple(nodes), tree.num_nodes, tree.num_tokens)
+
+
+def _push(heap: list[_Entry], node: Node, name: tuple[str, str]) -> None:
+    for child in node.children.values():
+        heapq.heappush(heap, (-child.last_use, child.uid, child, name))
+
+
+def _all(roots: list[Node]) -> Iterator[Node]:
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _name(node: Node) -> tuple[str, str]:
+    """The adapter and the namespace that the node's KV is of."""
+    while node.parent is not None:
+        node = node.parent
+    name = node.namespace
+    return name if isinstance(name, tuple) else ("", str(name or ""))

@@ -1,0 +1,165 @@
+"""Why a prompt was cached as far as it was: each reason, and the page of the tree."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
+from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.protocol import SamplingParams
+from tests.scheduler.world import Job, World
+
+PROMPT = list(range(10, 40))
+
+
+def explain(
+    world: World, prompt: list[int], namespace: str = "", scope: str = "all"
+) -> CacheReport:
+    return world.scheduler.explain(namespace, np.array(prompt, np.int32), scope)  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_nobody_sent_before() -> None:
+    world = World()
+    assert explain(world, PROMPT) == CacheReport(0, 29, "new")
+    world.run(PROMPT, max_tokens=0)
+    # It goes on where the cached one ended.
+    assert explain(world, [*PROMPT, 1, 2]) == CacheReport(30, 31, "new")
+    assert explain(world, PROMPT) == CacheReport(29, 29, "whole")
+
+
+def test_the_first_token_that_differs() -> None:
+    world = World()
+    world.run(PROMPT, max_tokens=0)
+    other = [*PROMPT[:7], 99, *PROMPT[8:]]
+    report = explain(world, other)
+    assert report == CacheReport(
+        7, 29, "differs", instead=tuple(PROMPT[7 : 7 + 16]), continuations=1
+    )
+    world.run(other, max_tokens=0)
+    report = explain(world, [*PROMPT[:7], 98, 97])
+    assert report.instead[:2] == (99, PROMPT[8]) and report.continuations == 2
+    # With another first token, what differs is the whole prompt.
+    assert explain(world, [1, 2, 3]).continuations == 1
+
+
+def test_evicted_for_a_program_or_flushed() -> None:
+    world = World(num_blocks=12)
+    world.run(PROMPT, max_tokens=0)
+    world.run([50 + token for token in range(40)], max_tokens=0, program="greedy")
+    report = explain(world, PROMPT)
+    assert report.reason == "evicted" and report.lost_to == "greedy"
+    assert report.matched + report.lost == 29
+    # Another namespace is not told of programs that are not its own.
+    world.run(PROMPT, max_tokens=0, namespace="tenant")
+    world.run([50 + token for token in range(40)], max_tokens=0, program="greedy")
+    report = explain(world, PROMPT, "tenant")
+    assert report.reason == "evicted" and report.lost_to == ""
+
+    world = World()
+    world.run(PROMPT, max_tokens=0)
+    world.scheduler.flush()
+    assert explain(world, PROMPT).reason == "flushed"
+    world.run(PROMPT, max_tokens=0)
+    assert explain(world, PROMPT).reason == "whole"
+
+
+def test_another_namespace_is_told_of_only_where_that_is_asked() -> None:
+    world = World()
+    world.run(PROMPT, max_tokens=0, namespace="tenant")
+    assert explain(world, PROMPT) == CacheReport(0, 29, "namespace", elsewhere=29)
+    assert explain(world, PROMPT, scope="own") == CacheReport(0, 29, "new")
+
+
+def test_a_cache_that_is_switched_off() -> None:
+    world = World(enabled=False)
+    world.run(PROMPT, max_tokens=0)
+    assert explain(world, PROMPT) == CacheReport(0, 29, "disabled")
+
+
+def submit(world: World, prompt: list[int], **more: object) -> int:
+    """As `World.submit`, with a report."""
+    rid = len(world.jobs)
+    params = SamplingParams(max_tokens=2, seed=0)
+    ids = np.array(prompt, np.int32)
+    world.scheduler.add(Request(rid, ids, params, report="own", **more))  # type: ignore[arg-type]
+    world.jobs[rid] = Job(prompt, params, "")
+    return rid
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_report_comes_once_with_the_first_update(overlap: bool) -> None:
+    """Its figures are those of the moment of admission: what others of the same step compute
+    counts as cached."""
+    world = World(overlap=overlap, max_step_tokens=1000)
+    rids = [submit(world, [*PROMPT, 1, 2]), submit(world, [*PROMPT, 5, 6]), submit(world, PROMPT)]
+    world.drain()
+    reports = []
+    for rid in rids:
+        first, *later = world.jobs[rid].updates
+        assert first.report is not None and all(update.report is None for update in later)
+        assert first.report.matched == first.cached_tokens
+        reports.append(msgspec.structs.replace(first.report, saved_seconds=0.0))
+    assert [(report.matched, report.reason) for report in reports] == [
+        (0, "new"),
+        (30, "differs"),
+        (29, "whole"),
+    ]
+
+
+def test_what_was_saved_follows_the_pace_of_large_steps() -> None:
+    pace = PromptPace()
+    pace.note(40, 1, 99.0)  # too small to say anything
+    assert pace.seconds(100) == 0.0
+    for _ in range(50):
+        pace.note(1000, 2, 0.5)
+    assert pace.seconds(100) == pytest.approx(0.05)
+    for _ in range(50):
+        pace.note(1000, 2, 1.0)
+    assert pace.seconds(100) == pytest.approx(0.1, rel=0.01)
+
+
+def test_ticks_have_times() -> None:
+    times = TickTimes()
+    assert times.seconds_since(5, 100.0) == 0.0
+    for tick, now in [(10, 100.0), (20, 100.4), (30, 101.5), (40, 105.0)]:
+        times.note(tick, now)
+    assert times.seconds_since(10, 110.0) == 10.0
+    assert times.seconds_since(25, 110.0) == 10.0  # before the second note that counts
+    assert times.seconds_since(39, 110.0) == 8.5
+    assert times.seconds_since(1, 110.0) == 10.0
+
+
+def test_the_page_of_the_tree() -> None:
+    world = World()
+    world.run(PROMPT, max_tokens=0, program="agent")
+    world.run([*PROMPT[:10], 1, 2, 3], max_tokens=0, namespace="")
+    world.run([7, 8, 9], max_tokens=0, namespace="tenant")
+    page = world.scheduler.tree_page(None, 0, 100)
+    assert (
+        (page.total, page.tokens) == (world.stats["nodes"], world.stats["tree_tokens"]) == (4, 36)
+    )
+    nodes = {node.id: node for node in page.nodes}
+    assert len(nodes) == 4
+    for at, node in enumerate(page.nodes):
+        if node.parent:
+            assert nodes[node.parent].end == node.start
+            assert page.nodes.index(nodes[node.parent]) < at
+    shared = next(node for node in page.nodes if node.end == 10)
+    assert shared.head == tuple(PROMPT[:10]) and shared.children == 2 and shared.uses == 2
+    long = next(node for node in page.nodes if node.end == 30)
+    assert long.head == tuple(PROMPT[10:30]) and long.programs == ("agent",) and not long.locked
+    assert [node.namespace for node in page.nodes].count("tenant") == 1
+
+    assert {n.namespace for n in world.scheduler.tree_page("tenant", 0, 9).nodes} == {"tenant"}
+    assert len(world.scheduler.tree_page(None, 0, 2).nodes) == 2
+    below = world.scheduler.tree_page("", shared.id, 9).nodes
+    assert {node.parent for node in below} == {shared.id} and len(below) == 2
+    assert world.scheduler.tree_page(None, 10**9, 9).nodes == ()
+
+    world.submit([*PROMPT, 50], max_tokens=50)
+    world.step()
+    running = [node for node in world.scheduler.tree_page(None, 0, 9).nodes if node.requests]
+    assert running and all(node.locked and node.requests == (3,) for node in running)
