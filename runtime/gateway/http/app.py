@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.anthropic.messages import Messages
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
@@ -34,6 +35,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
     info = Info(gateway)
+    messages = Messages(gateway, chats)
     tokenization = Tokenization(gateway, chats)
     cache = Cache(gateway, chats)
     return [
@@ -43,6 +45,13 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
             "/v1/chat/completions",
             ChatCompletions(gateway, chats).handle,
             "OpenAI's chat completions",
+        ),
+        Endpoint("POST", "/v1/messages", messages.handle, "Anthropic's messages"),
+        Endpoint(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            "how many tokens Anthropic's messages are",
         ),
         Endpoint("POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts"),
         Endpoint("GET", "/v1/models", info.models, "the served model"),

@@ -1,4 +1,4 @@
-"""Errors of the HTTP interface: one JSON shape (OpenAI's) and one status per kind."""
+"""Errors of the HTTP interface: one status per kind, in the shapes of the interfaces."""
 
 from __future__ import annotations
 
@@ -70,20 +70,25 @@ class Forbidden(InvalidRequest):
     http_status = 403
 
 
-def error_body(error: Exception) -> dict[str, object]:
-    """The `{"error": ...}` object for anything a handler may raise."""
+def error_body(error: Exception, path: str = "") -> dict[str, object]:
+    """The JSON for anything a handler may raise, in the shape that clients of `path` expect."""
+    message, about = "internal error", _about(500, InternalError.code, None)
     if isinstance(error, RootlaceError):
-        return _body(error.http_status, str(error), error.code, getattr(error, "param", None))
-    if isinstance(error, web.HTTPException):
+        message = str(error)
+        about = _about(error.http_status, error.code, getattr(error, "param", None))
+    elif isinstance(error, web.HTTPException):
         message = error.text or error.reason
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = " or ".join(sorted(error.allowed_methods))
             message = f"{error.method} is not answered here; use {allowed}"
-        return _body(error.status, message, _http_code(error), None)
-    return _body(500, "internal error", InternalError.code, None)
+        about = _about(error.status, _http_code(error), None)
+    if path.startswith("/api/"):  # Ollama
+        return {"error": message}
+    body: dict[str, object] = {"error": {"message": message, **about}}
+    return {"type": "error", **body} if path.startswith("/v1/messages") else body
 
 
-def error_response(error: Exception) -> web.Response:
+def error_response(error: Exception, path: str = "") -> web.Response:
     """The reply for anything a handler may raise before its reply has begun."""
     headers = {}
     status = 500
@@ -99,7 +104,7 @@ def error_response(error: Exception) -> web.Response:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(
         status=status,
-        body=msgspec.json.encode(error_body(error)),
+        body=msgspec.json.encode(error_body(error, path)),
         content_type="application/json",
         headers=headers,
     )
@@ -113,17 +118,17 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except (RootlaceError, web.HTTPException) as error:
         if isinstance(error, web.HTTPException) and error.status < 400:
             raise
-        return error_response(error)
+        return error_response(error, request.path)
     except ConnectionResetError:
         raise  # the client is gone: nobody to answer
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
-        return error_response(error)
+        return error_response(error, request.path)
 
 
-def _body(status: int, message: str, code: str, param: str | None) -> dict[str, object]:
+def _about(status: int, code: str, param: str | None) -> dict[str, object]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"type": kind, "param": param, "code": code}
 
 
 def _http_code(error: web.HTTPException) -> str:

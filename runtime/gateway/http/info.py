@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
@@ -40,7 +41,10 @@ class Info:
         return json_response({"status": "ok"})
 
     async def models(self, request: web.Request) -> web.Response:
-        return json_response({"object": "list", "data": [self._model()]})
+        name = self._gateway.model_info.name
+        # What follows the list is Anthropic's.
+        more = {"has_more": False, "first_id": name, "last_id": name}
+        return json_response({"object": "list", "data": [self._model()], **more})
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -104,7 +108,10 @@ class Info:
         return {
             "id": info.name,
             "object": "model",
+            "type": "model",
+            "display_name": info.name,
             "created": self._started,
+            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
             "owned_by": "rootlace",
             "root": info.path,
             "max_model_len": info.context_length,

@@ -85,9 +85,10 @@ def make_params(
 
 def _named(message: str, names: Mapping[str, str]) -> InvalidParameter:
     """The error of `SamplingParams` in the client's names."""
+    if "stop string" in message:
+        stop = names.get("stop", "stop")
+        return InvalidParameter(stop, f"{stop}: {message}")
     for ours, theirs in names.items():
         message = re.sub(rf"\b{ours}\b", theirs, message)
-    if "stop string" in message:
-        return InvalidParameter("stop", f"stop: {message}")
     first = _FIRST_WORD.match(message)
     return InvalidParameter(first[0] if first else "sampling_params", message)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai.conversation import (
@@ -20,11 +20,6 @@ from rootlace.runtime.gateway.http.openai.conversation import (
 from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
-from rootlace.runtime.gateway.tokens.pieces import Piece
-from rootlace.wire.protocol import Text
-
-# No model's context is longer; many megabytes of text would block a tokenizer thread for minutes.
-MAX_CHARACTERS = 4 * 2**20
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,7 +66,7 @@ class Tokenization:
 
     async def _of_text(self, body: TokenizeBody) -> list[int]:
         text = body.prompt or ""
-        _check_length("prompt", len(text))
+        check_length("prompt", len(text))
         return await self._gateway.tokenize(
             len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
         )
@@ -80,20 +75,12 @@ class Tokenization:
         request = ChatRequest(
             template_messages(body.messages or []),
             {},
+            tools=tools_of(body.tools),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final=bool(body.continue_final_message),
             template=template_arguments(body.chat_template_kwargs),
         )
-        parts = self._chats.render(request, tools_of(body.tools))
-        pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
-        length = sum(len(piece.text) for piece in pieces)
-        _check_length("messages", length)
-        return await self._gateway.tokenize(
-            length,
-            self._gateway.tokenizer.encode_pieces,
-            pieces,
-            begin=bool(pieces) and not pieces[0].special,
-        )
+        return await self._chats.encode(request)
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await read_body(request, DetokenizeBody)
@@ -104,10 +91,3 @@ class Tokenization:
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
         text = self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
         return json_response({"prompt": text})
-
-
-def _check_length(field: str, length: int) -> None:
-    if length > MAX_CHARACTERS:
-        raise InvalidParameter(
-            field, f"{length} characters, at most {MAX_CHARACTERS} are tokenized"
-        )

@@ -14,8 +14,11 @@ from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.sampling import make_params
+from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob
 
+# No model's context is longer; many megabytes of text would block a tokenizer thread for minutes.
+MAX_CHARACTERS = 4 * 2**20
 # Enough to see what a prompt ends with.
 _END_CHARACTERS = 64
 
@@ -145,6 +148,19 @@ class Chats:
             **request.template,
         )
 
+    async def encode(self, request: ChatRequest) -> list[int]:
+        """The tokens of the conversation. Raises InvalidParameter if it is too long to count."""
+        parts = self.render(request, offered_tools(request.choice, request.tools))
+        pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
+        length = sum(len(piece.text) for piece in pieces)
+        check_length("messages", length)
+        return await self._gateway.tokenize(
+            length,
+            self._gateway.tokenizer.encode_pieces,
+            pieces,
+            begin=bool(pieces) and not pieces[0].special,
+        )
+
     async def run(self, prepared: Prepared) -> tuple[Generated, list[Answer]]:
         """The whole answers."""
         (generated,) = await one_shot.run(self._gateway, [prepared.job])
@@ -168,6 +184,14 @@ class Chats:
 def _answer(prepared: Prepared, output: Output) -> Answer:
     reader = prepared.reader()
     return Answer.of([*reader.feed(output.text), *reader.finish()])
+
+
+def check_length(field: str, length: int) -> None:
+    """Raises InvalidParameter for a text that is too long to be tokenized at once."""
+    if length > MAX_CHARACTERS:
+        raise InvalidParameter(
+            field, f"{length} characters, at most {MAX_CHARACTERS} are tokenized"
+        )
 
 
 def _end_of(parts: tuple[Part, ...]) -> str:

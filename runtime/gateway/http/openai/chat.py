@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -20,9 +20,10 @@ from rootlace.runtime.gateway.formats.deltas import (
     Delta,
     Reasoning,
 )
-from rootlace.runtime.gateway.http.body import Body, convert, read_body
+from rootlace.runtime.gateway.http.body import convert, read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, finish_reason
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
+from rootlace.runtime.gateway.http.chat.thinking import Thinking, thinking_arguments
 from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -46,13 +47,6 @@ from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Output, TokenLogprob
 
 MAX_TOP_LOGPROBS = 20
-
-
-class Thinking(Body):
-    """Whether a model that can is to think, as Anthropic's clients say it."""
-
-    type: Literal["enabled", "disabled", "adaptive", "auto"]
-    budget_tokens: Annotated[int | None, ignored("thoughts have no limit of their own")] = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -298,16 +292,9 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
 def _template(body: ChatBody) -> dict[str, Any]:
     """What chat templates are told: whether, and how hard, the model is to think."""
     given = template_arguments(body.chat_template_kwargs)
-    if body.thinking is not None:
-        enabled = body.thinking
-        if isinstance(enabled, Thinking):
-            enabled = enabled.type != "disabled"
-        # DeepSeek's name and Qwen's.
-        given |= {"thinking": enabled, "enable_thinking": enabled}
+    given |= thinking_arguments(body.thinking, body.reasoning_effort)
     if body.enable_thinking is not None:
         given["enable_thinking"] = body.enable_thinking
-    if body.reasoning_effort is not None:
-        given["reasoning_effort"] = body.reasoning_effort
     return given
 
 

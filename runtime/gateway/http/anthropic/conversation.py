@@ -1,0 +1,135 @@
+"""From Anthropic's messages to a `ChatRequest`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rootlace.runtime.gateway.http.anthropic.body import (
+    Block,
+    CountBody,
+    Message,
+    MessagesBody,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool, ToolChoice
+from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
+from rootlace.runtime.gateway.http.constraints import Asked, json_source
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import check_refused
+from rootlace.wire.protocol import Constraint
+
+# What this interface calls the parameters.
+_NAMES = {"stop": "stop_sequences"}
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def chat_request(body: CountBody) -> ChatRequest:
+    """Raises InvalidParameter for what cannot be served."""
+    if not body.messages:
+        raise InvalidParameter("messages", "messages must not be empty")
+    messages = [] if not body.system else [{"role": "system", "content": _text(body.system)}]
+    for index, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{index}]")
+    for index, tool in enumerate(body.tools or ()):
+        check_refused(tool, f"tools[{index}]")
+    config = body.output_config
+    constraint = None
+    if config is not None and config.format is not None:
+        source = json_source(config.format.schema)
+        constraint = Asked(Constraint("json_schema", source), "output_config.format.schema")
+    return ChatRequest(
+        messages=messages,
+        fields=_fields(body) if isinstance(body, MessagesBody) else {},
+        names=_NAMES,
+        tools=tuple(
+            Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+            for tool in body.tools or ()
+        ),
+        choice=_choice(body),
+        constraint=constraint,
+        template=thinking_arguments(body.thinking, config.effort if config else None),
+        # The answer goes on where the last message ends, if that is the model's own.
+        continue_final=messages[-1]["role"] == "assistant",
+        namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
+    )
+
+
+def wants_cache(body: CountBody) -> bool:
+    """Whether the client marked anything to be cached."""
+    marked: list[Any] = [body, *(body.tools or ())]
+    contents = [body.system, *(message.content for message in body.messages)]
+    for content in contents:
+        marked += content if isinstance(content, list) else ()
+    return any(getattr(one, "cache_control", None) for one in marked)
+
+
+def _fields(body: MessagesBody) -> dict[str, Any]:
+    given = {
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": tuple(body.stop_sequences) if body.stop_sequences else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _choice(body: CountBody) -> ToolChoice:
+    given = body.tool_choice
+    if given is None:
+        return ToolChoice()
+    if given.type == "tool" and given.name is None:
+        raise InvalidParameter("tool_choice.name", "tool_choice.name is missing")
+    parallel = False if given.disable_parallel_tool_use else None
+    return ToolChoice(_CHOICES[given.type], given.name, parallel)  # type: ignore[arg-type]
+
+
+def _messages(message: Message, param: str) -> list[dict[str, Any]]:
+    """One message as those of chat templates: a tool's result is a message of its own there."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(message.content):
+        _check_role(message.role, block, f"{param}.content[{index}]")
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": block.input}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ToolResultBlock():
+                content = _text(block.content or "")
+                results.append(
+                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                )
+    if results and not texts:
+        return results
+    found: dict[str, Any] = {"role": message.role, "content": "\n\n".join(texts)}
+    if calls:
+        found["tool_calls"] = calls
+    if thoughts:
+        found["reasoning_content"] = "\n\n".join(thoughts)
+    return [*results, found]
+
+
+def _check_role(role: str, block: Block, param: str) -> None:
+    own = isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock)
+    if own and role != "assistant":
+        raise InvalidParameter(param, f"{param}: only the assistant writes such a block")
+    if isinstance(block, ToolResultBlock) and role != "user":
+        raise InvalidParameter(param, f"{param}: a tool's result belongs to the user's message")
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(block.text for block in content)

@@ -1,0 +1,174 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
+from rootlace.runtime.gateway.http.anthropic.conversation import chat_request, wants_cache
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.chat.blocks import (
+    Begin,
+    Block,
+    BlockEvent,
+    Blocks,
+    More,
+    blocks_of,
+)
+from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
+from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
+from rootlace.wire.protocol import Generated, Output, Usage
+
+_TYPES = {"text": "text", "thoughts": "thinking", "call": "tool_use"}
+# The types of deltas, and the fields that hold what is new.
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thoughts": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood."""
+
+    model: str
+    prepared: Prepared
+    cache: bool
+
+
+class Messages:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        body = await read_body(request, CountBody)
+        check_model(self._gateway, body.model)
+        ids = await self._chats.encode(chat_request(body))
+        return json_response({"input_tokens": len(ids)})
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, MessagesBody)
+        model = check_model(self._gateway, body.model)
+        asked = _Request(model, self._chats.prepare(chat_request(body)), wants_cache(body))
+        if body.stream:
+            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+        generated, (answer,) = await self._chats.run(asked.prepared)
+        content = [_block(block) for block in blocks_of(answer)]
+        return json_response(
+            {
+                **_message(asked.model),
+                "content": content,
+                **_stopped(generated.outputs[0], bool(answer.calls)),
+                "usage": _usage(generated.usage, asked.cache),
+            }
+        )
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        # How long the prompt is is known at the end; the last event tells it.
+        start = {**_message(asked.model), **_STOPPED_NOT, "usage": _usage(Usage(), asked.cache)}
+        blocks, calls = Blocks(), 0
+        begun = False
+        async with aclosing(self._chats.stream(asked.prepared)) as events:
+            async for event in events:
+                if not begun:
+                    begun = True
+                    yield {"type": "message_start", "message": start}
+                if not isinstance(event, Ended):
+                    for change in blocks.take(event.deltas):
+                        calls += isinstance(change, Begin) and change.block.kind == "call"
+                        yield _event(change)
+                    continue
+                for change in blocks.finish():
+                    yield _event(change)
+                yield _end(event.generated, calls > 0, asked.cache)
+        yield {"type": "message_stop"}
+
+
+_STOPPED_NOT = {"stop_reason": None, "stop_sequence": None}
+
+
+def _message(model: str) -> dict[str, Any]:
+    return {
+        "id": f"msg_{uuid.uuid4().hex[:24]}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+    }
+
+
+def _event(change: BlockEvent) -> dict[str, Any]:
+    index = change.block.index
+    if isinstance(change, Begin):
+        empty = Block(index, change.block.kind, change.block.name)
+        return {"type": "content_block_start", "index": index, "content_block": _block(empty)}
+    if isinstance(change, More):
+        kind, field = _DELTAS[change.block.kind]
+        delta = {"type": kind, field: change.text}
+        return {"type": "content_block_delta", "index": index, "delta": delta}
+    return {"type": "content_block_stop", "index": index}
+
+
+def _end(generated: Generated, called: bool, cache: bool) -> dict[str, Any]:
+    return {
+        "type": "message_delta",
+        "delta": _stopped(generated.outputs[0], called),
+        "usage": _usage(generated.usage, cache),
+    }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    """A content block."""
+    kind = _TYPES[block.kind]
+    if block.kind == "text":
+        return {"type": kind, "text": block.text}
+    if block.kind == "thoughts":
+        return {"type": kind, "thinking": block.text, "signature": ""}
+    call_id = f"toolu_{uuid.uuid4().hex[:24]}"
+    return {"type": kind, "id": call_id, "name": block.name, "input": _input(block.text)}
+
+
+def _input(arguments: str) -> Any:
+    """The arguments as an object; an empty one where they were cut off."""
+    try:
+        value = msgspec.json.decode(arguments or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _stopped(output: Output, called: bool) -> dict[str, Any]:
+    if output.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if called:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if isinstance(output.matched, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": output.matched}
+    return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def _usage(usage: Usage, cache: bool) -> dict[str, Any]:
+    """All of a prompt is cached; what was not found counts as written where a client asked for it.
+
+    The three counts of the prompt's tokens add up to it.
+    """
+    new = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "input_tokens": 0 if cache else new,
+        "cache_creation_input_tokens": new if cache else 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
