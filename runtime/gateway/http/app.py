@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.native import Generate
 from rootlace.runtime.gateway.http.openai.chat import ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import Completions
 from rootlace.runtime.gateway.http.openai.embeddings import Embeddings
+from rootlace.runtime.gateway.http.openai.responses import Responses
 from rootlace.runtime.gateway.http.request_id import echo_request_id
 from rootlace.runtime.gateway.http.tokenization import Tokenization
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -35,6 +36,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
     info = Info(gateway)
+    responses = Responses(gateway, chats)
     messages = Messages(gateway, chats)
     tokenization = Tokenization(gateway, chats)
     cache = Cache(gateway, chats)
@@ -46,6 +48,9 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
             ChatCompletions(gateway, chats).handle,
             "OpenAI's chat completions",
         ),
+        Endpoint("POST", "/v1/responses", responses.handle, "OpenAI's responses"),
+        Endpoint("GET", "/v1/responses/{id}", responses.get, "a response that was kept"),
+        Endpoint("DELETE", "/v1/responses/{id}", responses.delete, "forget a response"),
         Endpoint("POST", "/v1/messages", messages.handle, "Anthropic's messages"),
         Endpoint(
             "POST",

@@ -56,6 +56,17 @@ class ModelNotFound(InvalidRequest):
     param = "model"
 
 
+class ResponseNotFound(InvalidRequest):
+    """A response that was never given, was not to be kept, or has been forgotten."""
+
+    code = "not_found"
+    http_status = 404
+
+    def __init__(self, response_id: str, param: str | None = None) -> None:
+        super().__init__(f"the response {response_id!r} is not kept here (any more)")
+        self.param = param
+
+
 class UnknownPath(InvalidRequest):
     """No endpoint has this path."""
 

@@ -14,8 +14,8 @@ from rootlace.runtime.gateway.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 
-_ACCOUNT = ignored("it is about the account of OpenAI's clients")
-_CACHE = ignored("every prompt is cached")
+ACCOUNT = ignored("it is about the account of OpenAI's clients")
+CACHE = ignored("every prompt is cached")
 _NO_BEAMS = "there is no beam search"
 
 
@@ -41,15 +41,15 @@ class SamplingBody(OpenAIConstraintBody):
     request_id: str | None = None
 
     guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
-    user: Annotated[str | None, _ACCOUNT] = None
-    metadata: Annotated[dict[str, str] | None, _ACCOUNT] = None
+    user: Annotated[str | None, ACCOUNT] = None
+    metadata: Annotated[dict[str, str] | None, ACCOUNT] = None
     store: Annotated[bool | None, ignored("nothing is stored")] = None
-    service_tier: Annotated[str | None, _ACCOUNT] = None
-    safety_identifier: Annotated[str | None, _ACCOUNT] = None
-    prompt_cache_key: Annotated[str | None, _CACHE] = None
-    prompt_cache_retention: Annotated[str | None, _CACHE] = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, _CACHE] = None
-    cache_control: Annotated[dict[str, Any] | None, _CACHE] = None
+    service_tier: Annotated[str | None, ACCOUNT] = None
+    safety_identifier: Annotated[str | None, ACCOUNT] = None
+    prompt_cache_key: Annotated[str | None, CACHE] = None
+    prompt_cache_retention: Annotated[str | None, CACHE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
+    cache_control: Annotated[dict[str, Any] | None, CACHE] = None
     priority: Annotated[int | None, ignored("requests have no priorities")] = None
     keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
 

@@ -10,7 +10,7 @@ import msgspec
 
 from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai.messages import Message, Tool, ToolCall
+from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 
 _TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final"})
 
@@ -49,7 +49,10 @@ def _message(message: Message, param: str) -> dict[str, Any]:
             raise InvalidParameter(
                 f"{param}.tool_calls", "only an assistant message has tool calls"
             )
-        found["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        found["tool_calls"] = [
+            call_of(call.id, call.function.name, call.function.arguments)
+            for call in message.tool_calls
+        ]
     for name in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
@@ -76,11 +79,13 @@ def _content(message: Message, param: str) -> str:
     return "".join(texts)
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    arguments = call.function.arguments
+def call_of(
+    call_id: str | None, name: str, arguments: str | dict[str, Any] | None
+) -> dict[str, Any]:
+    """A call as chat templates expect it."""
     if isinstance(arguments, str):
         # Templates write the arguments as JSON themselves; text that is none stays as it is.
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments or "{}")
-    function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    function = {"name": name, "arguments": {} if arguments is None else arguments}
+    return {"id": call_id, "type": "function", "function": function}

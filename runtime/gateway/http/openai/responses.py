@@ -1,0 +1,232 @@
+"""`POST /v1/responses`, and responses that were kept."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.chat.blocks import Block, BlockEvent, Blocks, End, blocks_of
+from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
+from rootlace.runtime.gateway.http.chat.request import ChatRequest
+from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.openai.conversation import call_of
+from rootlace.runtime.gateway.http.openai.response_items import Items
+from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
+from rootlace.runtime.gateway.http.openai.responses_body import (
+    RESPONSES_BODY,
+    ResponsesBody,
+    constraint_of,
+    messages_of,
+    tool_choice,
+    tools_of,
+)
+from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.sampling import sampling_fields
+from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
+from rootlace.wire.errors import RootlaceError
+from rootlace.wire.protocol import Generated, Usage
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood. `before` and `new` are its conversation."""
+
+    prepared: Prepared
+    head: dict[str, Any]
+    before: tuple[dict[str, Any], ...]
+    new: list[dict[str, Any]]
+    store: bool
+    items: Items = field(default_factory=Items)
+
+
+class Responses:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+        self._store = ResponseStore()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, RESPONSES_BODY)
+        asked = self._parse(body)
+        if body.stream:
+            return await stream_events(request, self._stream(asked), NAMED_EVENTS)
+        generated, (answer,) = await self._chats.run(asked.prepared)
+        return json_response(self._ended(asked, blocks_of(answer), generated))
+
+    async def get(self, request: web.Request) -> web.Response:
+        return json_response(self._store.get(request.match_info["id"]).response)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        response_id = request.match_info["id"]
+        self._store.delete(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    def _parse(self, body: ResponsesBody) -> _Request:
+        model = check_model(self._gateway, body.model)
+        before: tuple[dict[str, Any], ...] = ()
+        if body.previous_response_id is not None:
+            before = self._store.get(body.previous_response_id, "previous_response_id").messages
+        new = messages_of(body.input)
+        fields = sampling_fields(body, "openai")
+        if fields.get("n", 1) != 1:
+            raise InvalidParameter("n", "a response is one answer: n must be 1")
+        fields["max_tokens"] = body.max_output_tokens
+        # Instructions hold for one request: they are not part of what is kept.
+        system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+        request = ChatRequest(
+            messages=_with_one_system([*system, *before, *new]),
+            fields=fields,
+            names={"max_tokens": "max_output_tokens"},
+            tools=tools_of(body),
+            choice=tool_choice(body),
+            constraint=constraint_of(body),
+            template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
+            namespace=body.cache_salt or "",
+        )
+        prepared = self._chats.prepare(request)
+        return _Request(prepared, _head(body, model), before, new, body.store is not False)
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        blocks, written, number = Blocks(), list[Block](), 0
+
+        def numbered(event: dict[str, Any]) -> dict[str, Any]:
+            nonlocal number
+            number += 1
+            return {**event, "sequence_number": number - 1}
+
+        def changed(changes: list[BlockEvent]) -> list[dict[str, Any]]:
+            written.extend(change.block for change in changes if isinstance(change, End))
+            return [numbered(event) for c in changes for event in asked.items.events(c)]
+
+        started = {**asked.head, "status": "in_progress", "output": [], "usage": None}
+        try:
+            async with aclosing(self._chats.stream(asked.prepared)) as events:
+                async for event in events:
+                    if not number:
+                        for name in ("response.created", "response.in_progress"):
+                            yield numbered({"type": name, "response": started})
+                    if not isinstance(event, Ended):
+                        for one in changed(blocks.take(event.deltas)):
+                            yield one
+                        continue
+                    for one in changed(blocks.finish()):
+                        yield one
+                    whole = self._ended(asked, written, event.generated)
+                    yield numbered({"type": f"response.{whole['status']}", "response": whole})
+        except RootlaceError as error:
+            if not number:
+                raise
+            fault = {"code": "server_error", "message": str(error)}
+            failed = {**started, "status": "failed", "error": fault}
+            yield numbered({"type": "response.failed", "response": failed})
+
+    def _ended(self, asked: _Request, blocks: list[Block], generated: Generated) -> dict[str, Any]:
+        """The whole response, which is kept."""
+        cut = generated.outputs[0].finish_reason == "length"
+        response = {
+            **asked.head,
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "completed_at": None if cut else time.time(),
+            "output": [asked.items.item(block) for block in blocks],
+            "usage": _usage(generated.usage),
+        }
+        if cut and response["output"]:
+            response["output"][-1]["status"] = "incomplete"
+        if asked.store:
+            answer = _message(blocks, asked.items)
+            self._store.put(response, asked.before, [*asked.new, answer])
+        return response
+
+
+def _head(body: ResponsesBody, model: str) -> dict[str, Any]:
+    """What is known before there is an answer; the client's own settings among it."""
+    form = {"type": "text"}
+    if body.text is not None and body.text.format is not None:
+        given = body.text.format
+        form = {name: value for name in given.__struct_fields__ if (value := getattr(given, name))}
+    tools = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": tool.strict,
+        }
+        for tool in body.tools or ()
+    ]
+    fields = sampling_fields(body, "openai")
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": time.time(),
+        "model": model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
+        "store": body.store is not False,
+        "temperature": fields.get("temperature", 1.0),
+        "text": {"format": form},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools,
+        "top_p": fields.get("top_p", 1.0),
+        "truncation": "disabled",
+    }
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what the system says at the beginning in one message: templates take no more."""
+    leading = []
+    for message in messages:
+        if message["role"] != "system":
+            break
+        leading.append(message["content"])
+    if len(leading) <= 1:
+        return messages
+    return [{"role": "system", "content": "\n\n".join(leading)}, *messages[len(leading) :]]
+
+
+def _message(blocks: list[Block], items: Items) -> dict[str, Any]:
+    """The answer as chat templates take it."""
+    texts: dict[str, str] = {"text": "", "thoughts": ""}
+    calls = []
+    for block in blocks:
+        if block.kind == "call":
+            calls.append(call_of(items.call_id(block), block.name, block.text))
+        else:
+            texts[block.kind] += block.text
+    message: dict[str, Any] = {"role": "assistant", "content": texts["text"]}
+    if texts["thoughts"]:
+        message["reasoning_content"] = texts["thoughts"]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

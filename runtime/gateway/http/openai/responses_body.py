@@ -1,0 +1,212 @@
+"""The body of `POST /v1/responses`, and its conversation as chat templates take it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
+from rootlace.runtime.gateway.http.constraints import Asked, json_source
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.openai.body import ACCOUNT, CACHE
+from rootlace.runtime.gateway.http.openai.conversation import call_of
+from rootlace.runtime.gateway.http.sampling import with_sampling
+from rootlace.wire.protocol import Constraint
+
+
+class Part(Body):
+    """Content. Only text can be read."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+    image_url: Any = None
+    file_id: Any = None
+    file_data: Any = None
+    file_url: Any = None
+    filename: Any = None
+    detail: Any = None
+
+
+class Item(Body):
+    """A message, a call, its result, or thoughts. What came in an answer may be sent back."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    summary: Any = None
+    encrypted_content: Any = None
+    namespace: Any = None
+    caller: Any = None
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+    verbosity: Annotated[str | None, ignored("ask for it in words")] = None
+
+
+class ReasoningConfig(Body):
+    effort: str | None = None
+    summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
+    generate_summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
+
+
+class ResponsesBody(Body):
+    """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` is ours."""
+
+    input: str | list[Item]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    metadata: dict[str, str] | None = None
+    cache_salt: str | None = None
+
+    user: Annotated[str | None, ACCOUNT] = None
+    service_tier: Annotated[str | None, ACCOUNT] = None
+    safety_identifier: Annotated[str | None, ACCOUNT] = None
+    prompt_cache_key: Annotated[str | None, CACHE] = None
+    prompt_cache_retention: Annotated[str | None, CACHE] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
+    include: Annotated[list[str] | None, ignored("all there is is included")] = None
+    stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
+    max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
+    moderation: Annotated[Any, ignored("nothing is moderated")] = None
+
+    background: Annotated[bool | None, refused("every request is waited for")] = None
+    conversation: Annotated[Any, refused("use previous_response_id")] = None
+    prompt: Annotated[Any, refused("no prompts are stored")] = None
+    top_logprobs: Annotated[int | None, refused("use /v1/chat/completions")] = None
+    context_management: Annotated[Any, refused("the whole conversation is read")] = None
+    truncation: Annotated[
+        str | None, refused("a conversation that is too long is an error", "disabled")
+    ] = None
+
+
+RESPONSES_BODY = with_sampling(ResponsesBody, "openai")
+
+
+def messages_of(given: str | list[Item]) -> list[dict[str, Any]]:
+    """The input as messages: calls and thoughts belong to the assistant's message beside them.
+
+    Raises InvalidParameter for content that is not text.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise InvalidParameter("input", "input must not be empty")
+    messages: list[dict[str, Any]] = []
+    thoughts = ""
+    for index, item in enumerate(given):
+        param = f"input[{index}]"
+        if item.type == "reasoning":
+            thoughts += _text(item.content or [], f"{param}.content")
+        elif item.type == "function_call_output":
+            content = _text(_given(item, "output", param), f"{param}.output")
+            call_id = _given(item, "call_id", param)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        elif item.type == "function_call":
+            name, call_id = _given(item, "name", param), _given(item, "call_id", param)
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            call = call_of(call_id, name, item.arguments)
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            # "developer" is OpenAI's newer name of the system role; templates know the old one.
+            role = _given(item, "role", param).replace("developer", "system")
+            content = _text(_given(item, "content", param), f"{param}.content")
+            messages.append({"role": role, "content": content})
+        if thoughts and messages and messages[-1]["role"] == "assistant":
+            messages[-1]["reasoning_content"] = thoughts
+            thoughts = ""
+    return messages
+
+
+def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
+    tools = body.tools or ()
+    return tuple(Tool(t.name, t.description, t.parameters, bool(t.strict)) for t in tools)
+
+
+def tool_choice(body: ResponsesBody) -> ToolChoice:
+    """Raises InvalidParameter for a choice of something else than a function."""
+    given, parallel = body.tool_choice, body.parallel_tool_calls
+    # True is OpenAI's default, which clients send on their own.
+    parallel = False if parallel is False else None
+    if given is None or given == "auto":
+        return ToolChoice(parallel=parallel)
+    if given == "none":
+        return ToolChoice("none")
+    if given == "required":
+        return ToolChoice("required", parallel=parallel)
+    name = given.get("name") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(name, str):
+        raise InvalidParameter(
+            "tool_choice", "tool_choice must be 'none', 'auto', 'required' or a function"
+        )
+    return ToolChoice("required", name)
+
+
+def constraint_of(body: ResponsesBody) -> Asked | None:
+    """That of `text.format`."""
+    form = body.text.format if body.text is not None else None
+    if form is None or form.type == "text":
+        return None
+    schema = {"type": "object"} if form.type == "json_object" else form.schema
+    if schema is None:
+        raise InvalidParameter("text.format.schema", "text.format.schema is missing")
+    return Asked(Constraint("json_schema", json_source(schema)), "text.format")
+
+
+def _given(item: Item, field: str, param: str) -> Any:
+    value = getattr(item, field)
+    if value is None:
+        raise InvalidParameter(f"{param}.{field}", f"{param}.{field} is missing")
+    return value
+
+
+def _text(content: str | list[Part], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise InvalidParameter(
+                f"{param}[{index}]",
+                f"{param}[{index}]: only text parts are supported, not {part.type!r}",
+            )
+        texts.append(text)
+    return "".join(texts)

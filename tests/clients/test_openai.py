@@ -1,0 +1,90 @@
+"""OpenAI's own client: chat, tools, parsed values, responses, completions and embeddings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pydantic
+import pytest
+
+openai = pytest.importorskip("openai", reason="needs the extra `clients`")
+
+ASK: list[Any] = [{"role": "user", "content": "Who are you?"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"expression": {"type": "string", "maxLength": 12}},
+    "required": ["expression"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "calculator", "description": "Computes.", "parameters": PARAMETERS}
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=12)
+    large: bool
+
+
+@pytest.fixture
+def client(url: str) -> Any:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_chat(client: Any) -> None:
+    given = {"model": "demo", "messages": ASK, "temperature": 0, "max_completion_tokens": 24}
+    text = client.chat.completions.create(**given).choices[0].message.content
+    assert "Rootlace" in text
+    pieces = [
+        c.choices[0].delta.content for c in client.chat.completions.create(**given, stream=True)
+    ]
+    assert "".join(filter(None, pieces)) == text
+
+
+def test_calls_stream_as_they_are_written(client: Any) -> None:
+    given = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 12 + 30?"}],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": "required",
+        "temperature": 0,
+    }
+    (call,) = client.chat.completions.create(**given).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments).keys() == {"expression"}
+    with client.chat.completions.stream(**given) as stream:
+        deltas = [e.arguments_delta for e in stream if e.type.endswith("arguments.delta")]
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert len(deltas) > 1
+    assert streamed.function.arguments == call.function.arguments == "".join(deltas)
+
+
+def test_parsed_values(client: Any) -> None:
+    chat = client.chat.completions.parse(
+        model="demo", messages=ASK, response_format=City, temperature=0
+    )
+    response = client.responses.parse(model="demo", input=ASK, text_format=City, temperature=0)
+    assert isinstance(chat.choices[0].message.parsed, City)
+    assert response.output_parsed == chat.choices[0].message.parsed
+
+
+def test_responses(client: Any) -> None:
+    first = client.responses.create(model="demo", input="Who are you?", temperature=0)
+    assert "Rootlace" in first.output_text
+    with client.responses.stream(model="demo", input="Who are you?", temperature=0) as stream:
+        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text == first.output_text
+    second = client.responses.create(
+        model="demo", input="Hello", previous_response_id=first.id, temperature=0
+    )
+    # The branch of the first is in the tree, its answer included.
+    answered = first.usage.input_tokens + first.usage.output_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= answered - 1
+
+
+def test_completions_and_embeddings(client: Any) -> None:
+    reply = client.completions.create(
+        model="demo", prompt="a b", max_tokens=2, logprobs=1, echo=True
+    )
+    assert len(reply.choices[0].logprobs.tokens) >= 4
+    vectors = client.embeddings.create(model="demo", input=["one", "two"], dimensions=8)
+    assert [len(one.embedding) for one in vectors.data] == [8, 8]

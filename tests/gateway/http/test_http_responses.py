@@ -1,0 +1,200 @@
+"""OpenAI's responses over scripted answers, through the real `openai` client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from rootlace.runtime.gateway.http.errors import ResponseNotFound
+from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
+from rootlace.wire.protocol import Constraint
+from tests.gateway.http.conftest import Served
+
+TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+SAID = '<think>hm</think>\n\nwell<tool_call>{"name":"f","arguments":{"x":1}}</tool_call>'
+
+
+async def test_a_text(served: Served) -> None:
+    client = served.openai()
+    reply = await client.responses.create(
+        model="fake", input="hi", instructions="be brief", metadata={"k": "v"}, temperature=0.5
+    )
+    assert (reply.output_text, reply.status, reply.object) == ("hello", "completed", "response")
+    assert served.gateway.chat.last["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert (reply.temperature, reply.metadata) == (0.5, {"k": "v"})
+    usage = reply.usage
+    assert usage is not None and usage.output_tokens == 5
+    assert usage.input_tokens_details.cached_tokens == usage.input_tokens // 2
+    cut = await client.responses.create(model="fake", input="hi", max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.output[0].status == "incomplete"  # type: ignore[union-attr]
+    assert cut.incomplete_details is not None
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_thoughts_and_calls_streamed_or_not(served: Served) -> None:
+    served.gateway.chat.source = "{# <think> </think> #}"
+    served.gateway.script = lambda prompt, index: SAID
+    client = served.openai()
+    given: dict[str, Any] = {"model": "fake", "input": "hi", "tools": [TOOL]}
+    whole: Any = await client.responses.create(**given)
+    thoughts, message, call = whole.output
+    assert (thoughts.type, thoughts.content[0].text) == ("reasoning", "hm")
+    assert (message.type, message.content[0].text) == ("message", "well")
+    assert (call.type, call.name, call.arguments) == ("function_call", "f", '{"x":1}')
+
+    events = []
+    async with client.responses.stream(**given) as stream:
+        async for event in stream:
+            events.append(event)
+        last: Any = await stream.get_final_response()
+    assert [event.sequence_number for event in events] == sorted(
+        {event.sequence_number for event in events}
+    )
+    assert [events[0].type, events[-1].type] == ["response.created", "response.completed"]
+    assert last.output_text == "well" and last.output[2].arguments == '{"x":1}'
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event.type.endswith(".delta"):
+            deltas[event.type] = deltas.get(event.type, "") + event.delta
+    assert deltas == {
+        "response.reasoning_text.delta": "hm",
+        "response.output_text.delta": "well",
+        "response.function_call_arguments.delta": '{"x":1}',
+    }
+    added = [e.item.id for e in events if e.type == "response.output_item.added"]
+    done = [e.item.id for e in events if e.type == "response.output_item.done"]
+    assert added == done == [item.id for item in last.output]
+
+
+async def test_a_response_is_gone_on_from(served: Served) -> None:
+    served.gateway.script = lambda prompt, index: SAID.partition("</think>\n\n")[2]
+    client = served.openai()
+    first: Any = await client.responses.create(
+        model="fake", input="hi", tools=[TOOL], instructions="once"
+    )
+    call = first.output[-1]
+    served.gateway.script = lambda prompt, index: "done"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+    second = await client.responses.create(
+        model="fake",
+        input=[result],  # type: ignore[list-item]
+        previous_response_id=first.id,
+    )
+    function = {"name": "f", "arguments": {"x": 1}}
+    expected = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "well",
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "content": "3"},
+    ]
+    assert served.gateway.chat.last["messages"] == expected
+    # The same without the server's memory: the output goes back as it came.
+    stateless = [{"role": "user", "content": "hi"}, *first.output, result]
+    await client.responses.create(model="fake", input=stateless, store=False)
+    assert served.gateway.chat.last["messages"] == expected
+
+    assert (await client.responses.retrieve(second.id)).output_text == "done"
+    await client.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(second.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        await client.responses.create(model="fake", input="x", previous_response_id=second.id)
+    assert gone.value.param == "previous_response_id"
+    forgotten = await client.responses.create(model="fake", input="x", store=False)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(forgotten.id)
+
+
+async def test_constraints(served: Served) -> None:
+    schema = {"type": "integer"}
+    form: Any = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    await served.openai().responses.create(model="fake", input="x", text={"format": form})
+    wanted = Constraint("json_schema", '{"type":"integer"}')
+    assert served.gateway.last_generate.constraint == wanted
+    await served.openai().responses.create(
+        model="fake", input="x", tools=[TOOL], tool_choice={"type": "function", "name": "f"}
+    )
+    constraint = served.gateway.last_generate.constraint
+    assert constraint is not None
+    assert json.loads(constraint.source)["properties"]["name"] == {"const": "f"}
+
+
+@pytest.mark.parametrize(
+    "given, param",
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0]",
+        ),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 2}, "max_tokens"),
+    ],
+)
+async def test_refusals(served: Served, given: dict[str, Any], param: str) -> None:
+    body = {"model": "fake", "input": "x", **given}
+    async with served.http.post("/v1/responses", json=body) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["param"]) == (400, param), error
+
+
+async def test_a_stream_that_fails_says_so(served: Served) -> None:
+    def script(prompt: str, index: int) -> Any:
+        yield "h"
+        raise_in(served)
+        yield "i"
+
+    served.gateway.script = script
+    body = {"input": "x", "stream": True}
+    async with served.http.post("/v1/responses", json=body) as reply:
+        last = (await reply.text()).strip().split("\n\n")[-1]
+    assert last.startswith("event: response.failed") and "fell over" in last
+
+
+def raise_in(served: Served) -> None:
+    from rootlace.wire.protocol import Failed
+
+    served.gateway.sessions[-1]._on_events([Failed(3, "internal", "the engine fell over")])
+
+
+def test_the_store_is_bounded() -> None:
+    def kept(store: ResponseStore) -> set[str]:
+        return {str(i) for i in range(9) if _has(store, str(i))}
+
+    store = ResponseStore(max_responses=3)
+    for i in range(5):
+        store.put({"id": str(i)}, (), [{"role": "user", "content": "x"}])
+        store.get("0") if i < 3 else None
+    assert kept(store) == {"0", "3", "4"}  # 0 was used after 1 and 2
+    store = ResponseStore(max_bytes=1000)
+    for i in range(5):
+        store.put({"id": str(i)}, (), [{"role": "user", "content": "x" * 400}])
+    assert kept(store) == {"3", "4"}
+    store.delete("3")
+    store.put({"id": "5"}, (), [{"role": "user", "content": "x" * 400}])
+    assert kept(store) == {"4", "5"}
+
+
+def _has(store: ResponseStore, response_id: str) -> bool:
+    try:
+        return store._stored[response_id] is not None
+    except (KeyError, ResponseNotFound):
+        return False
