@@ -26,7 +26,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     Other fields are set wherever they apply. Texts, if the server gives them: what stands `before`
     the end of the match, what the prompt `goes_on` with, and what is `cached_instead`.
-    `saved_seconds`: about how long it would have taken to compute what was cached.
+    `saved_seconds`: about how long it would have taken to compute what was cached. `advice`: what
+    to change, where this and earlier prompts would share much but for an early difference.
     """
 
     matched: int
@@ -42,6 +43,7 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     goes_on: str = ""
     cached_instead: str = ""
     saved_seconds: float = 0.0
+    advice: str = ""
 
 
 def describe(report: CacheReport) -> str:

@@ -112,6 +112,22 @@ async def test_over_http(serve: Serve, stories: Tokenizer) -> None:
     assert page["nodes"][0]["namespace"] == "s"
 
 
+async def test_prompts_that_could_share_more(serve: Serve, stories: Tokenizer) -> None:
+    gateway, _ = make_gateway(stories)
+    served = await serve(gateway)  # type: ignore[arg-type]
+    tale = " ".join(f"The {n} cats met {n + 3} dogs and {n * n} birds." for n in range(30))
+    said = ""
+    for name in ("Lily", "Tom"):
+        body = {"prompt": f"{name} asked. {tale}", "max_tokens": 1, "return_cache_report": True}
+        _, reply = await ask(served, "/v1/completions", body)
+        said = reply["usage"]["cache_reports"][0]["advice"]
+    async with served.http.get("/cache/lint") as reply:
+        (finding,) = (await reply.json())["findings"]
+    assert finding["says"] == said and finding["ours"].strip() == "Tom"
+    async with served.http.get("/cache/lint?namespace=s") as reply:
+        assert await reply.json() == {"findings": []}
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [("limit=0x1", "limit"), ("limit=99999", "limit"), ("under=-1", "under"), ("page=2", "page")],

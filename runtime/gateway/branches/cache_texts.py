@@ -13,7 +13,9 @@ SHOWN = 12
 """So many tokens on either side of where a match ended are shown as text."""
 
 
-def with_texts(report: CacheReport, prompt: np.ndarray, tokenizer: Tokenizer) -> CacheReport:
+def with_texts(
+    report: CacheReport, prompt: np.ndarray, tokenizer: Tokenizer, advice: str = ""
+) -> CacheReport:
     """The report on `prompt` (int32), with the texts around where the match ended. A character
     whose tokens were cut apart there shows as U+FFFD."""
     at = report.matched
@@ -28,6 +30,7 @@ def with_texts(report: CacheReport, prompt: np.ndarray, tokenizer: Tokenizer) ->
         before=text(prompt[max(at - SHOWN, 0) : at].tolist()),
         goes_on=text(prompt[at : at + SHOWN].tolist()),
         cached_instead=text(list(report.instead[:SHOWN])),
+        advice=advice,
     )
 
 

@@ -15,6 +15,7 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
+from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.cache_report import CacheReport
@@ -86,6 +87,7 @@ class Core:
             block_size=info.block_size,
             chat=chat.format,
         )
+        self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

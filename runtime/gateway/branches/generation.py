@@ -172,9 +172,12 @@ class Generation:
             forced_tokens=sum(sample.forced_tokens for sample in self._samples),
         )
         timing = Timing(self._queued, first, total)
-        report = self._report
+        report, finding = self._report, None
+        if self._core.config.cache_reports != "off":
+            finding = self._core.lint.observe(self._branch.namespace, prompt, usage.cached_tokens)
         if report is not None:
-            report = with_texts(report, prompt, self._core.tokenizer)
+            advice = "" if finding is None else finding.says
+            report = with_texts(report, prompt, self._core.tokenizer, advice)
         return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs, report)
 
 

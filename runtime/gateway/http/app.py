@@ -71,6 +71,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/version", info.version, "the server's version"),
         Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
         Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
+        Endpoint("GET", "/cache/lint", cache.lint, "what keeps prompts from sharing more"),
         Endpoint("GET", "/cache/tree", cache.tree, "what the cache holds, used last first"),
         Endpoint(
             "POST",

@@ -59,18 +59,30 @@ class Cache:
         report = await self._explained(self._parts(body), body.cache_salt or "")
         return json_response(report_fields(report))
 
+    async def lint(self, request: web.Request) -> web.Response:
+        """What was noticed about prompts that could share more, what cost most first."""
+        (namespace,) = self._query(request, "namespace")
+        return json_response({"findings": self._gateway.lint.findings(namespace)})
+
     async def tree(self, request: web.Request) -> web.Response:
         """A page of the radix tree: the nodes used last, each behind its parent."""
-        query = request.query
-        for name in query.keys() - {"namespace", "under", "limit"}:
-            raise InvalidParameter(name, f"{name}: there are namespace, under and limit")
-        namespace = query.get("namespace")
-        if self._gateway.report_scope() == "own":
-            namespace = namespace or ""
-        under = _number(query.get("under", "0"), "under", 2**53)
-        limit = _number(query.get("limit", "200"), "limit", MAX_NODES)
-        page = await self._gateway.engine.tree(namespace, under, limit)
+        namespace, under, limit = self._query(request, "namespace", "under", "limit")
+        page = await self._gateway.engine.tree(
+            namespace,
+            _number(under or "0", "under", 2**53),
+            _number(limit or "200", "limit", MAX_NODES),
+        )
         return json_response(page_with_texts(page, self._gateway.tokenizer))
+
+    def _query(self, request: web.Request, *names: str) -> tuple[str | None, ...]:
+        """The named parameters, `namespace` among them: its default is the empty one, or all where
+        clients may look into all."""
+        for name in request.query.keys() - {*names}:
+            raise InvalidParameter(name, f"{name}: there is {' and '.join(names)}")
+        default = "" if self._gateway.report_scope() == "own" else None
+        return tuple(
+            request.query.get(name, default if name == "namespace" else None) for name in names
+        )
 
     def _parts(self, body: ExplainBody) -> tuple[Part, ...]:
         if body.prompt is not None:
