@@ -96,6 +96,7 @@ class ProgramServer:
         self._reader: MessageReader | None = None
         self._connections: dict[bytes, Connection] = {}
         self._behind: set[Connection] = set()
+        self._someone_behind = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
 
@@ -244,6 +245,7 @@ class ProgramServer:
         connection.backlog.append(frame)
         connection.backlog_bytes += len(frame)
         self._behind.add(connection)
+        self._someone_behind.set()
         if connection.backlog_bytes > MAX_BACKLOG_BYTES:
             self._drop(connection, f"{connection.backlog_bytes} bytes wait to be read")
 
@@ -276,14 +278,17 @@ class ProgramServer:
             self._send_now(identity, encode(events))
 
     async def _retry(self) -> None:
-        """Send what waits for clients that were slow."""
+        """Send what waits for clients that were slow; an idle server does not wake up for it."""
         while True:
+            await self._someone_behind.wait()
             await asyncio.sleep(RETRY_SECONDS)
             for connection in list(self._behind):
                 while connection.backlog and self._try(connection, connection.backlog[0]):
                     connection.backlog_bytes -= len(connection.backlog.popleft())
                 if not connection.backlog:
                     self._behind.discard(connection)
+            if not self._behind:
+                self._someone_behind.clear()
 
     # ------------------------------------------------------------ life and death
 
