@@ -11,7 +11,7 @@ import pytest
 
 from rootlace.kernels.native.library import FUNCTIONS
 from tests.conftest import ROOT
-from tests.native import PLAIN, TARGETS, library_for
+from tests.native import NATIVE, PLAIN, TARGETS, library_for
 
 STANDARD_LIBRARY = re.compile("_Z(N|NK|T[ISV]N|TSN)?St")
 """What templates of it become is weak: a library that is loaded for itself uses its own."""
@@ -59,7 +59,7 @@ def test_nothing_but_the_interface_is_seen(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_in_one_process(order: tuple[int, int]) -> None:
-    libraries = [library_for(PLAIN), library_for("-march=native")]
+    libraries = [library_for(PLAIN), library_for(NATIVE)]
     paths = [libraries[index]._name for index in order]
     done = subprocess.run(
         [sys.executable, "-c", ATTEND, *paths],
