@@ -400,3 +400,6 @@ DEEPSEEK_31 = Calls(
     ends=_DEEPSEEK_TAGS,
     noise=("<｜tool▁calls▁begin｜>",),
 )
+
+PLAIN = Tagged(HERMES)
+"""Of text that is no answer."""

@@ -17,6 +17,8 @@ from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.info import Info
 from rootlace.runtime.gateway.http.native import Generate
+from rootlace.runtime.gateway.http.ollama.answers import Answers
+from rootlace.runtime.gateway.http.ollama.models import Models
 from rootlace.runtime.gateway.http.openai.chat import ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import Completions
 from rootlace.runtime.gateway.http.openai.embeddings import Embeddings
@@ -36,6 +38,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
     info = Info(gateway)
+    answers, models = Answers(gateway, chats), Models(gateway, chats)
     responses = Responses(gateway, chats)
     messages = Messages(gateway, chats)
     tokenization = Tokenization(gateway, chats)
@@ -62,6 +65,13 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),
+        Endpoint("POST", "/api/chat", answers.chat, "Ollama's chat"),
+        Endpoint("POST", "/api/generate", answers.generate, "Ollama's answer to a prompt"),
+        Endpoint("POST", "/api/embed", models.embed, "Ollama's vectors of texts"),
+        Endpoint("POST", "/api/show", models.show, "the served model"),
+        Endpoint("GET", "/api/tags", models.tags, "the served model"),
+        Endpoint("GET", "/api/ps", models.running, "the served model"),
+        Endpoint("GET", "/api/version", models.version, "the server's version"),
         Endpoint("POST", "/generate", Generate(gateway).handle, "sglang's native interface"),
         Endpoint("POST", "/tokenize", tokenization.tokenize, "a text or conversation as tokens"),
         Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text"),

@@ -9,6 +9,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.formats.choose import format_of
 from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta
 from rootlace.runtime.gateway.formats.format import Format, Parser
+from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
@@ -137,6 +138,12 @@ class Chats:
             reasoning=request.reasoning and form.always and not lead + prefix,
             several=request.choice.parallel is not False,
         )
+
+    def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
+        """The same for `parts` that are no conversation: what follows is text."""
+        params = make_params(request.fields, self._gateway.model_info.vocab_size, request.names)
+        job = one_shot.Job(parts, params, request.constraint, request.namespace)
+        return Prepared(job, PLAIN, "", "", calls=False, reasoning=False, several=True)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
         """The conversation as the model's template writes it."""

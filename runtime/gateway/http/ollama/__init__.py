@@ -1,0 +1,1 @@
+"""Ollama's interface: answers in lines of JSON, and what is served."""

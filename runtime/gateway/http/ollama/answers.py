@@ -1,0 +1,175 @@
+"""`POST /api/chat` and `POST /api/generate`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.chat.blocks import Block, Blocks, End, More, blocks_of
+from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
+from rootlace.runtime.gateway.http.chat.request import ChatRequest
+from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
+from rootlace.runtime.gateway.http.fields import check_refused
+from rootlace.runtime.gateway.http.ollama.body import (
+    NAMES,
+    AnswerBody,
+    ChatBody,
+    GenerateBody,
+    constraint_of,
+    fields_of,
+    messages_of,
+    tools_of,
+)
+from rootlace.runtime.gateway.http.ollama.models import check_name
+from rootlace.runtime.gateway.http.prompts import Prompt
+from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.http.sse import LINES, stream_events
+from rootlace.wire.protocol import Generated
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A body, checked and understood."""
+
+    model: str
+    prepared: Prepared
+    chat: bool
+    thoughts: bool
+
+
+class Answers:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, ChatBody)
+        model = check_name(self._gateway, body.model)
+        if not body.messages:  # that is how Ollama's clients load a model
+            return json_response({**_head(model), **_text(True, ""), **_LOADED})
+        wanted = self._wanted(body, messages_of(body.messages), tools=tools_of(body.tools))
+        return await self._answer(
+            request, body, _asked(body, model, self._chats.prepare(wanted), True)
+        )
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request, GenerateBody)
+        model = check_name(self._gateway, body.model)
+        if not body.prompt:
+            return json_response({**_head(model), **_text(False, ""), **_LOADED})
+        messages = [{"role": "system", "content": body.system}] if body.system else []
+        wanted = self._wanted(body, [*messages, {"role": "user", "content": body.prompt}])
+        if body.raw:
+            prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
+        else:
+            prepared = self._chats.prepare(wanted)
+        return await self._answer(request, body, _asked(body, model, prepared, False))
+
+    def _wanted(self, body: AnswerBody, messages: list[dict[str, Any]], **more: Any) -> ChatRequest:
+        if body.options is not None:
+            check_refused(body.options, "options")
+        # A level, such as "high", says that the model is to think, too.
+        effort = body.think if isinstance(body.think, str) else None
+        thinking = bool(body.think) if body.think is not None else None
+        return ChatRequest(
+            messages=messages,
+            fields=fields_of(body.options),
+            names=NAMES,
+            constraint=constraint_of(body),
+            template=thinking_arguments(thinking, effort),
+            **more,
+        )
+
+    async def _answer(
+        self, request: web.Request, body: AnswerBody, asked: _Request
+    ) -> web.StreamResponse:
+        if body.stream is not False:
+            return await stream_events(request, self._stream(asked), LINES)
+        begun = time.monotonic()
+        generated, (answer,) = await self._chats.run(asked.prepared)
+        reply = _text(asked.chat, answer.content)
+        target = reply["message"] if asked.chat else reply
+        if answer.reasoning and asked.thoughts:
+            target["thinking"] = answer.reasoning
+        calls = [_call(block) for block in blocks_of(answer) if block.kind == "call"]
+        if calls:
+            target["tool_calls"] = calls
+        return json_response({**_head(asked.model), **reply, **_done(generated, begun)})
+
+    async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
+        begun, blocks = time.monotonic(), Blocks()
+        async with aclosing(self._chats.stream(asked.prepared)) as events:
+            async for event in events:
+                ended = isinstance(event, Ended)
+                changes = blocks.finish() if isinstance(event, Ended) else blocks.take(event.deltas)
+                for change in changes:
+                    kind = change.block.kind
+                    reply = _text(asked.chat, "")
+                    target = reply["message"] if asked.chat else reply
+                    if isinstance(change, More) and kind == "text":
+                        reply = _text(asked.chat, change.text)
+                    elif isinstance(change, More) and kind == "thoughts" and asked.thoughts:
+                        target["thinking"] = change.text
+                    elif isinstance(change, End) and kind == "call":
+                        # Ollama's clients take a call in one piece.
+                        target["tool_calls"] = [_call(change.block)]
+                    else:
+                        continue
+                    yield {**_head(asked.model), **reply, "done": False}
+                if ended:
+                    last = _done(event.generated, begun)  # type: ignore[union-attr]
+                    yield {**_head(asked.model), **_text(asked.chat, ""), **last}
+
+
+_LOADED = {"done": True, "done_reason": "load"}
+
+
+def _asked(body: AnswerBody, model: str, prepared: Prepared, chat: bool) -> _Request:
+    return _Request(model, prepared, chat, thoughts=body.think is not False)
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _text(chat: bool, text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}} if chat else {"response": text}
+
+
+def _call(block: Block) -> dict[str, Any]:
+    try:
+        arguments = msgspec.json.decode(block.text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        arguments = {}
+    return {"function": {"name": block.name, "arguments": arguments}}
+
+
+def _done(generated: Generated, begun: float) -> dict[str, Any]:
+    """What the last line tells; durations in nanoseconds."""
+    usage, timing = generated.usage, generated.timing
+    first = timing.first_token - timing.queued
+    return {
+        "done": True,
+        "done_reason": "length" if generated.outputs[0].finish_reason == "length" else "stop",
+        "total_duration": _nanoseconds(time.monotonic() - begun),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(first),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(timing.total - timing.first_token),
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)

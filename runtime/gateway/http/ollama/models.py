@@ -1,0 +1,113 @@
+"""What is served, as Ollama's clients ask: tags, show, ps and version; and embeddings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.vectors import find_vectors
+from rootlace.runtime.gateway.http.body import read_body
+from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
+from rootlace.runtime.gateway.http.prompts import Prompt
+from rootlace.runtime.gateway.http.replies import check_model, json_response
+
+
+def check_name(gateway: Gateway, asked: str) -> str:
+    """The served model's name. Ollama's clients add a tag. Raises ModelNotFound for another one."""
+    return check_model(gateway, asked.removesuffix(":latest"))
+
+
+class Models:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+        self._gateway = gateway
+        self._chats = chats
+        self._started = datetime.now(UTC).isoformat()
+
+    async def version(self, request: web.Request) -> web.Response:
+        return json_response({"version": metadata.version("rootlace")})
+
+    async def tags(self, request: web.Request) -> web.Response:
+        return json_response({"models": [self._entry()]})
+
+    async def running(self, request: web.Request) -> web.Response:
+        more = {"size_vram": 0, "context_length": self._gateway.model_info.context_length}
+        return json_response({"models": [{**self._entry(), **more}]})
+
+    async def show(self, request: web.Request) -> web.Response:
+        body = await read_body(request, ShowBody)
+        check_name(self._gateway, body.model or body.name or "")
+        info = self._gateway.model_info
+        template = self._gateway.chat.source
+        able = ["completion", "embedding"]
+        if template is not None and "tools" in template:
+            able.append("tools")
+        if self._chats.format.always:
+            able.append("thinking")
+        return json_response(
+            {
+                "modelfile": "",
+                "parameters": "",
+                "template": template or "",
+                "details": _DETAILS,
+                "model_info": {
+                    "general.architecture": "rootlace",
+                    "general.basename": info.name,
+                    "rootlace.context_length": info.context_length,
+                    "rootlace.vocab_size": info.vocab_size,
+                },
+                "capabilities": able,
+                "modified_at": self._started,
+            }
+        )
+
+    async def embed(self, request: web.Request) -> web.Response:
+        body = await read_body(request, EmbedBody)
+        model = check_name(self._gateway, body.model)
+        size = self._gateway.engine.info.hidden_size
+        if body.dimensions is not None and not 0 < body.dimensions <= size:
+            raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        found = await find_vectors(
+            self._gateway,
+            [Prompt(text=text).parts() for text in texts],
+            "last",
+            normalise=True,
+            dimensions=body.dimensions,
+            namespace="",
+        )
+        return json_response(
+            {
+                "model": model,
+                "embeddings": [vector.values.tolist() for vector in found],
+                "prompt_eval_count": sum(vector.prompt_tokens for vector in found),
+            }
+        )
+
+    def _entry(self) -> dict[str, Any]:
+        name = self._gateway.model_info.name
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": self._started,
+            "size": 0,
+            "digest": "",
+            "details": _DETAILS,
+        }
+
+
+_DETAILS = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
