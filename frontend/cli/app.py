@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rootlace.cli.cache import cache
 from rootlace.cli.chat import chat
 from rootlace.cli.doctor import doctor
 from rootlace.cli.models import models
@@ -29,6 +30,7 @@ app.command()(chat)
 app.command()(simulate)
 app.command()(doctor)
 app.command()(models)
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -42,8 +42,9 @@ class Evicted:
 
     The digest of a prefix is a sum over its tokens, each times a random number of its position, in
     64 bits: so it does not depend on how the tree cuts the prefix into nodes, and a node that
-    remembers the sum before it (`Node.digest`) spares its descendants the way up. Two prefixes of
-    equal digest are taken for the same one, which can make an explanation wrong, and nothing else.
+    remembers the sum up to its end (`Node.digest`) spares its descendants the way up. Two prefixes
+    of equal digest are taken for the same one, which can make an explanation wrong, and nothing
+    else.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +60,8 @@ class Evicted:
         """`leaf` is about to lose its tokens from the position `end` on."""
         kept = end - leaf.start
         tokens = leaf.tokens[kept:].copy()
-        digest = self._before(leaf)
+        assert leaf.parent is not None
+        digest = self._digest(leaf.parent)
         if kept:
             digest = (digest + self._sum(leaf.tokens[:kept], leaf.start)) & _MASK
         self._records.append(Eviction(end, digest, tokens, self._clock(), self.cause))
@@ -104,22 +106,19 @@ class Evicted:
         """Raise AssertionError unless the digest that `node` remembers is right."""
         remembered, node.digest = node.digest, None
         if remembered is not None:
-            assert self._before(node) == remembered, f"{node} remembers a wrong digest"
+            assert self._digest(node) == remembered, f"{node} remembers a wrong digest"
 
-    def _before(self, node: Node) -> int:
-        """The digest of what stands before `node`."""
+    def _digest(self, node: Node) -> int:
+        """The digest of the tokens up to the end of `node`."""
         below = []
-        while node.digest is None and not node.is_root:
+        while node.digest is None and node.parent is not None:
             below.append(node)
-            assert node.parent is not None
             node = node.parent
         digest = node.digest
         if digest is None:
             digest = node.digest = _seed(node.namespace)
         for link in reversed(below):
-            assert link.parent is not None
-            digest = (digest + self._sum(link.parent.tokens, link.parent.start)) & _MASK
-            link.digest = digest
+            digest = link.digest = (digest + self._sum(link.tokens, link.start)) & _MASK
         return digest
 
     def _sum(self, tokens: np.ndarray, start: int) -> int:

@@ -62,7 +62,7 @@ class Node:
         self.programs: tuple[int, ...] = ()
         self.shared = False
         self.digest: int | None = None
-        """Of the tokens before `start`, once it was needed: see `Evicted`."""
+        """Of all tokens up to `end`, once it was needed: see `Evicted`."""
         self.alive = True
         """False once evicted (`parent` stays) or merged (`parent` is then the node it became)."""
         self.key: tuple[float, ...] | None = None
@@ -109,15 +109,12 @@ class Node:
         self.worth = other.worth
         self.programs = other.programs
         self.shared = other.shared
-        self.digest = other.digest
 
     def absorb(self, upper: Node) -> None:
-        """Take over the edge and the history of `upper`, which has the same users, where it favours
-        staying."""
+        """Take over the history of `upper`, which has the same users, where it favours staying."""
         self.last_use = max(self.last_use, upper.last_use)
         self.uses = max(self.uses, upper.uses)
         self.worth = max(self.worth, upper.worth)
-        self.digest = upper.digest
 
     def same_users(self, other: Node) -> bool:
         return self.shared == other.shared and self.programs == other.programs

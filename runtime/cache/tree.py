@@ -250,7 +250,6 @@ class RadixTree:
         upper.inherit(node)
         parent.children[int(upper.tokens[0])] = upper
         node.parent = upper
-        node.digest = None
         node.start = cut
         node.tokens = node.tokens[count:]
         node.blocks = node.blocks[inside:]
@@ -300,6 +299,7 @@ class RadixTree:
         leaf.blocks = np.concatenate((kept, blocks))
         leaf.tokens = np.concatenate((leaf.tokens, tokens))
         leaf.end += len(tokens)
+        leaf.digest = None
 
     def _trim(self, leaf: Node, count: int) -> None:
         """Take up to `count` blocks from the end of an unlocked leaf."""
@@ -315,6 +315,7 @@ class RadixTree:
         leaf.tokens = leaf.tokens[: end - leaf.start]
         leaf.blocks = leaf.blocks[:kept]
         leaf.end = end
+        leaf.digest = None
         self._queue.push(leaf)
 
     def _remove(self, leaf: Node) -> None:

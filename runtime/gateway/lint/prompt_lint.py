@@ -21,7 +21,7 @@ _KEPT = 64
 _FINDINGS = 64
 _DIFFERENCE = 64
 """Tokens of a difference that counts as one place."""
-_PER_SECOND = 20.0
+_PER_SECOND = 10.0
 _BEFORE = 8
 
 
@@ -34,7 +34,7 @@ class _Prompt:
 class PromptLint:
     """Compares each prompt with the last `_KEPT` ones of its namespace.
 
-    Costs about 0.2 ms for a prompt of 4,096 tokens, for prompts of which at least `LEAST` tokens
+    Costs about 0.5 ms for a prompt of 4,096 tokens, for prompts of which at least `LEAST` tokens
     were computed, at most `_PER_SECOND` times a second.
     """
 
