@@ -55,11 +55,17 @@ class Linear(ctypes.Structure):
         ("schemes", POINTER(Scheme)),
         ("order", c_void_p),
         ("factor", c_float),
+        ("alpha", c_float),
+        ("limit", c_float),
     ]
 
 
 class Norm(ctypes.Structure):
     _fields_ = [("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Expert(ctypes.Structure):
+    _fields_ = [("gate_up", Linear), ("down", Linear)]
 
 
 class Layer(ctypes.Structure):
@@ -74,9 +80,24 @@ class Layer(ctypes.Structure):
         ("output", Linear),
         ("gate_up", Linear),
         ("down", Linear),
+        ("router", Linear),
+        ("shared_gate", Linear),
+        ("experts", POINTER(Expert)),
+        ("sinks", c_void_p),
         ("qkv_parts", c_int32),
         ("window", c_int32),
         ("rotation", c_int32),
+    ]
+
+
+class Mixture(ctypes.Structure):
+    _fields_ = [
+        ("count", c_int32),
+        ("chosen", c_int32),
+        ("inner", c_int32),
+        ("normalised", c_int32),
+        ("activation", c_int32),
+        ("factor", c_float),
     ]
 
 
@@ -102,6 +123,7 @@ class Model(ctypes.Structure):
         ("embedding", c_void_p),
         ("positions", c_void_p),
         ("final_norm", Norm),
+        ("mixture", Mixture),
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("rotation_stride", c_int64),
@@ -178,7 +200,9 @@ class Picks(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Scheme, Source, Linear, Norm, Layer, Model, Rows, Step, Edits, Picks)
+STRUCTURES = (
+    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Model, Rows, Step, Edits, Picks),
+)
 
 
 class Status(c_int32):

@@ -30,10 +30,11 @@ class Epilogue(enum.IntEnum):
     RELU = 5
     GELU = 6
     GELU_TANH = 7
+    CLAMPED_MUL = 8
 
     @property
     def gated(self) -> bool:
-        return self in (Epilogue.SILU_MUL, Epilogue.GELU_MUL)
+        return self in (Epilogue.SILU_MUL, Epilogue.GELU_MUL, Epilogue.CLAMPED_MUL)
 
     @property
     def wide(self) -> bool:

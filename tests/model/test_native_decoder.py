@@ -36,6 +36,7 @@ VOCAB = SHAPE["vocab_size"]
 SIZE = 4
 ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=20, seed=0)
 MODELS = ("llama-biased", "llama-tied", "qwen2-sliding", "qwen3", "mistral-sliding")
+MODELS += ("qwen2_moe", "gpt_oss")
 DTYPES = ("float32", "bfloat16")
 
 CASES = [

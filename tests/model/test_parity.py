@@ -81,8 +81,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module", params=KERNELS)
 def model(saved: Model, request: pytest.FixtureRequest) -> Model:
     skip_without(request.param)
-    if request.param == "native" and ModelConfig.read(saved.folder).spec.experts is not None:
-        pytest.skip("the native kernels have no mixtures of experts")
     return replace(saved, kernels=request.param)
 
 

@@ -216,10 +216,6 @@ FAMILIES = {
 }
 
 
-NOT_NATIVE = ("mixtral",)
-"""Families that have no native kernels."""
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture) -> None:
     """Biases, joined and tied modules, the head among those that are quantised."""
@@ -229,9 +225,7 @@ def test_families(tmp_path: Path, family: str, caplog: pytest.LogCaptureFixture)
     tied = isinstance(weights.head, Dense) and weights.head.matrix is weights.embedding
     assert tied == (family in ("gemma2", "llama-tied", "falcon-grouped"))
     assert (weights.head.kind == "fp8_e4m3") == (family == "mistral")
-    kernels = "reference" if family in NOT_NATIVE else "native"
-    unpacked = kernels == "native" and name in DENSE_ON_NATIVE
-    check_logprobs(packed, dense, caplog, kernels=kernels, unpacked=unpacked)
+    check_logprobs(packed, dense, caplog, unpacked=name in DENSE_ON_NATIVE)
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
@@ -284,7 +278,7 @@ def test_experts_in_mxfp4(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     said = weight_bytes(config, torch.float32, "none", head_apart=False)
     # Scales are a byte in the file, and two in memory.
     assert said == pytest.approx(weights.num_bytes(), rel=0.03)
-    check_logprobs(packed, dense, caplog, kernels="reference")
+    check_logprobs(packed, dense, caplog)
 
 
 def test_transposed_modules_are_refused(tmp_path: Path) -> None:

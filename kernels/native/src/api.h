@@ -58,11 +58,17 @@ struct RlLinear {
   const RlScheme* schemes;  // null: not codes; of gate and of up where these are packed together
   const int32_t* order;     // [inputs]: W's column i is for input order[i]; null: for input i
   float factor = 1;         // of y where a product is float32 (Epilogue's FLOAT32 and ADD)
+  float alpha = 0, limit = 0;  // of Epilogue's CLAMPED_MUL
 };
 
 // [hidden] each. `weight` null: there is no norm; `bias` null: it has none.
 struct RlNorm {
   const float *weight, *bias;
+};
+
+// As a layer's MLP; weights are in the order of the inputs.
+struct RlExpert {
+  RlLinear gate_up, down;
 };
 
 struct RlLayer {
@@ -75,9 +81,22 @@ struct RlLayer {
   // gate, inner rows.
   RlLinear gate_up;
   RlLinear down;     // hidden rows
+  // Of a layer with experts, whose gate_up and down are those of the MLP that all tokens have. Where
+  // `packed` is null there is no such MLP, and no gate (of one output) that it is multiplied by.
+  RlLinear router, shared_gate;
+  const RlExpert* experts;  // [count] or null
+  const float* sinks;       // [heads], of attention; or null
   int32_t qkv_parts;
   int32_t window;    // a token sees itself and window - 1 before it; 0: all
   int32_t rotation;  // where the layer's numbers begin in a row of cos and sin; negative: no rotation
+};
+
+// Of `count` experts each token has `chosen`; `count` 0: there are none.
+struct RlMixture {
+  int32_t count, chosen, inner;
+  int32_t normalised;  // whether shares are divided by their sum
+  int32_t activation;  // a rootlace::Epilogue
+  float factor;        // of what they add to the residual stream
 };
 
 struct RlModel {
@@ -94,6 +113,7 @@ struct RlModel {
   const void* embedding;    // [vocab, hidden], row-major
   const void* positions;    // [positions, hidden], added to embeddings; or null
   RlNorm final_norm;
+  RlMixture mixture;
   const float* cos;         // [positions, rotation_stride]; a layer has head_dim / 2 of a row
   const float* sin;
   int64_t rotation_stride;
@@ -206,8 +226,8 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlLayer, RlModel, RlRows, RlStep, RlEdits,
-// RlPicks: what a mirror of them is checked against.
+// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlModel, RlRows,
+// RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

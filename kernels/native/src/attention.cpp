@@ -292,7 +292,8 @@ class Work {
 
   void write(const State& state) const {
     each_query([&](int i, int token, int head) {
-      const float weight = sum(load(state.sums + i * LANES));
+      float weight = sum(load(state.sums + i * LANES));
+      if (call_.sinks) weight += exp2_of(call_.sinks[head] * 1.44269504f - state.base[i]);
       const float factor = 1.0f / weight;
       const float* values = state.values + (size_t)i * columns_;
       T* out = call_.out + token * call_.out_stride + (size_t)head * dim_;

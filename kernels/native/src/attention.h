@@ -28,6 +28,7 @@ struct AttentionCall {
   T* out;
   size_t out_stride;
   float* lse;
+  const float* sinks;  // [heads], scores of a further key without a value; null: there is none
 };
 
 // Called by all threads of a region with the same arguments; uses the crew's scratch. T: float or

@@ -17,6 +17,8 @@
 #include "guard.h"
 #include "kv_layout.h"
 #include "linear.h"
+#include "mixture.h"
+#include "rows.h"
 #include "runs.h"
 #include "team.h"
 
@@ -51,14 +53,6 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// How far apart rows of so many elements lie: an odd number of cache lines. Rows a power of two
-// apart would share few sets of a cache, and products read many rows at a time.
-template <class T>
-size_t spread(int elements) {
-  constexpr size_t LINE = 64 / sizeof(T);
-  return ((elements + LINE - 1) / LINE | 1) * LINE;
-}
-
 // Measures how long a thread spends in each part of a step.
 class Clock {
  public:
@@ -81,15 +75,6 @@ class Clock {
   int64_t last_;
 };
 
-// task(row) for rows 0 .. rows - 1, a few rows to a task.
-template <class Task>
-void each_row(Crew& crew, int rows, Task&& task) {
-  int size = std::max(1, std::min(rows / (4 * crew.size()), 32));
-  crew.each(ceil_div(rows, size), [&](int part) {
-    for (int row = part * size; row < std::min(rows, (part + 1) * size); row++) task(row);
-  });
-}
-
 }  // namespace
 }  // namespace rootlace
 
@@ -108,7 +93,7 @@ template <class T>
 class Forward {
  public:
   Forward(RlWorkspace& space, const RlModel& model, const RlStep& step)
-      : space_(space), model_(model), step_(step) {
+      : space_(space), model_(model), step_(step), mixture_(model, step.tokens) {
     q_size_ = model.heads * model.head_dim;
     kv_size_ = model.kv_heads * model.head_dim;
     qkv_size_ = q_size_ + 2 * kv_size_;
@@ -121,7 +106,8 @@ class Forward {
     size_t sizes[] = {tokens * hidden * sizeof(float),       tokens * narrow_stride_ * sizeof(T),
                       tokens * wide_stride_ * sizeof(T),     wanted * hidden * sizeof(float),
                       wanted * narrow_stride_ * sizeof(T),   tokens * ordered_stride_ * sizeof(T),
-                      besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float)};
+                      besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float),
+                      mixture_.bytes()};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -132,7 +118,8 @@ class Forward {
     wanted_q_ = reinterpret_cast<T*>(memory += sizes[3]);
     ordered_ = reinterpret_cast<T*>(memory += sizes[4]);
     beside_ = reinterpret_cast<T*>(memory += sizes[5]);
-    branch_ = reinterpret_cast<float*>(memory + sizes[6]);
+    branch_ = reinterpret_cast<float*>(memory += sizes[6]);
+    mixture_.put(memory + sizes[7]);
   }
 
   void run(Team& team) {
@@ -257,9 +244,7 @@ class Forward {
         });
         clock.mark(RL_ELEMENTWISE);
       }
-      multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
-               static_cast<Epilogue>(model_.activation), wide_, wide_stride_);
-      add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual);
+      mlp(crew, layer, index, x, tokens, residual);
       clock.mark(RL_LINEAR);
       const RlNorm& next = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
@@ -268,6 +253,22 @@ class Forward {
                [&](int t) { join(t, layer.mlp_out_norm, residual, next, out, stride); });
       clock.mark(RL_ELEMENTWISE);
     }
+  }
+
+  // The MLP that all tokens have, if there is one, and experts, if there are any.
+  void mlp(Crew& crew, const RlLayer& layer, int index, const T* x, int tokens,
+           float* residual) const {
+    const bool normed = layer.mlp_out_norm.weight, whole = layer.gate_up.packed;
+    if (whole) {
+      multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
+               static_cast<Epilogue>(model_.activation), wide_, wide_stride_);
+      if (layer.shared_gate.packed)
+        mixture_.weigh(crew, layer, x, narrow_stride_, tokens, wide_, wide_stride_);
+      add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual);
+    }
+    if (layer.experts)
+      mixture_.run(crew, layer, index, x, narrow_stride_, tokens, normed ? branch_ : residual,
+                   whole || !normed);
   }
 
   void embed(int t, float* residual) const {
@@ -393,6 +394,7 @@ class Forward {
     call.window = layer.window;
     call.scale = model_.scale;
     call.cap = model_.score_cap;
+    call.sinks = layer.sinks;
     call.out = narrow_;
     call.out_stride = narrow_stride_;
     attention(crew, plan, call);
@@ -433,6 +435,7 @@ class Forward {
   T* ordered_;              // [T, q, hidden or inner]: activations in the order of weights' columns
   T* beside_;               // [T, hidden]: what the MLP reads beside attention
   float* branch_;           // [T, hidden]: what is normed before it is added
+  Mixture<T> mixture_;
 };
 
 }  // namespace
@@ -442,7 +445,8 @@ extern "C" {
 
 void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlScheme), sizeof(RlSource), sizeof(RlLinear),
-                         sizeof(RlNorm),   sizeof(RlLayer),  sizeof(RlModel),
+                         sizeof(RlNorm),   sizeof(RlExpert), sizeof(RlLayer),
+                         sizeof(RlMixture), sizeof(RlModel),
                          sizeof(RlRows),   sizeof(RlStep),   sizeof(RlEdits),
                          sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;

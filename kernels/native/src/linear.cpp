@@ -315,6 +315,15 @@ struct Product {
         return gated([](Vec y) { return silu<T>(y); });
       case Epilogue::GELU_MUL:
         return gated([](Vec y) { return gelu_tanh<T>(y); });
+      case Epilogue::CLAMPED_MUL:
+        return each([&](size_t at, int to, Vec y, int from, int count) {
+          Vec up = load(sums[1] + from);
+          if (!plain) up += bias(packing.columns + to, count);
+          y = y > weights.limit ? splat(weights.limit) : y;
+          up = up > weights.limit ? splat(weights.limit) : up;
+          up = up < -weights.limit ? splat(-weights.limit) : up;
+          put(static_cast<T*>(out) + at + to, logistic<T>(y, y * weights.alpha) * (up + 1.0f), count);
+        });
       case Epilogue::RELU:
         return activated([](Vec y) { return relu(y); });
       case Epilogue::GELU:
@@ -364,6 +373,38 @@ void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weight
 }
 
 template <class T>
+void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
+                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo) {
+  if (!groups->expert) return;
+  const RlLinear& first = groups->expert->*weights;
+  const Panels<T> packing(first.outputs, first.inputs, is_gated(epilogue));
+  int count = 0;
+  size_t own = 0;
+  for (; groups[count].expert; count++) {
+    const Codes codes(packing, (groups[count].expert->*weights).schemes);
+    own = std::max(own, Panels<T>::Multiplier::bytes(codes));
+  }
+  own = (own + 63) / 64 * 64;
+  char* scratch = static_cast<char*>(crew.scratch(own + count * sizeof(int)));
+  int* ends = reinterpret_cast<int*>(scratch + own);  // of each group's tasks
+  for (int i = 0, tasks = 0; i < count; i++)
+    ends[i] = tasks += Plan<T>(packing, groups[i].rows, crew.size()).tasks();
+  typename Panels<T>::Multiplier multiplier(packing, scratch);
+  crew.each(ends[count - 1], [&](int index) {
+    const int at = static_cast<int>(std::upper_bound(ends, ends + count, index) - ends);
+    const RowGroup& group = groups[at];
+    const RlLinear& own = group.expert->*weights;
+    const Codes codes(packing, own.schemes);
+    const Plan<T> plan(packing, group.rows, crew.size());
+    Product<T> product{x + group.first * ldx, ldx, own, codes, epilogue,
+                       out + group.first * ldo, ldo};
+    int begin, end;
+    plan.task(index - (at ? ends[at - 1] : 0), begin, end);
+    product.run(multiplier, plan, begin, end);
+  });
+}
+
+template <class T>
 void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
                   const int64_t* masks, float* out, size_t ldo) {
   if (rows <= 0) return;
@@ -397,6 +438,10 @@ template void linear_among<float>(Crew&, const float*, size_t, int, const RlLine
                                   float*, size_t);
 template void linear_among<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, const int64_t*,
                                  float*, size_t);
+template void linear_grouped<float>(Crew&, const float*, size_t, const RowGroup*,
+                                    RlLinear RlExpert::*, Epilogue, float*, size_t);
+template void linear_grouped<bf16>(Crew&, const bf16*, size_t, const RowGroup*,
+                                   RlLinear RlExpert::*, Epilogue, bf16*, size_t);
 template void linear<float>(Crew&, const float*, size_t, int, const RlLinear&, Epilogue, void*,
                             size_t);
 template void linear<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, Epilogue, void*,

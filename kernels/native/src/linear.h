@@ -24,10 +24,14 @@ enum class Epilogue : int32_t {
   RELU = 5,
   GELU = 6,
   GELU_TANH = 7,
+  // T* out[rows, outputs / 2] = g sigmoid(alpha g) (u + 1), with g the gate, at most `limit`, and u
+  // within -limit : limit; weights packed as gated
+  CLAMPED_MUL = 8,
 };
 
 inline bool is_gated(Epilogue epilogue) {
-  return epilogue == Epilogue::SILU_MUL || epilogue == Epilogue::GELU_MUL;
+  return epilogue == Epilogue::SILU_MUL || epilogue == Epilogue::GELU_MUL ||
+         epilogue == Epilogue::CLAMPED_MUL;
 }
 
 // Called by all threads of a region with the same arguments; on return all of `out` is written and
@@ -36,6 +40,18 @@ inline bool is_gated(Epilogue epilogue) {
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo);
+
+// Rows first : first + rows of x and out, and the expert whose weights they are multiplied by.
+struct RowGroup {
+  const RlExpert* expert;
+  int first, rows;
+};
+
+// `linear` of groups, the last of which has no expert, with one of each expert's weights; all have
+// the same shape.
+template <class T>
+void linear_grouped(Crew& crew, const T* x, size_t ldx, const RowGroup* groups,
+                    RlLinear RlExpert::*weights, Epilogue epilogue, T* out, size_t ldo);
 
 // The same, into float32, as far as somebody has a use for it: of the columns that masks[row] (an
 // address of packed bits; 0: all) excludes, those far from all others are not computed, and their

@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from rootlace.kernels import Quantised, Weight
+from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.codes import parts_packed, why_not
 from rootlace.kernels.native.handles import Team
@@ -67,7 +67,7 @@ class NativeWeights:
             heads=attention.num_heads,
             kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            inner=spec.mlp.inner_size,
+            inner=max(spec.mlp.inner_size, spec.experts.shared_size if spec.experts else 0),
             num_layers=count,
             vocab=spec.head_rows,
             activation=activations[spec.mlp.activation],
@@ -82,6 +82,7 @@ class NativeWeights:
             embedding=self._address(weights.embedding),
             positions=self._address(weights.positions),
             final_norm=self._norm(weights.final_norm, weights.final_norm_bias),
+            mixture=self._mixture(),
             layers=layers,
             head=head,
         )
@@ -105,9 +106,11 @@ class NativeWeights:
         to.k_norm = self._address(_float32(layer.k_norm))
         to.qkv_parts = self._fill_parts(to.qkv, layer.qkv)
         to.output = self._linear(layer.output, factor=factor)
-        assert layer.gate_up is not None and layer.down is not None  # no mixture of experts
-        to.gate_up = self._linear(layer.gate_up, gated=spec.mlp.gated)
-        to.down = self._linear(layer.down, factor=factor)
+        if layer.gate_up is not None and layer.down is not None:
+            to.gate_up = self._linear(layer.gate_up, gated=spec.mlp.gated)
+            to.down = self._linear(layer.down, factor=factor)
+        self._fill_experts(to, layer)
+        to.sinks = self._address(_float32(layer.sinks))
         window = spec.attention.windows[index]
         to.window = window or 0
         to.rotation = 0
@@ -116,17 +119,46 @@ class NativeWeights:
         elif spec.rope.local_theta and window is not None:
             to.rotation = spec.attention.head_dim // 2  # behind those of the other layers
 
+    def _fill_experts(self, to: native.Layer, layer: LayerWeights) -> None:
+        if layer.router is None or self._spec.experts is None:
+            return
+        to.router = self._linear(self._in_order(layer.router))
+        if layer.shared_gate is not None:
+            to.shared_gate = self._linear(self._in_order(layer.shared_gate))
+        alpha, limit = self._spec.experts.clamp or (0.0, 0.0)
+        experts = (native.Expert * len(layer.experts))()
+        for own, expert in zip(experts, layer.experts, strict=True):
+            own.gate_up = self._linear(self._in_order(expert.gate_up), gated=True)
+            own.gate_up.alpha, own.gate_up.limit = alpha, limit
+            own.down = self._linear(self._in_order(expert.down))
+        self._held.append(experts)
+        to.experts = experts
+
+    def _mixture(self) -> native.Mixture:
+        experts = self._spec.experts
+        if experts is None:
+            return native.Mixture()
+        activation = GATED[self._spec.mlp.activation]
+        return native.Mixture(
+            count=experts.count,
+            chosen=experts.chosen,
+            inner=experts.inner_size,
+            normalised=experts.normalised,
+            activation=activation if experts.clamp is None else Epilogue.CLAMPED_MUL,
+            factor=self._spec.residual_multiplier,
+        )
+
     def _norm(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> native.Norm:
         return native.Norm(self._address(_float32(weight)), self._address(_float32(bias)))
 
-    def _in_order(self, head: Weight) -> Weight:
-        """The head with its columns in the model's order: its activations cannot be put into
-        another one."""
-        if not isinstance(head, Quantised) or head.order is None:
-            return head
-        reason = "the native kernels cannot sort the columns of a head"
-        self._unpacked.setdefault(reason, head.kind)
-        return dense(head, self._dtype)
+    def _in_order(self, weight: Weight) -> Weight:
+        """A weight with its columns in the model's order, where activations cannot be put into
+        another one: of the head, and of experts."""
+        if all(isinstance(part, Dense) or part.order is None for part in parts_of(weight)):
+            return weight
+        reason = "the native kernels cannot sort the columns of a head or of experts"
+        self._unpacked.setdefault(reason, weight.kind)
+        return dense(weight, self._dtype)
 
     def _fill_parts(self, to: ctypes.Array[native.Linear], weight: Weight) -> int:
         parts = parts_of(weight)
