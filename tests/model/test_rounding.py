@@ -110,13 +110,19 @@ def numbers_of(weights: ModelWeights) -> ModelWeights:
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("codes", ["int8", "int4"])
-def test_tokens_are_those_of_the_rounded_weights(folder: Path, codes: Any, kernels: Any) -> None:
+@pytest.mark.parametrize(
+    "name, codes",
+    [("qwen3-biased", "int8"), ("qwen3-biased", "int4"), ("gemma3", "int8"), ("gpt_neox", "int4")],
+)
+def test_tokens_are_those_of_the_rounded_weights(
+    tmp_path: Path, name: str, codes: Any, kernels: Any
+) -> None:
     skip_without(kernels)
+    save(configs()[name], tmp_path)
 
     def logits(quantize: Any, weights_of: Any) -> np.ndarray:
         executor = ExecutorConfig(
-            model=str(folder), kernels=kernels, quantize=quantize, dtype="float32", device="cpu"
+            model=str(tmp_path), kernels=kernels, quantize=quantize, dtype="float32", device="cpu"
         )
         runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 8, weights_of=weights_of)
         plan = make_plan([Work(Row(Blocks(16, 4), [5, 150, 7, 32, 9, 11, 4, 77]))])
