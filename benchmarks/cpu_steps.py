@@ -1,8 +1,9 @@
 """Where the time of a step on a CPU goes: `python -m benchmarks.cpu_steps [--json FILE]`.
 
 Decode steps of one row and of many, and prefills of one prompt, greedy, on the native kernels; the
-same of plain transformers beside them, with the cache that its `generate` uses. The parts are
-those of the fastest step of each case: noise only slows.
+same beside them of plain transformers, with the cache that its `generate` uses, or with
+`--beside reference` of our own decoder in torch. The parts are those of the fastest step of each
+case: noise only slows.
 
 The percentages beside linear layers, attention and logits are the shares of the machine's measured
 ceilings that they reach: the least time that the part could take, over the time that it took. The
@@ -35,7 +36,7 @@ from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
 from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.executor.cpu_setup import on_cpu
+from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
@@ -55,6 +56,12 @@ class Case:
     context: int
     shared: int = 0
 
+    def tables(self) -> np.ndarray:
+        """Blocks of its rows."""
+        found = random_tables(self.rows, self.context, BLOCK_SIZE)
+        found[:, : self.shared // BLOCK_SIZE] = found[0, : self.shared // BLOCK_SIZE]
+        return found
+
 
 @dataclass(frozen=True)
 class Result:
@@ -65,8 +72,8 @@ class Result:
     """Milliseconds by `SHOWN`; "host" is what Python does in the forward pass."""
     least: dict[str, float]
     """Milliseconds that a part takes at least; see `least_seconds`."""
-    transformers: float | None = None
-    """Milliseconds of transformers' step."""
+    beside: float | None = None
+    """Milliseconds of the same step on what is measured beside."""
 
 
 Limits = tuple[float, float]
@@ -90,21 +97,32 @@ def least_seconds(spec: ModelSpec, case: Case, size: Elements, limits: Limits) -
     return {part: max(flops / rate, read / bandwidth) for part, (flops, read) in work.items()}
 
 
+def loaded(
+    folder: Path,
+    cache: CacheConfig,
+    executor: ExecutorConfig,
+    weights_of: LoadWeights = load_weights,
+) -> tuple[CpuModel, ModelSpec]:
+    config = ModelConfig.read(folder)
+    dtype = checkpoint_dtype(config)
+    rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
+    model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
+    model.pool.normal_()  # products of zeros take less time
+    return model, config.spec
+
+
 class Subject:
     """A model on the native kernels, taken apart."""
 
     def __init__(
         self, folder: Path, blocks: int, threads: int, weights_of: LoadWeights = load_weights
     ) -> None:
-        config = ModelConfig.read(folder)
-        dtype = checkpoint_dtype(config)
-        rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks)
         executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
-        model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
+        model, self.spec = loaded(folder, cache, executor, weights_of)
         assert isinstance(model.forward, NativeDecoder)
-        model.pool.normal_()  # products of zeros take less time
-        self.spec, self.size = config.spec, Elements(dtype.itemsize, dtype.itemsize)
+        size = model.pool.dtype.itemsize
+        self.size = Elements(size, size)
         self._forward = model.forward
         self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
         vocab = self.spec.vocab_size
@@ -149,6 +167,30 @@ class Transformers:
         return run
 
 
+class Reference:
+    """The same model on the reference kernels."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self._folder, self._threads = folder, threads
+
+    def step(self, case: Case, known: np.ndarray) -> Callable[[], object]:
+        """A step of `case`, to be called again and again."""
+        tables = case.tables()
+        cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=tables.size)
+        executor = ExecutorConfig(
+            model=str(self._folder), threads=self._threads, kernels="reference"
+        )
+        model, _ = loaded(self._folder, cache, executor)
+        plan = step_plan(tables, BLOCK_SIZE, known, case.new)
+        return lambda: model.forward.logits(model.forward.run(plan)).argmax(-1)
+
+
+BESIDE: dict[str, type[Transformers] | type[Reference]] = {
+    "transformers": Transformers,
+    "reference": Reference,
+}
+
+
 @torch.inference_mode()
 def measure(
     name: str,
@@ -157,16 +199,15 @@ def measure(
     threads: int,
     seconds: float,
     limits: Limits,
-    beside: bool = False,
+    beside: str | None = None,
 ) -> list[Result]:
-    """The fastest step of each case, `seconds` being spent on it; `beside`: transformers', too."""
-    tables = [random_tables(case.rows, case.context, BLOCK_SIZE) for case in cases]
+    """The fastest step of each case, `seconds` being spent on it, and on one of `BESIDE`."""
+    tables = [case.tables() for case in cases]
     subject = Subject(folder, max(table.size for table in tables), threads)
-    peer = Transformers(folder, threads) if beside else None
+    peer = BESIDE[beside](folder, threads) if beside else None
     results = []
     for case, table in zip(cases, tables, strict=True):
         known = random_tokens(case.context, subject.spec.vocab_size)
-        table[:, : case.shared // BLOCK_SIZE] = table[0, : case.shared // BLOCK_SIZE]
         plan = step_plan(table, BLOCK_SIZE, known, case.new)
         end = time.perf_counter() + seconds
         subject.run(plan)
@@ -182,17 +223,16 @@ def measure(
     return results
 
 
-def show(results: list[Result], console: Console) -> None:
-    columns = ("model", "case", "step", *SHOWN, "transformers", "x")
+def show(results: list[Result], console: Console, beside: str = "transformers") -> None:
+    columns = ("model", "case", "step", *SHOWN, beside, "x")
     table = new_table("Milliseconds of a step", *columns)
     for result in results:
         cells = [f"{result.milliseconds:,.2f}"]
         for part, spent in result.parts.items():
             share = f" {result.least[part] / spent:4.0%}" if part in result.least else ""
             cells.append(f"{spent:,.2f}{share}")
-        if result.transformers:
-            ratio = result.transformers / result.milliseconds
-            cells += [f"{result.transformers:,.2f}", f"{ratio:.2f}"]
+        if result.beside:
+            cells += [f"{result.beside:,.2f}", f"{result.beside / result.milliseconds:.2f}"]
         table.add_row(result.model, result.case, *cells)
     console.print(table)
 
@@ -207,7 +247,8 @@ def main() -> None:
     option("--shared", type=int, default=0, help="how many of them all rows have in common")
     option("--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts")
     option("--behind", type=int, default=0, help="tokens before each prompt")
-    option("--alone", action="store_true", help="without transformers beside")
+    option("--alone", action="store_true", help="without another beside")
+    option("--beside", choices=BESIDE, default="transformers", help="what is measured, too")
     option("--threads", type=int, default=usable_cores(), help="threads that compute")
     option("--seconds", type=float, default=3.0, help="per case, best of many")
     args = parser.parse_args()
@@ -224,10 +265,11 @@ def main() -> None:
     results: list[Result] = []
     for size in args.sizes:
         folder = make_model(size, args.models / size)
+        beside = None if args.alone else args.beside
         results += measure(
-            size, folder, cases, args.threads, args.seconds, (rate, bandwidth), not args.alone
+            size, folder, cases, args.threads, args.seconds, (rate, bandwidth), beside
         )
-    show(results, console)
+    show(results, console, args.beside)
     report.add("ceilings", ceilings)
     report.add("results", results)
     console.print(f"large product {rate / 1e9:,.0f} GFLOP/s, reading {bandwidth / 1e9:.1f} GB/s")

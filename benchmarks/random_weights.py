@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 
 from rootlace.kernels import Dense
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.expected import Shape
 from rootlace.runtime.model.checkpoint.weights import (
     LayerWeights,
     ModelWeights,
@@ -41,35 +43,60 @@ def random_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype) ->
         weight = torch.empty((rows, columns), dtype=dtype, device=device)
         return weight.normal_(0.0, spread, generator=generator)
 
+    def small(count: int) -> torch.Tensor:
+        return normal(1, count, 0.05)[0]
+
     def layer(index: int) -> LayerWeights:
         found: dict[str, Any] = {}
+        biases: dict[str, torch.Tensor] = {}
         for name, part in layer_parts(spec, index).items():
             rows, columns = sum(part.rows), part.columns
-            found[name] = Dense(normal(rows, columns, columns**-0.5)) if columns else ones(rows)
-        return layer_of(found, {})
+            if columns:
+                matrix = normal(rows, columns, columns**-0.5)
+                found[name] = Dense(matrix, small(rows) if part.bias else None)
+                continue
+            found[name] = ones(rows)
+            if part.bias:
+                biases[name] = small(rows)
+        return layer_of(found, biases)
 
     layers = tuple(layer(index) for index in range(spec.num_layers))
     head = embedding = normal(spec.vocab_size, spec.hidden_size, 0.05)
     if not spec.tied_embeddings:
         head = normal(spec.vocab_size, spec.hidden_size, 0.05)
-    return ModelWeights(embedding, layers, ones(spec.hidden_size), Dense(head))
+    return ModelWeights(
+        embedding,
+        layers,
+        ones(spec.hidden_size),
+        Dense(head),
+        final_norm_bias=small(spec.hidden_size) if spec.norm.bias else None,
+    )
 
 
 def named_weights(spec: ModelSpec, weights: ModelWeights) -> dict[str, torch.Tensor]:
     """Random weights by their names in a checkpoint, a tied head left out."""
     named = {
         f"{spec.names.embedding}.weight": weights.embedding,
-        f"{spec.names.final_norm}.weight": weights.final_norm,
+        f"{spec.names.final_norm}.weight": weights.final_norm - spec.norm.offset,
     }
-    if not spec.tied_embeddings:
-        named[f"{spec.names.head}.weight"] = _matrix(weights.head)
+    if weights.final_norm_bias is not None:
+        named[f"{spec.names.final_norm}.bias"] = weights.final_norm_bias
+    if not spec.tied_embeddings and isinstance(weights.head, Dense):
+        named[f"{spec.names.head}.weight"] = weights.head.matrix
     for index, layer in enumerate(weights.layers):
         for name, part in layer_parts(spec, index).items():
-            rows = [shape[0] for shape in part.weights().values()]
-            named |= zip(part.weights(), _matrix(layer.part(name)).split(rows), strict=True)
+            weight = layer.part(name)
+            if isinstance(weight, Dense):
+                numbers, bias = weight.matrix, weight.bias
+            else:
+                numbers, bias = weight - spec.norm.offset, layer.norm_biases.get(name)
+            named |= _apart(part.weights(), numbers)
+            if bias is not None:
+                named |= _apart(part.biases(), bias)
     return named
 
 
-def _matrix(weight: Any) -> torch.Tensor:
-    """A dense weight's matrix; a norm as it is."""
-    return weight.matrix if isinstance(weight, Dense) else weight
+def _apart(shapes: Mapping[str, Shape], joined: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What was joined, row by row, by the names of its parts."""
+    rows = [shape[0] for shape in shapes.values()]
+    return dict(zip(shapes, joined.split(rows), strict=True))
