@@ -36,15 +36,23 @@ template <class T>
 }
 
 // x / 2 (1 + erf(x / sqrt(2))), with the erf of Abramowitz and Stegun, 7.1.26: to 1.5e-7.
-[[gnu::noinline]] inline Vec gelu(Vec x) {
-  const Vec size = x < 0 ? -x : x;
-  const Vec t = 1.0f / (1.0f + 0.2316418882f * size);
-  Vec p = 1.061405429f * t - 1.453152027f;
-  p = p * t + 1.421413741f;
-  p = p * t - 0.284496736f;
-  p = p * t + 0.254829592f;
-  const Vec beyond = 0.5f * p * t * exp(-0.5f * x * x);  // the normal distribution's part above |x|
-  return x * (x < 0 ? beyond : 1.0f - beyond);
+template <class T>
+[[gnu::noinline]] Vec gelu(Vec x) {
+  Vec y;
+  for (int i = 0; i < LANES; i += NATIVE) {
+    Native part;
+    std::memcpy(&part, reinterpret_cast<const float*>(&x) + i, sizeof part);
+    const Native size = part < 0.0f ? -part : part;
+    const Native t = Isa::reciprocal(Isa::multiply_add(size, Isa::splat(0.2316418882f), Isa::splat(1.0f)));
+    Native p = Isa::splat(0.5f * 1.061405429f);
+    for (float next : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f})
+      p = Isa::multiply_add(p, t, Isa::splat(0.5f * next));
+    // The normal distribution's part above |x|.
+    const Native beyond = p * t * exp2<sizeof(T) == 4 ? 5 : 4>(part * part * -0.72134752f);
+    part = part * (part < 0.0f ? beyond : 1.0f - beyond);
+    std::memcpy(reinterpret_cast<float*>(&y) + i, &part, sizeof part);
+  }
+  return y;
 }
 
 inline Vec relu(Vec x) { return x < 0 ? Vec{} : x; }

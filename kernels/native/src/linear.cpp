@@ -269,14 +269,17 @@ struct Product {
               Place place, const Sums* sums) const {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);
-    const bool plain = !weights.bias && width % LANES == 0;
+    const bool whole = width % LANES == 0;
     auto each = [&](auto&& put) {
       for (; row < stop; row++) {
         const size_t to = place(row) * ldo;
         const int from = row * PANEL;
-        if (plain)
-          for (int done = 0; done < width; done += LANES)
-            put(to, column + done, load(sums[0] + from + done), from + done, LANES);
+        if (whole)
+          for (int done = 0; done < width; done += LANES) {
+            Vec y = load(sums[0] + from + done);
+            if (weights.bias) y += load(weights.bias + column + done);
+            put(to, column + done, y, from + done, LANES);
+          }
         else
           for (int done = 0; done < width; done += LANES) {
             int count = std::min(LANES, width - done);
@@ -297,7 +300,7 @@ struct Product {
     const auto gated = [&](auto activation) {
       each([&](size_t at, int to, Vec y, int from, int count) {
         Vec up = load(sums[1] + from);
-        if (!plain) up += bias(packing.columns + to, count);
+        if (weights.bias) up += bias(packing.columns + to, count);
         put(static_cast<T*>(out) + at + to, activation(y) * up, count);
       });
     };
@@ -327,7 +330,7 @@ struct Product {
       case Epilogue::RELU:
         return activated([](Vec y) { return relu(y); });
       case Epilogue::GELU:
-        return activated([](Vec y) { return gelu(y); });
+        return activated([](Vec y) { return gelu<T>(y); });
       case Epilogue::GELU_TANH:
         return activated([](Vec y) { return gelu_tanh<T>(y); });
     }
