@@ -321,7 +321,7 @@ struct Product {
       case Epilogue::CLAMPED_MUL:
         return each([&](size_t at, int to, Vec y, int from, int count) {
           Vec up = load(sums[1] + from);
-          if (!plain) up += bias(packing.columns + to, count);
+          if (weights.bias) up += bias(packing.columns + to, count);
           y = y > weights.limit ? splat(weights.limit) : y;
           up = up > weights.limit ? splat(weights.limit) : up;
           up = up < -weights.limit ? splat(-weights.limit) : up;
