@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
@@ -16,6 +17,7 @@ from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
+from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.cache_report import CacheReport
@@ -88,6 +90,9 @@ class Core:
             chat=chat.format,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        self.metrics = Metrics()
+        self.last_token = -math.inf
+        """When the engine last gave a token, by `time.monotonic`."""
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

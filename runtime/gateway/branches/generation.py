@@ -103,8 +103,10 @@ class Generation:
 
     def _take(self, sample: Sample, update: Update) -> bool:
         """Take one update; True when the sample is complete."""
-        if self._first_token is None and update.token_ids:
-            self._first_token = time.monotonic()
+        if update.token_ids:
+            self._core.last_token = time.monotonic()
+            if self._first_token is None:
+                self._first_token = self._core.last_token
         if sample.index == 0:
             if update.cached_tokens is not None:
                 self._cached = update.cached_tokens
@@ -172,6 +174,7 @@ class Generation:
             forced_tokens=sum(sample.forced_tokens for sample in self._samples),
         )
         timing = Timing(self._queued, first, total)
+        self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
         if self._core.config.cache_reports != "off":
             finding = self._core.lint.observe(self._branch.namespace, prompt, usage.cached_tokens)

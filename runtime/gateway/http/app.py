@@ -15,6 +15,7 @@ from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
+from rootlace.runtime.gateway.http.health import Health
 from rootlace.runtime.gateway.http.info import Info
 from rootlace.runtime.gateway.http.native import Generate
 from rootlace.runtime.gateway.http.ollama.answers import Answers
@@ -37,7 +38,7 @@ ACCESS_LOG = '%a "%r" %s %b %Dus %{X-Request-Id}o "%{User-Agent}i"'
 def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
-    info = Info(gateway)
+    info, health = Info(gateway), Health(gateway)
     answers, models = Answers(gateway, chats), Models(gateway, chats)
     responses = Responses(gateway, chats)
     messages = Messages(gateway, chats)
@@ -76,8 +77,12 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("POST", "/tokenize", tokenization.tokenize, "a text or conversation as tokens"),
         Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text"),
         Endpoint("GET", "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),
-        Endpoint("GET", "/health", info.health, "200 while the engine answers"),
-        Endpoint("GET", "/health_generate", info.health_generate, "200 if a token can be made now"),
+        Endpoint("GET", "/health", health.health, "200 while the engine answers"),
+        Endpoint(
+            "GET", "/health_generate", health.health_generate, "200 if a token can be made now"
+        ),
+        Endpoint("GET", "/ready", health.ready, "200 if a token went through the engine lately"),
+        Endpoint("GET", "/metrics", health.metrics, "for Prometheus"),
         Endpoint("GET", "/version", info.version, "the server's version"),
         Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
         Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
@@ -114,6 +119,10 @@ def make_app(gateway: Gateway) -> web.Application:
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         echo_request_id(request, response)
         allow_page(pages, request, response)
+        resource = request.match_info.route.resource
+        # Paths that do not exist are one, however many are tried.
+        path = "" if resource is None else resource.canonical
+        gateway.metrics.replied(path, response.status)
 
     app.on_response_prepare.append(add_headers)
     return app

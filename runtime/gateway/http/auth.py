@@ -10,7 +10,7 @@ from aiohttp.typedefs import Middleware
 from rootlace.runtime.gateway.http.errors import Handler
 from rootlace.wire.errors import Unauthorized
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
 
 
 def api_key_middleware(api_key: str) -> Middleware:

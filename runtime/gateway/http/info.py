@@ -10,12 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.errors import ModelNotFound
-from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import json_response
-from rootlace.wire.errors import ServerUnavailable
-from rootlace.wire.protocol import SamplingParams
 
 
 class Info:
@@ -24,21 +20,6 @@ class Info:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._started = int(time.time())
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine answers; needs no API key."""
-        if not self._gateway.healthy:
-            raise ServerUnavailable("the engine does not answer")
-        return json_response({"status": "ok"})
-
-    async def health_generate(self, request: web.Request) -> web.Response:
-        """200 if a token can be generated now."""
-        prompt = Prompt(ids=(0,))
-        await one_shot.run(
-            self._gateway,
-            [one_shot.Job(prompt.parts(), SamplingParams(max_tokens=1, ignore_eos=True))],
-        )
-        return json_response({"status": "ok"})
 
     async def models(self, request: web.Request) -> web.Response:
         name = self._gateway.model_info.name

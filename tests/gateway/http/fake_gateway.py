@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 from rootlace.wire.protocol import (
@@ -188,6 +190,8 @@ class FakeGateway:
         self.tokenizer = FakeTokenizer()
         self.chat = FakeChat()
         self.healthy = True
+        self.metrics = Metrics()
+        self.last_token = -math.inf
         self.fail: RootlaceError | None = None
         self.sessions: list[FakeSession] = []
         self.flushed = 0

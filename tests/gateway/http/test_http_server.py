@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,12 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
+from rootlace.runtime.gateway.http import health
 from rootlace.runtime.gateway.http.app import make_app, make_runner
+from rootlace.wire.errors import ServerUnavailable
+from rootlace.wire.protocol import Timing
 from tests.gateway.http.conftest import Serve, Served
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
 from tests.waiting import soon, until
@@ -219,6 +225,57 @@ async def test_health_generate(served: Served) -> None:
     async with served.http.get("/health_generate") as reply:
         assert reply.status == 200
     assert served.gateway.last_generate.params.max_tokens == 1
+
+
+async def test_ready_follows_tokens(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served.http.get("/ready") as reply:  # no token yet: one is made
+        assert reply.status == 200
+    assert len(served.gateway.sessions) == 1
+    served.gateway.last_token = time.monotonic()
+    async with served.http.get("/ready") as reply:
+        assert reply.status == 200
+    assert len(served.gateway.sessions) == 1  # a token of somebody's shows enough
+    served.gateway.last_token = -math.inf
+    served.gateway.script = lambda prompt, index: PAUSE  # the engine hangs
+    monkeypatch.setattr(health, "READY_SECONDS", 0.01)
+    for _ in range(2):
+        async with served.http.get("/ready") as reply:
+            assert reply.status == 503
+            assert "no token went through" in await reply.text()
+    assert len(served.gateway.sessions) == 2  # both waited for one probe
+
+
+async def test_metrics(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.gateway.metrics.generated(Timing(queued=0.1, first_token=0.2, total=1.2), tokens=11)
+    for path in ("/health", "/nowhere", "/elsewhere"):
+        async with served.http.get(path):
+            pass
+
+    async def values() -> dict[str, float]:
+        async with served.http.get("/metrics") as reply:
+            assert reply.content_type == "text/plain"
+            families = text_string_to_metric_families(await reply.text())
+        return {
+            s.name + "".join(f",{v}" for v in s.labels.values()): s.value
+            for family in families
+            for s in family.samples
+            if not s.name.endswith("_bucket")
+        }
+
+    found = await values()
+    assert found["rootlace_time_to_first_token_seconds_sum"] == 0.2
+    assert found["rootlace_time_per_output_token_seconds_sum"] == pytest.approx(0.1)
+    assert found["rootlace_queue_duration_seconds_sum"] == 0.1
+    assert found["rootlace_request_duration_seconds_count"] == 1
+    assert found["rootlace_http_requests_total,/health,200"] == 1
+    assert found["rootlace_http_requests_total,,404"] == 2
+    assert (found["rootlace_up"], found["rootlace_running"]) == (1, 0)
+
+    async def gone() -> dict[str, Any]:
+        raise ServerUnavailable("gone")
+
+    monkeypatch.setattr(served.gateway, "status", gone)
+    assert (await values())["rootlace_up"] == 0
 
 
 async def test_tokenize_and_back(served: Served) -> None:

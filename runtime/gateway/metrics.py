@@ -1,0 +1,119 @@
+"""What the gateway measures, for Prometheus. Counters of the engine are added when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rootlace.wire.protocol import Timing
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "rootlace_"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
+
+# What is so many now; everything else in the status is counted since the start.
+_GAUGES = ("waiting", "running", "compiling", "nodes", "tree_tokens", "sessions", "branches")
+# Counters that are one with a label: its name, what it says, the label, and the counter's names.
+_LABELLED = (
+    (
+        "tokens",
+        "Tokens: found in the cache, computed, sampled, and forced by constraints.",
+        "kind",
+        {
+            "cached": "cached_tokens",
+            "computed": "computed_tokens",
+            "sampled": "output_tokens",
+            "forced": "forced_tokens",
+        },
+    ),
+    (
+        "requests_finished",
+        "Requests that ended, by reason.",
+        "reason",
+        {reason: f"requests_{reason}" for reason in ("stop", "length", "abort", "error")},
+    ),
+)
+_BLOCKS = {state: f"blocks_{state}" for state in ("free", "used", "evictable")}
+
+
+class Metrics:
+    """Histograms of what requests waited for, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._first = self._histogram("time_to_first_token", "Until the first token.", _SECONDS)
+        self._between = self._histogram(
+            "time_per_output_token", "Between tokens, the mean of a request.", _TOKEN_SECONDS
+        )
+        self._whole = self._histogram("request_duration", "Until the end of a request.", _SECONDS)
+        self._queued = self._histogram("queue_duration", "Until it was admitted.", _SECONDS)
+        self._http = Counter(
+            _PREFIX + "http_requests",
+            "Replies that were begun, by path and status.",
+            ("path", "status"),
+            registry=self._registry,
+        )
+
+    def generated(self, timing: Timing, tokens: int) -> None:
+        """A request has ended; each of its samples got `tokens` on average."""
+        self._whole.observe(timing.total)
+        self._queued.observe(timing.queued)
+        if tokens > 0:
+            self._first.observe(timing.first_token)
+        if tokens > 1:
+            self._between.observe((timing.total - timing.first_token) / (tokens - 1))
+
+    def replied(self, path: str, status: int) -> None:
+        self._http.labels(path, str(status)).inc()
+
+    def text(self, status: Mapping[str, Any] | None) -> bytes:
+        """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Status(status))
+        return generate_latest(self._registry) + generate_latest(registry)
+
+    def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}_seconds", says, buckets=bounds, registry=self._registry)
+
+
+class _Status(Collector):
+    """The engine's and the gateway's counters as metrics."""
+
+    def __init__(self, status: Mapping[str, Any] | None) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status
+        up = GaugeMetricFamily(
+            _PREFIX + "up", "Whether the engine answers.", value=status is not None
+        )
+        yield up
+        if status is None:
+            return
+        told = set(_BLOCKS.values()) | {"blocks_total"}
+        for name, says, label, parts in _LABELLED:
+            family = CounterMetricFamily(_PREFIX + name, says, labels=(label,))
+            for value, counter in parts.items():
+                family.add_metric((value,), status.get(counter, 0))
+            told |= set(parts.values())
+            yield family
+        blocks = GaugeMetricFamily(_PREFIX + "blocks", "Blocks of the KV pool.", labels=("state",))
+        for state, name in _BLOCKS.items():
+            blocks.add_metric((state,), status.get(name, 0))
+        yield blocks
+        prompt = status.get("prompt_tokens", 0)
+        ratio = status.get("cached_tokens", 0) / prompt if prompt else 0.0
+        yield GaugeMetricFamily(
+            _PREFIX + "cache_hit_ratio", "Prompt tokens found, of all since the start.", value=ratio
+        )
+        for name, value in status.items():
+            if name in told or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            says = f"`{name}` of docs/architecture.md."
+            family_type = GaugeMetricFamily if name in _GAUGES else CounterMetricFamily
+            yield family_type(_PREFIX + name, says, value=value)
