@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
 from rootlace.runtime.gateway.http.anthropic.messages import Messages
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
@@ -17,15 +18,18 @@ from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.health import Health
 from rootlace.runtime.gateway.http.info import Info
-from rootlace.runtime.gateway.http.native import Generate
+from rootlace.runtime.gateway.http.native import GENERATE_BODY, Generate
+from rootlace.runtime.gateway.http.ollama import body as ollama
 from rootlace.runtime.gateway.http.ollama.answers import Answers
 from rootlace.runtime.gateway.http.ollama.models import Models
-from rootlace.runtime.gateway.http.openai.chat import ChatCompletions
-from rootlace.runtime.gateway.http.openai.completions import Completions
-from rootlace.runtime.gateway.http.openai.embeddings import Embeddings
+from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
+from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
+from rootlace.runtime.gateway.http.openai.embeddings import EmbeddingBody, Embeddings
 from rootlace.runtime.gateway.http.openai.responses import Responses
+from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
+from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.request_id import echo_request_id
-from rootlace.runtime.gateway.http.tokenization import Tokenization
+from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 
 log = logging.getLogger(__name__)
@@ -44,38 +48,68 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     messages = Messages(gateway, chats)
     tokenization = Tokenization(gateway, chats)
     cache = Cache(gateway, chats)
-    return [
-        Endpoint("POST", "/v1/completions", Completions(gateway).handle, "OpenAI's completions"),
+    listed: list[Endpoint] = []
+    reference = Reference(gateway, listed)
+    found = [
+        Endpoint(
+            "POST",
+            "/v1/completions",
+            Completions(gateway).handle,
+            "OpenAI's completions",
+            COMPLETION_BODY,
+        ),
         Endpoint(
             "POST",
             "/v1/chat/completions",
             ChatCompletions(gateway, chats).handle,
             "OpenAI's chat completions",
+            CHAT_BODY,
         ),
-        Endpoint("POST", "/v1/responses", responses.handle, "OpenAI's responses"),
+        Endpoint("POST", "/v1/responses", responses.handle, "OpenAI's responses", RESPONSES_BODY),
         Endpoint("GET", "/v1/responses/{id}", responses.get, "a response that was kept"),
         Endpoint("DELETE", "/v1/responses/{id}", responses.delete, "forget a response"),
-        Endpoint("POST", "/v1/messages", messages.handle, "Anthropic's messages"),
+        Endpoint("POST", "/v1/messages", messages.handle, "Anthropic's messages", MessagesBody),
         Endpoint(
             "POST",
             "/v1/messages/count_tokens",
             messages.count_tokens,
             "how many tokens Anthropic's messages are",
+            CountBody,
         ),
-        Endpoint("POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts"),
+        Endpoint(
+            "POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts", EmbeddingBody
+        ),
         Endpoint("GET", "/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),
-        Endpoint("POST", "/api/chat", answers.chat, "Ollama's chat"),
-        Endpoint("POST", "/api/generate", answers.generate, "Ollama's answer to a prompt"),
-        Endpoint("POST", "/api/embed", models.embed, "Ollama's vectors of texts"),
-        Endpoint("POST", "/api/show", models.show, "the served model"),
+        Endpoint("POST", "/api/chat", answers.chat, "Ollama's chat", ollama.ChatBody),
+        Endpoint(
+            "POST",
+            "/api/generate",
+            answers.generate,
+            "Ollama's answer to a prompt",
+            ollama.GenerateBody,
+        ),
+        Endpoint("POST", "/api/embed", models.embed, "Ollama's vectors of texts", ollama.EmbedBody),
+        Endpoint("POST", "/api/show", models.show, "the served model", ollama.ShowBody),
         Endpoint("GET", "/api/tags", models.tags, "the served model"),
         Endpoint("GET", "/api/ps", models.running, "the served model"),
         Endpoint("GET", "/api/version", models.version, "the server's version"),
-        Endpoint("POST", "/generate", Generate(gateway).handle, "sglang's native interface"),
-        Endpoint("POST", "/tokenize", tokenization.tokenize, "a text or conversation as tokens"),
-        Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text"),
+        Endpoint(
+            "POST",
+            "/generate",
+            Generate(gateway).handle,
+            "sglang's native interface",
+            GENERATE_BODY,
+        ),
+        Endpoint(
+            "POST",
+            "/tokenize",
+            tokenization.tokenize,
+            "a text or conversation as tokens",
+            TokenizeBody,
+        ),
+        Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text", DetokenizeBody),
         Endpoint("GET", "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),
         Endpoint("GET", "/health", health.health, "200 while the engine answers"),
         Endpoint(
@@ -95,9 +129,13 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
             "how far a prompt is cached, and why no further",
             ExplainBody,
         ),
+        Endpoint("GET", "/openapi.json", reference.openapi, "this list for machines: OpenAPI"),
+        Endpoint("GET", "/docs", reference.page, "this list for people"),
         Endpoint("GET", "/flush_cache", info.flush_cache, "forget unused prefixes"),
         Endpoint("POST", "/flush_cache", info.flush_cache, "forget unused prefixes"),
     ]
+    listed += found
+    return listed
 
 
 def make_app(gateway: Gateway) -> web.Application:

@@ -12,14 +12,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
-from rootlace.runtime.gateway.http.body import Body, convert, read_body
+from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
@@ -62,7 +63,7 @@ class GenerateBody(Body):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    sampling_params: Any = None  # typed below
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -99,6 +100,12 @@ class GenerateBody(Body):
 
 _SAMPLING = with_sampling(SamplingParamsBody, "generate")
 _NAMES = sglang_names()
+GENERATE_BODY: type[GenerateBody] = msgspec.defstruct(  # type: ignore[assignment]
+    "GenerateBody",
+    [("sampling_params", _SAMPLING | list[_SAMPLING] | None, None)],  # type: ignore[valid-type]
+    bases=(GenerateBody,),
+    forbid_unknown_fields=True,
+)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class Generate:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
-        body = await read_body(request, GenerateBody)
+        body = await read_body(request, GENERATE_BODY)
         asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(body, asked, begun))
@@ -145,7 +152,7 @@ class Generate:
         else:
             prompts = parse_prompts(body.input_ids or [], "input_ids", vocab_size)
         count = len(prompts)
-        sampling = _per_prompt(body.sampling_params, count, "sampling_params", {})
+        sampling = _per_prompt(body.sampling_params, count, "sampling_params", _SAMPLING())
         rids = _per_prompt(body.rid, count, "rid", "")
         logprobs = _per_prompt(body.return_logprob, count, "return_logprob", False)
         starts = _per_prompt(body.logprob_start_len, count, "logprob_start_len", -1)
@@ -157,7 +164,8 @@ class Generate:
         for i, prompt in enumerate(prompts):
             listed = isinstance(body.sampling_params, list)
             param = f"sampling_params[{i}]" if listed else "sampling_params"
-            settings = convert(sampling[i], _SAMPLING, param)
+            settings = sampling[i]
+            check_refused(settings, param)
             fields = _fields(settings)
             if logprobs[i]:
                 fields["logprobs"] = True

@@ -45,7 +45,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: Annotated[str | None, refused("the model cannot infill")] = None
 
 
-_BODY = with_sampling(CompletionBody, "openai")
+COMPLETION_BODY = with_sampling(CompletionBody, "openai")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Completions:
         self._gateway = gateway
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await read_body(request, _BODY)
+        body = await read_body(request, COMPLETION_BODY)
         asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked))

@@ -1,0 +1,54 @@
+"""Writes docs/api.md: every endpoint's fields, by the types that decode its bodies.
+
+python scripts/api_reference.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.app import endpoints
+from rootlace.runtime.gateway.http.reference import Field, fields, shown_path
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+
+INTRODUCTION = """# The HTTP interface, field by field
+
+Written by `scripts/api_reference.py` from the types that decode requests; a running server shows
+the same at `/docs` and `/openapi.json`. [`http.md`](http.md) says what it means.
+
+A field is *served*; or *accepted* although it changes nothing here, so that clients that send it
+work; or *refused*, unless it asks for nothing. Every other field is an error that names the nearest
+one. Every field may be null, which means its default.
+"""
+
+
+def page() -> str:
+    """The whole of docs/api.md."""
+    return "\n".join([INTRODUCTION, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    # No handler is called, so none needs a gateway.
+    for endpoint in endpoints(cast(Gateway, None)):
+        yield f"## `{endpoint.method} {shown_path(endpoint)}`\n"
+        yield f"{endpoint.says[0].upper()}{endpoint.says[1:]}.\n"
+        if endpoint.body is not None:
+            yield "| field | type | |\n|---|---|---|"
+            yield from map(_row, fields(endpoint.body))
+            yield ""
+
+
+def _row(field: Field) -> str:
+    if field.standing is not None:
+        about = str(field.standing).rstrip(".").replace("|", "\\|")
+    else:
+        about = "required" if field.required else "served"
+    return f"| `{field.path}` | {field.type} | {about} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

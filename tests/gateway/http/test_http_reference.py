@@ -1,0 +1,100 @@
+"""The OpenAPI document, the page and docs/api.md: what they say is what is decoded."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import jsonschema
+import pytest
+
+from scripts import api_reference
+from tests.gateway.http.conftest import Served
+
+NAME = "x"
+USER = [{"role": "user", "content": "hi"}]
+BODIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    # A path, a body that is answered, and what makes it wrong.
+    ("/v1/chat/completions", {"messages": USER, "temperature": 0.5, "stop": "a"}, {"stop": 3}),
+    ("/v1/completions", {"prompt": [[1, 2]], "logit_bias": {"5": 1}}, {"prompt": None}),
+    ("/v1/responses", {"input": USER}, {"input": {}}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 3}, {"max_tokens": "3"}),
+    ("/api/chat", {"model": "fake", "messages": USER}, {"options": {"mirror": 1}}),
+    ("/generate", {"text": ["a"], "sampling_params": [{"n": 1}]}, {"sampling_params": {"m": 1}}),
+    ("/tokenize", {"prompt": "a"}, {"promt": "a"}),
+]
+
+
+async def _document(served: Served) -> dict[str, Any]:
+    async with served.http.get("/openapi.json") as reply:
+        assert reply.status == 200
+        document: dict[str, Any] = await reply.json()
+    return document
+
+
+async def test_bodies_fit_the_document_exactly_if_they_are_decoded(served: Served) -> None:
+    document = await _document(served)
+    for path, body, wrong in BODIES:
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        schema = {**content["application/json"]["schema"], "components": document["components"]}
+        validator = jsonschema.Draft202012Validator(schema)
+        for given, status in ((body, 200), ({**body, **wrong}, 400), ({**body, NAME: 1}, 400)):
+            async with served.http.post(path, json=given) as reply:
+                assert reply.status == status, await reply.text()
+            assert validator.is_valid(given) == (status == 200), (path, given)
+
+
+async def test_the_document_names_every_path_once(served: Served) -> None:
+    document = await _document(served)
+    operations = [
+        (path, operation)
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+    ]
+    ids = [operation["operationId"] for _, operation in operations]
+    assert len(set(ids)) == len(ids)
+    for path, operation in operations:
+        declared = {p["name"] for p in operation.get("parameters", ())}
+        assert declared == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
+    schema = document["components"]["schemas"][
+        chat["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    ]
+    about = schema["properties"]["keep_alive"]
+    assert about["description"].startswith("Accepted, and changes nothing")
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert tag not in ("script", "img", "link") and "src" not in given  # nothing from outside
+        if tag == "h2":
+            self.anchors.add(given["id"] or "")
+        elif tag == "a":
+            self.links.add(given["href"] or "")
+
+
+async def test_the_page_is_whole(served: Served) -> None:
+    async with served.http.get("/docs") as reply:
+        assert (reply.status, reply.content_type) == (200, "text/html")
+        text = await reply.text()
+    page = _Page()
+    page.feed(text)
+    assert page.links == {f"#{anchor}" for anchor in page.anchors} | {"openapi.json"}
+    assert len(page.anchors) == len(await _operations(served))
+    assert "messages[].role" in text
+
+
+async def _operations(served: Served) -> list[str]:
+    document = await _document(served)
+    return [method for methods in document["paths"].values() for method in methods]
+
+
+def test_the_documentation_is_what_the_types_say() -> None:
+    if api_reference.PAGE.read_text("utf-8") != api_reference.page():
+        pytest.fail("docs/api.md is old: python scripts/api_reference.py writes it")
