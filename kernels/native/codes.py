@@ -66,7 +66,7 @@ def _finite(weight: Quantised) -> bool:
 
 def prepared(weight: Quantised) -> Quantised:
     """The same weight in the form that the kernels take."""
-    if _alike(weight):
+    if _alike(weight) and _whole(weight):
         return weight
     scales, offsets = flat_scales(weight)
     return replace(weight, scales=scales, offsets=offsets, units=None, offset_units=None)
@@ -80,6 +80,13 @@ def _alike(weight: Quantised) -> bool:
     if units is None or others is None:
         return False
     return units.dtype == others.dtype and units.shape == others.shape
+
+
+def _whole(weight: Quantised) -> bool:
+    """Whether units are of whole pairs of chunks, which codes of four bits are packed in."""
+    if weight.units is None or weight.kind in CODE_KINDS:
+        return True
+    return weight.shape[1] // weight.units.shape[1] % (2 * CHUNK) == 0
 
 
 def scheme_of(weight: Quantised) -> native.Scheme:

@@ -1,4 +1,4 @@
-"""A Llama checkpoint with a byte-level BPE tokenizer in llama.cpp's format, GGUF.
+"""A Llama or Qwen3 checkpoint with a byte-level BPE tokenizer in llama.cpp's format, GGUF.
 
     PEER_PYTHON to_gguf.py CHECKPOINT FILE.gguf          (needs gguf, torch, safetensors)
 
@@ -16,7 +16,8 @@ import gguf
 import torch
 from safetensors.torch import load_file
 
-NORMAL, CONTROL = 1, 3  # types of tokens
+NORMAL, CONTROL, UNUSED = 1, 3, 5  # types of tokens
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -44,15 +45,17 @@ def write_config(writer: Any, config: dict[str, Any], bfloat16: bool) -> None:
     writer.add_file_type(kinds.MOSTLY_BF16 if bfloat16 else kinds.ALL_F32)
 
 
-def write_tokenizer(writer: Any, tokenizer: dict[str, Any]) -> None:
+def write_tokenizer(writer: Any, tokenizer: dict[str, Any], size: int) -> None:
     special = {token["content"] for token in tokenizer["added_tokens"]}
     vocabulary = tokenizer["model"]["vocab"]
     tokens = sorted(vocabulary, key=vocabulary.get)
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([CONTROL if token in special else NORMAL for token in tokens])
+    missing = size - len(tokens)  # rows of the embedding that are nobody's
+    kinds = [CONTROL if token in special else NORMAL for token in tokens]
+    writer.add_token_list(tokens + [f"<unused{i}>" for i in range(missing)])
+    writer.add_token_types(kinds + [UNUSED] * missing)
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -69,8 +72,11 @@ def write_weights(writer: Any, config: dict[str, Any], folder: Path, bfloat16: b
         kind = gguf.GGMLQuantizationType.BF16
         writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=kind)
 
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    kind = ARCHITECTURES[config["model_type"]]
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    if config["model_type"] != "llama":  # Llama's alone are rotated in another order
+        heads = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         part = name.split(".")[-2]
         if part in heads:
@@ -81,13 +87,15 @@ def write_weights(writer: Any, config: dict[str, Any], folder: Path, bfloat16: b
 def main() -> None:
     folder, target = Path(sys.argv[1]), Path(sys.argv[2])
     config = json.loads((folder / "config.json").read_text())
-    if config["model_type"] != "llama":
-        raise SystemExit(f"only Llama checkpoints are converted, not {config['model_type']!r}")
+    if config["model_type"] not in ARCHITECTURES:
+        known = " and ".join(ARCHITECTURES)
+        raise SystemExit(f"{known} checkpoints are converted, not {config['model_type']!r}")
     bfloat16 = config["dtype"] == "bfloat16"
-    writer = gguf.GGUFWriter(target, "llama")
+    writer = gguf.GGUFWriter(target, config["model_type"])
     writer.add_name(folder.name)
     write_config(writer, config, bfloat16)
-    write_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    write_tokenizer(writer, tokenizer, config["vocab_size"])
     write_weights(writer, config, folder, bfloat16)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -8,7 +8,8 @@
 // columns share: units, offset units, then scales and offsets of each group, 16 numbers of each. A
 // chunk is CHUNK inputs of 16 columns. Its codes of eight bits lie as the panel's numbers do; those
 // of four bits are two vectors of 32-bit words, in which digit n of a word (from the lowest) belongs
-// to the number in the word's place in the n-th of the rows that the vector stands for.
+// to the number in the word's place in the n-th of the rows that the vector stands for. A tile unit
+// has them otherwise (`by_column`): see tile_codes.h.
 #pragma once
 
 #include <algorithm>
@@ -39,11 +40,16 @@ inline int size_of(int32_t numbers) {
 struct CodeLayout {
   RlScheme scheme;
   int vecs, chunks, group_chunks, unit_chunks;
+  bool by_column;  // chunks come in pairs, each the codes of 16 columns side by side
   size_t chunk_bytes, head_bytes;
 
   CodeLayout() = default;
-  CodeLayout(const RlScheme& scheme, int vecs, int chunks) : scheme(scheme), vecs(vecs), chunks(chunks) {
+  CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles)
+      : scheme(given), vecs(vecs), chunks(chunks) {
+    by_column = tiles && scheme.codes == RL_FOUR_BITS;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
+    // Pairs of chunks are within a unit. (Where there are numbers of units, they are.)
+    if (by_column && group_chunks * scheme.unit_groups % 2) scheme.unit_groups *= 2;
     unit_chunks = group_chunks * scheme.unit_groups;
     chunk_bytes = CHUNK * LANES / (scheme.codes == RL_FOUR_BITS ? 2 : 1);
     head_bytes = scales_at(scheme.unit_groups);
@@ -56,7 +62,9 @@ struct CodeLayout {
     return chunk / unit_chunks * unit_bytes() + vec * head_bytes;
   }
   size_t codes(int chunk, int vec) const {
-    return head(chunk, vecs) + (static_cast<size_t>(chunk % unit_chunks) * vecs + vec) * chunk_bytes;
+    const int together = by_column ? 2 : 1;
+    return head(chunk, vecs) +
+           (static_cast<size_t>(chunk % unit_chunks) * vecs + vec * together) * chunk_bytes;
   }
 
   // Places in a head.
@@ -68,7 +76,6 @@ struct CodeLayout {
   }
   size_t offsets_at(int group) const { return scales_at(group) + LANES * size_of(scheme.scales); }
 
- private:
   size_t unit_bytes() const { return vecs * (head_bytes + unit_chunks * chunk_bytes); }
 };
 
@@ -81,7 +88,7 @@ struct Codes {
   Codes(const Panels& panels, const RlScheme* schemes) {
     if (!schemes) return;
     for (; count < panels.parts; count++)
-      parts[count] = CodeLayout(schemes[count], Panels::VECS, panels.chunks());
+      parts[count] = CodeLayout(schemes[count], Panels::VECS, panels.chunks(), Panels::TILES);
   }
 
   explicit operator bool() const { return count > 0; }
@@ -92,16 +99,6 @@ struct Codes {
     size_t at = 0;
     for (int i = 0; i < part; i++) at += parts[i].bytes();
     return at;
-  }
-};
-
-// What products read: packed weights, and their codes if they are codes.
-struct PackedWeights {
-  const void* packed;
-  const Codes& codes;
-
-  const char* codes_of(int panel, int part) const {
-    return static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
   }
 };
 
@@ -132,6 +129,69 @@ inline Vec load_numbers(int32_t numbers, const char* p) {
   }
 }
 
+}  // namespace detail
+
+// Where the codes and scales of a vector of columns are, group by group from the first input on.
+class Groups {
+ public:
+  Groups() = default;
+  Groups(const CodeLayout& layout, const char* panel, int vec)
+      : layout_(&layout),
+        head_(panel + layout.head(0, vec)),
+        codes_(panel + layout.codes(0, vec)),
+        left_(layout.group_chunks) {}
+
+  const CodeLayout& layout() const { return *layout_; }
+  Vec scales() const { return numbers(layout_->scheme.scales, layout_->scales_at(group_), 0); }
+  Vec offsets() const {
+    const size_t units = layout_->offset_units_at();
+    return numbers(layout_->scheme.offsets, layout_->offsets_at(group_), units);
+  }
+
+  // Chunks that are left of the group, and where the first one's codes are.
+  int left() const { return left_; }
+  const char* codes() const { return codes_; }
+
+  // Goes on by no more chunks than are left.
+  void skip(int chunks) {
+    codes_ += chunks * layout_->vecs * layout_->chunk_bytes;
+    left_ -= chunks;
+    if (left_ > 0) return;
+    left_ = layout_->group_chunks;
+    if (++group_ < layout_->scheme.unit_groups) return;
+    group_ = 0;
+    head_ += layout_->unit_bytes();
+    codes_ += layout_->vecs * layout_->head_bytes;
+  }
+
+ private:
+  Vec numbers(int32_t kind, size_t at, size_t units) const {
+    const Vec scales = detail::load_numbers(kind, head_ + at);
+    if (layout_->scheme.units == RL_NO_NUMBERS) return scales;
+    return scales * detail::load_numbers(layout_->scheme.units, head_ + units);
+  }
+
+  const CodeLayout* layout_ = nullptr;
+  const char *head_ = nullptr, *codes_ = nullptr;
+  int group_ = 0, left_ = 0;
+};
+
+// What products read: packed weights, and their codes if they are codes.
+struct PackedWeights {
+  const void* packed;
+  const Codes& codes;
+
+  // The codes of the vectors vec to vec + vecs - 1 of a panel's part.
+  void vectors_of(int panel, int part, int vec, int vecs, Groups* groups) const {
+    const char* at = static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
+    for (int i = 0; i < vecs; i++) groups[i] = Groups(codes.parts[part], at, vec + i);
+  }
+};
+
+constexpr int CODES_AHEAD = 4096;  // bytes that codes are fetched ahead of their use
+
+namespace detail {
+
 inline void put_row(float* to, const Native (&x)[LANES / NATIVE]) {
   std::memcpy(static_cast<void*>(to), x, sizeof x);
 }
@@ -148,37 +208,26 @@ class Unpacker {
     if (CODES == RL_FOUR_BITS) table_ = Isa::table(layout.scheme.table);
   }
 
+  // The next `chunks` chunks, to place(0), place(1), ...
   template <class Place>
-  void run(const char* panel, int vec, int chunk, int end, Place&& place) {
-    for (int first = chunk; chunk < end; chunk++) {
-      if (chunk == first || chunk % layout_.group_chunks == 0)
-        load_group(panel + layout_.head(chunk, vec),
-                   chunk % layout_.unit_chunks / layout_.group_chunks);
-      const char* codes = panel + layout_.codes(chunk, vec);
-      for (size_t i = 0; i < layout_.chunk_bytes; i += 64)
-        __builtin_prefetch(codes + CODES_AHEAD + i, 0, 3);
-      unpack_chunk(codes, place(chunk), place.row);
+  void run(Groups& groups, int chunks, Place&& place) {
+    for (int chunk = 0; chunk < chunks;) {
+      spread(groups.scales(), scales_);
+      if (OFFSETS) spread(groups.offsets(), offsets_);
+      const int count = std::min(groups.left(), chunks - chunk);
+      const size_t stride = layout_.vecs * layout_.chunk_bytes;
+      const char* codes = groups.codes();
+      groups.skip(count);
+      for (const int stop = chunk + count; chunk < stop; chunk++, codes += stride) {
+        for (size_t i = 0; i < layout_.chunk_bytes; i += 64)
+          __builtin_prefetch(codes + CODES_AHEAD + i, 0, 3);
+        unpack_chunk(codes, place(chunk), place.row);
+      }
     }
   }
 
  private:
   static constexpr int COUNT = NUMBERS / NATIVE;  // registers of a row
-  static constexpr int CODES_AHEAD = 2048;
-
-  void load_group(const char* head, int group) {
-    const RlScheme& scheme = layout_.scheme;
-    spread(load_scales(scheme.scales, head + layout_.scales_at(group), head), scales_);
-    if (OFFSETS)
-      spread(load_scales(scheme.offsets, head + layout_.offsets_at(group),
-                         head + layout_.offset_units_at()),
-             offsets_);
-  }
-
-  Vec load_scales(int32_t numbers, const char* from, const char* units) const {
-    const Vec scales = load_numbers(numbers, from);
-    if (layout_.scheme.units == RL_NO_NUMBERS) return scales;
-    return scales * load_numbers(layout_.scheme.units, units);
-  }
 
   // To the places of the columns' numbers in a row.
   static void spread(Vec scales, Native (&to)[COUNT]) {
@@ -240,33 +289,32 @@ class Unpacker {
 
 }  // namespace detail
 
-// The numbers of a panel's chunks `chunk` to `end` - 1, in the vectors vec to vec + vecs - 1. Those of
-// a chunk go to rows of numbers, `place.row` apart, from place(chunk, vector) on.
-template <class T, class Place>
-void unpack(const CodeLayout& layout, const char* panel, int vec, int vecs, int chunk, int end,
-            const Place& place) {
+// The numbers of the next `chunks` chunks of each vector. Those of a chunk go to rows of numbers,
+// `place.row` apart, from place(chunk, vector) on; both are counted from 0.
+template <class T, int CODES, class Place>
+void unpack_codes(Groups* groups, int vecs, int chunks, const Place& place) {
   struct Column {
     const Place& place;
     const int vec;
     const size_t row;
     T* operator()(int chunk) const { return place(chunk, vec); }
   };
+  const CodeLayout& layout = groups->layout();
   const auto all = [&](auto unpacker) {
-    for (int i = 0; i < vecs; i++)
-      unpacker.run(panel, vec + i, chunk, end, Column{place, vec + i, place.row});
+    for (int i = 0; i < vecs; i++) unpacker.run(groups[i], chunks, Column{place, i, place.row});
   };
-  const bool offsets = layout.scheme.offsets != RL_NO_NUMBERS;
-  switch (layout.scheme.codes) {
-    case RL_INT8:
-      return offsets ? all(detail::Unpacker<T, RL_INT8, true>(layout))
-                     : all(detail::Unpacker<T, RL_INT8, false>(layout));
-    case RL_E4M3:
-      return offsets ? all(detail::Unpacker<T, RL_E4M3, true>(layout))
-                     : all(detail::Unpacker<T, RL_E4M3, false>(layout));
-    default:
-      return offsets ? all(detail::Unpacker<T, RL_FOUR_BITS, true>(layout))
-                     : all(detail::Unpacker<T, RL_FOUR_BITS, false>(layout));
-  }
+  if (layout.scheme.offsets != RL_NO_NUMBERS)
+    all(detail::Unpacker<T, CODES, true>(layout));
+  else
+    all(detail::Unpacker<T, CODES, false>(layout));
+}
+
+// The same of codes of eight bits.
+template <class T, class Place>
+void unpack_bytes(Groups* groups, int vecs, int chunks, const Place& place) {
+  const bool integers = groups->layout().scheme.codes == RL_INT8;
+  auto* one = integers ? unpack_codes<T, RL_INT8, Place> : unpack_codes<T, RL_E4M3, Place>;
+  one(groups, vecs, chunks, place);
 }
 
 }  // namespace rootlace

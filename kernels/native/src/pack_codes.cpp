@@ -5,6 +5,7 @@
 #include "guard.h"
 #include "linear.h"
 #include "panels.h"
+#include "tile_codes.h"
 
 namespace rootlace {
 namespace {
@@ -27,7 +28,8 @@ class Packer {
     const int count = std::min(Panels<T>::COLUMNS, panels_.columns - first);
     for (int column = 0; column < count; column++) {
       for (int group = 0; group < groups_; group++) put_scales(panel, first + column, column, group);
-      for (int chunk = 0; chunk * CHUNK < panels_.inputs; chunk++)
+      const int chunks = layout().by_column ? 2 : 1;
+      for (int chunk = 0; chunk * CHUNK < panels_.inputs; chunk += chunks)
         put_codes(panel + layout().codes(chunk, column / LANES), first + column, column % LANES,
                   chunk * CHUNK);
     }
@@ -53,9 +55,10 @@ class Packer {
     if (source_.units) put(layout().offset_units_at(), source_.offset_units, scheme.units, unit);
   }
 
-  // Those of a column's inputs from `input` on, at most a chunk of them.
+  // Those of a column's inputs from `input` on, at most a chunk of them, or two side by side.
   void put_codes(char* to, size_t output, int lane, int input) const {
-    const int depth = std::min(CHUNK, panels_.inputs - input);
+    const bool by_column = layout().by_column;
+    const int depth = std::min(by_column ? 2 * CHUNK : CHUNK, panels_.inputs - input);
     const auto* values = static_cast<const uint8_t*>(source_.values);
     constexpr int NUMBERS = LANES * STEP<T>;  // of a row
     if (layout().scheme.codes != RL_FOUR_BITS) {
@@ -67,6 +70,10 @@ class Packer {
     const uint8_t* from = values + (output * panels_.inputs + input) / 2;
     for (int i = 0; i < depth; i++) {
       const uint32_t code = from[i / 2] >> 4 * (i % 2) & 15;
+      if (by_column) {
+        TileCodes::put(to, lane, i, code);
+        continue;
+      }
       const int row = i / STEP<T>, word = row / 8 * LANES + lane * STEP<T> + i % STEP<T>;
       uint32_t digits;
       std::memcpy(&digits, to + word * 4, 4);

@@ -7,6 +7,7 @@
 #include "codes.h"
 #include "isa/amx.h"
 #include "isa/fetch.h"
+#include "tile_codes.h"
 #include "vec.h"
 #include "vector_panels.h"
 
@@ -20,6 +21,7 @@ namespace rootlace {
 template <class Tiles>
 class TilePanels {
  public:
+  static constexpr bool TILES = true;
   static constexpr int VECS = 2;
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = 32;
@@ -60,11 +62,16 @@ class TilePanels {
     // As those of VectorPanels::Multiplier. Rows of x are read where they are: quickly if they lie an
     // odd number of cache lines apart; a power of two apart they would share few lines of the cache.
     static size_t bytes(const Codes& codes) {
-      return codes ? STRETCH * VECS * TILE * sizeof(bf16) : 0;
+      if (!codes) return 0;
+      const size_t steps = codes.parts[0].chunks * CHUNK / DEPTH;
+      return (STRETCH * (VECS + 1) + steps * (ROWS / LANES)) * TILE * sizeof(bf16);
     }
 
     Multiplier(const TilePanels& panels, void* memory)
-        : panels_(panels), unpacked_(static_cast<bf16*>(memory)) {}
+        : panels_(panels),
+          unpacked_(static_cast<bf16*>(memory)),
+          columns_(unpacked_ + STRETCH * VECS * TILE),
+          paired_(columns_ + STRETCH * TILE) {}
     ~Multiplier() {
       if (first_) tiles_.release();
     }
@@ -78,15 +85,23 @@ class TilePanels {
       const int all = panels_.steps_;
       const int most = x.count > ROWS ? STRETCH : codes ? SHORT_STRETCH : all;
       for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
+        Groups groups[VECS];
+        if (codes) weights.vectors_of(panel, part, vec, vecs, groups);
+        const bool by_column = codes && weights.codes.parts[part].by_column;
+        if (by_column)
+          for (int i = 0; i < vecs; i++) by_column_[i].begin(groups[i]);
+        if (by_column && x.count <= ROWS) {
+          multiply_turned(x, vecs, sums);
+          continue;
+        }
         const bf16* from = static_cast<const bf16*>(weights.packed) +
                            (panel * panels_.parts + part) * panels_.size() + vec * TILE;
         for (int step = 0; step < all; step += most) {
           const int steps = std::min(most, all - step);
           const bf16* b = from + static_cast<size_t>(step) * VECS * TILE;
           if (codes) {
-            const Place place{unpacked_, vec, step};
-            unpack<bf16>(weights.codes.parts[part], weights.codes_of(panel, part), vec, vecs,
-                         step * (DEPTH / CHUNK), (step + steps) * (DEPTH / CHUNK), place);
+            by_column ? unpack_columns(vecs, steps)
+                      : unpack_bytes<bf16>(groups, vecs, steps * (DEPTH / CHUNK), Place{unpacked_});
             b = unpacked_;
           }
           const bool last = part + 1 == panels_.parts && step + steps == all;
@@ -124,17 +139,98 @@ class TilePanels {
       bool near;
     };
 
-    // Where chunks are unpacked to, the first one's first vector at `to`.
+    // Where chunks are unpacked to.
     struct Place {
       static constexpr size_t row = LANES * 2;
       bf16* to;
-      int vec, step;
-      bf16* operator()(int at, int column) const {
+      bf16* operator()(int chunk, int vec) const {
         constexpr int IN_TILE = DEPTH / CHUNK;
-        bf16* tile = to + ((at / IN_TILE - step) * VECS + column - vec) * TILE;
-        return tile + at % IN_TILE * (TILE / IN_TILE);
+        return to + (chunk / IN_TILE * VECS + vec) * TILE + chunk % IN_TILE * (TILE / IN_TILE);
       }
     };
+
+    // Tiles of the next steps, as those of weights that are numbers.
+    void unpack_columns(int vecs, int steps) {
+      for (int i = 0; i < vecs; i++) {
+        by_column_[i].unpack(steps, columns_, TILE);
+        for (int at = 0; at < steps; at++)
+          transpose(columns_ + at * TILE, DEPTH, LANES, unpacked_ + (at * VECS + i) * TILE, DEPTH);
+      }
+    }
+
+    // 16 rows of `width` words each, `stride` numbers apart, into `width` rows of 16 words.
+    template <class T>
+    static void transpose(const T* from, size_t stride, int width, T* to, size_t stride_to) {
+      const int32_t* rows[LANES];
+      for (int i = 0; i < LANES; i++) rows[i] = reinterpret_cast<const int32_t*>(from + i * stride);
+      Isa::transpose16(rows, 0, width, reinterpret_cast<int32_t*>(to),
+                       stride_to * sizeof(T) / sizeof(int32_t));
+    }
+
+    // Up to ROWS rows times weights that are unpacked column by column: these are the left factor,
+    // and the sums come out with rows and columns changed over. They have the same bits.
+    void multiply_turned(const Rows<bf16>& x, int vecs, float* sums) {
+      const int first = std::min(x.count, LANES), second = x.count - first;
+      put_in_pairs(x);
+      configure(first, second, true);
+      tiles_.template zero<0>();
+      tiles_.template zero<1>();
+      if (second) tiles_.template zero<2>();
+      if (second) tiles_.template zero<3>();
+      const char* pairs = reinterpret_cast<const char*>(in_pairs_);
+      const size_t stride = pair_stride_, block = stride * LANES;
+      for (int step = 0; step < panels_.steps_; step += SHORT_STRETCH) {
+        const int end = std::min(step + SHORT_STRETCH, panels_.steps_);
+        for (int i = 0; i < vecs; i++)
+          by_column_[i].unpack(end - step, unpacked_ + i * TILE, VECS * TILE);
+        const bf16* weights = unpacked_;
+        for (int at = step; at < end; at++, weights += VECS * TILE) {
+          tiles_.template load<6>(pairs, stride);
+          tiles_.template load<4>(weights, 64);
+          tiles_.template multiply<0, 4, 6>();
+          tiles_.template load<5>(weights + TILE, 64);
+          tiles_.template multiply<1, 5, 6>();
+          pairs += block;
+          if (!second) continue;
+          tiles_.template load<7>(pairs, stride);
+          tiles_.template multiply<2, 4, 7>();
+          tiles_.template multiply<3, 5, 7>();
+          pairs += block;
+        }
+      }
+      put_turned<0>(first, sums);
+      if (vecs == VECS) put_turned<1>(first, sums + LANES);
+      if (second) put_turned<2>(second, sums + LANES * COLUMNS);
+      if (second && vecs == VECS) put_turned<3>(second, sums + LANES * COLUMNS + LANES);
+    }
+
+    template <int R>
+    void put_turned(int rows, float* sums) {
+      if (rows == 1) return tiles_.template store<R>(sums, sizeof *sums);
+      alignas(64) float turned[LANES * LANES];
+      tiles_.template store<R>(turned, 64);
+      transpose(turned, LANES, rows, sums, COLUMNS);
+    }
+
+    // Up to ROWS rows as right factors: for each step and 16 rows, 16 rows of pairs of inputs.
+    void put_in_pairs(const Rows<bf16>& x) {
+      in_pairs_ = x.at, pair_stride_ = 2 * sizeof(bf16);
+      if (x.count == 1 && panels_.inputs % DEPTH == 0) return;
+      in_pairs_ = paired_, pair_stride_ = 64;
+      if (x.row >= 0 && x.at == paired_rows_ && x.count == paired_count_) return;
+      paired_rows_ = x.at, paired_count_ = x.count;
+      bf16* to = paired_;
+      for (int step = 0; step < panels_.steps_; step++)
+        for (int row = 0; row < x.count; row += LANES, to += TILE) {
+          const int width = std::min(DEPTH, panels_.inputs - step * DEPTH) / 2;
+          if (width < LANES) std::memset(static_cast<void*>(to), 0, TILE * sizeof(bf16));
+          const int32_t* rows[LANES];
+          for (int i = 0; i < LANES; i++)
+            rows[i] = reinterpret_cast<const int32_t*>(
+                x.at + std::min(row + i, x.count - 1) * x.stride + step * DEPTH);
+          Isa::transpose16(rows, 0, width, reinterpret_cast<int32_t*>(to), LANES);
+        }
+    }
 
     Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums,
                     bool fetched_ahead) {
@@ -247,17 +343,25 @@ class TilePanels {
         for (int i = 0; i < lines; i++) __builtin_prefetch(from + i * 64, 0, 2);
     }
 
-    void configure(int first, int second) {
-      if (first == first_ && second == second_) return;
-      first_ = first, second_ = second;
-      tiles_.configure(TileShapes(first, second));
+    void configure(int first, int second, bool turned = false) {
+      if (first == first_ && second == second_ && turned == turned_) return;
+      first_ = first, second_ = second, turned_ = turned;
+      tiles_.configure(turned ? TileShapes::turned(first, second) : TileShapes(first, second));
     }
 
     const TilePanels& panels_;
-    bf16* unpacked_;
+    bf16 *unpacked_, *columns_;  // tiles of a stretch; of one vector, column by column
+    bf16* paired_;               // `paired_count_` rows of x, in pairs
+    const bf16* paired_rows_ = nullptr;
+    int paired_count_ = 0;
+    const bf16* in_pairs_ = nullptr;  // rows in pairs that are multiplied by; between these rows:
+    size_t pair_stride_ = 0;
+    TileCodes by_column_[VECS];  // codes of the panel at hand
     alignas(64) bf16 rest_[ROWS * DEPTH];
     [[no_unique_address]] Tiles tiles_;
-    int first_ = 0, second_ = 0;  // rows that registers are configured for
+    // Rows that registers are configured for, and whether these are right factors.
+    int first_ = 0, second_ = 0;
+    bool turned_ = false;
   };
 
  private:

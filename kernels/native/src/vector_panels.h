@@ -26,6 +26,7 @@ struct Rows {
 template <class T>
 class VectorPanels {
  public:
+  static constexpr bool TILES = false;
   static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = Isa::TILE_ROWS;  // tasks have a multiple of so many rows
@@ -90,15 +91,18 @@ class VectorPanels {
         int stretches =
             ceil_div(panels_.size() * sizeof(T), few ? SHORT_STRETCH_BYTES : STRETCH_BYTES);
         if (!codes && x.count <= Isa::TILE_ROWS && vecs <= Isa::tile_vecs(x.count)) stretches = 1;
+        Groups groups[VECS];
+        if (codes) weights.vectors_of(panel, part, vec, vecs, groups);
         int words = panels_.words_, least = codes ? LEAST_ROWS : AHEAD_STEPS;
         int steps = ceil_div(ceil_div(words, stretches), least) * least;
         for (int step = 0; step < words; step += steps) {
           int k = step * STEP<T>, depth = std::min(steps * STEP<T>, panels_.inputs - k);
           const T* b = from + step * ROW;
           if (codes) {
-            const Place place{unpacked_, vec, k / CHUNK};
-            unpack<T>(weights.codes.parts[part], weights.codes_of(panel, part), vec, vecs, k / CHUNK,
-                      ceil_div(k + depth, CHUNK), place);
+            auto* unpack = weights.codes.parts[part].scheme.codes == RL_FOUR_BITS
+                               ? unpack_codes<T, RL_FOUR_BITS, Place>
+                               : unpack_bytes<T, Place>;
+            unpack(groups, vecs, ceil_div(depth, CHUNK), Place{unpacked_});
             b = unpacked_;
           }
           stretch(x.at + k, x.stride, x.count, b, depth, vecs, sums, step > 0, !codes);
@@ -108,13 +112,12 @@ class VectorPanels {
     }
 
    private:
-    // Where chunks are unpacked to, the first one's first vector at `to`.
+    // Where chunks are unpacked to.
     struct Place {
       static constexpr size_t row = ROW;
       T* to;
-      int vec, chunk;
-      T* operator()(int at, int column) const {
-        return to + (at - chunk) * (CHUNK / STEP<T>)*ROW + (column - vec) * LANES * STEP<T>;
+      T* operator()(int chunk, int vec) const {
+        return to + chunk * (CHUNK / STEP<T>)*ROW + vec * LANES * STEP<T>;
       }
     };
 

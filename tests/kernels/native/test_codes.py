@@ -60,6 +60,13 @@ def test_one_group_of_any_number_of_inputs(
             assert_same(machine, weight, dense(weight, dtype), dtype)
 
 
+def test_groups_and_units_that_end_within_a_tile(machine: Machine) -> None:
+    units = {"scales": torch.int8, "units": 3, "unit": torch.float16}
+    for form in ((Scheme("uint4", 48), {}), (Scheme("nl4", 16), units)):
+        weight = make(form, 50, 144)
+        assert_same(machine, weight, dense(weight, torch.bfloat16), torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", [NATIVE[0], NATIVE[3], NATIVE[6]], ids=str)
 def test_gates_and_what_they_gate(machine: Machine, form: Any, dtype: torch.dtype) -> None:

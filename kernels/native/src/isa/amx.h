@@ -29,11 +29,19 @@ struct alignas(64) TileShapes {
     for (int r : {2, 3, 5}) set(r, second);
     for (int r : {6, 7}) set(r, 16);
   }
+  // The same where weights are the left factor: sums have a column for each row of x.
+  static TileShapes turned(int first, int second) {
+    TileShapes shapes;
+    for (int r : {0, 1, 6}) shapes.set(r, 16, 4 * first);
+    for (int r : {2, 3, 7}) shapes.set(r, second ? 16 : 0, 4 * second);
+    for (int r : {4, 5}) shapes.set(r, 16);
+    return shapes;
+  }
 
  private:
-  void set(int r, int count) {
+  void set(int r, int count, int width = 64) {
     rows[r] = static_cast<uint8_t>(count);
-    bytes[r] = count ? 64 : 0;
+    bytes[r] = static_cast<uint16_t>(count ? width : 0);
   }
 };
 

@@ -45,6 +45,20 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static Native look_up(Table table, NativeWords places) {
     return (Native)_mm512_permutexvar_ps((__m512i)places, (__m512)table);
   }
+  [[gnu::always_inline]] static void look_up_columns(const bf16* tables, const void* words,
+                                                     bool borders, bf16* to) {
+    const __m512i digits = load_as<__m512i>(words);
+    const __m512i second = _mm512_maskz_set1_epi16(0xffff0000u, 16);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      __m512i places = _mm512_srli_epi16(digits, 4 * i);
+      // The fifth bit says which half of the table; halves may be alike.
+      if (borders)
+        places = _mm512_ternarylogic_epi32(places, _mm512_set1_epi16(15), second, 0xea);
+      _mm512_storeu_si512(to + 32 * i,
+                          _mm512_permutexvar_epi16(places, _mm512_loadu_si512(tables + 32 * i)));
+    }
+  }
   [[gnu::always_inline]] static Native rounded(Native x) {
     asm("" : "+v"(x));
     return x;

@@ -193,6 +193,19 @@ struct Plain {
     return x;
   }
 
+  // Of four columns: 32 numbers each, whose places in the column's table of 16 are a digit of 32
+  // words, the first column's the lowest. Tables have a half for either half of the words; without
+  // `borders` they are alike.
+  static void look_up_columns(const bf16* tables, const void* words, bool, bf16* to) {
+    uint16_t digits[32];
+    std::memcpy(digits, words, sizeof digits);
+    for (int column = 0; column < 4; column++)
+      for (int i = 0; i < 32; i++) {
+        const int place = (i & 16) | (digits[i] >> 4 * column & 15);
+        to[32 * column + i] = tables[32 * column + place];
+      }
+  }
+
   // A product, so that what is added to it is added to the rounded one.
   [[gnu::always_inline]] static Native rounded(Native x) {
     asm("" : "+m"(x));

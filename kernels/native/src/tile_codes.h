@@ -1,0 +1,115 @@
+// Weights of four-bit codes as a tile unit has them unpacked: column by column.
+//
+// Two chunks lie together, the codes of 32 inputs of 16 columns: four vectors of 16-bit words, one
+// word for each input, whose digit n (from the lowest) in vector q is that of column 4 q + n. What
+// the 16 codes of a column stand for in a group is a table of rounded numbers, from which one
+// instruction takes 32. They come out as a tile whose rows are columns of the panel: a left factor.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "codes.h"
+
+namespace rootlace {
+
+class TileCodes {
+ public:
+  static constexpr int DEPTH = 2 * CHUNK;      // inputs of a tile
+  static constexpr int TILE = DEPTH * LANES;   // numbers
+
+  static void put(char* pair, int column, int input, uint32_t code) {
+    char* at = pair + (column / 4 * DEPTH + input) * 2;
+    uint16_t digits;
+    std::memcpy(&digits, at, 2);
+    digits = static_cast<uint16_t>(digits | code << 4 * (column % 4));
+    std::memcpy(at, &digits, 2);
+  }
+
+  // Begins with the first tile of a vector.
+  void begin(const Groups& groups) {
+    groups_ = groups, left_ = 0;
+    const RlScheme& scheme = groups.layout().scheme;
+    std::memcpy(static_cast<void*>(numbers_), scheme.table, sizeof numbers_);
+    offsets_given_ = scheme.offsets != RL_NO_NUMBERS;
+    borders_ = groups.layout().group_chunks % 2;
+  }
+
+  // The next `tiles` tiles, `stride` numbers apart.
+  void unpack(int tiles, bf16* to, size_t stride) {
+    const size_t bytes = groups_.layout().vecs * groups_.layout().chunk_bytes * 2;
+    while (tiles > 0) {
+      const char* codes = groups_.codes();
+      if (!left_) next_tables();
+      const int count = std::min(left_, tiles);
+      left_ -= count, tiles -= count;
+      groups_.skip(borders_ ? 1 : 2 * count);
+      for (int i = 0; i < count; i++, codes += bytes, to += stride)
+        for (int j = 0; j < 4; j++) {
+          __builtin_prefetch(codes + CODES_AHEAD + j * 64, 0, 3);
+          Isa::look_up_columns(tables_ + 4 * j * DEPTH, codes + j * 64, borders_,
+                               to + 4 * j * DEPTH);
+        }
+    }
+  }
+
+ private:
+  static constexpr int HALF = LANES / NATIVE;  // registers of a table's half
+
+  // For each column 16 numbers for the first half of a tile's inputs and 16 for the second.
+  void next_tables() {
+    take(0);
+    left_ = groups_.left() / 2;
+    if (borders_) {
+      groups_.skip(1);
+      take(1);
+      left_ = 1;
+    }
+    offsets_given_ ? fill<true>() : fill<false>();
+  }
+
+  void take(int half) {
+    store(scales_[half], groups_.scales());
+    if (offsets_given_) store(offsets_[half], groups_.offsets());
+  }
+
+  template <bool OFFSETS>
+  void fill() {
+    // In registers: stores may change any memory, for all that compilers know.
+    Native numbers[HALF];
+#pragma GCC unroll 8
+    for (int i = 0; i < HALF; i++) numbers[i] = numbers_[i];
+    const auto table = [&](int half, int column, Native* to) {
+#pragma GCC unroll 8
+      for (int i = 0; i < HALF; i++) {
+        to[i] = numbers[i] * scales_[half][column];
+        if (OFFSETS) to[i] = Isa::rounded(to[i]) + offsets_[half][column];
+      }
+    };
+    Native x[2 * HALF];
+    if (borders_)
+      for (int column = 0; column < LANES; column++) {
+        table(0, column, x);
+        table(1, column, x + HALF);
+        Isa::narrow_row(tables_ + column * DEPTH, x);
+      }
+    else
+#pragma GCC unroll 4
+      for (int column = 0; column < LANES; column++) {
+        table(0, column, x);
+#pragma GCC unroll 8
+        for (int i = 0; i < HALF; i++) x[HALF + i] = x[i];
+        Isa::narrow_row(tables_ + column * DEPTH, x);
+      }
+  }
+
+  Groups groups_;
+  bool offsets_given_ = false, borders_ = false;  // borders of groups, within tiles
+  int left_ = 0;                                  // tiles that the tables are for
+  Native numbers_[HALF];
+  alignas(64) float scales_[2][LANES];
+  alignas(64) float offsets_[2][LANES];
+  alignas(64) bf16 tables_[LANES * DEPTH];
+};
+
+}  // namespace rootlace
