@@ -253,12 +253,14 @@ class ModelInfo(_Wire):
 
 
 class TokenLogprob(_Wire):
-    """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first."""
+    """`logprob` is None for a prompt's first token. `top` holds (id, logprob, text), best first.
+    `forced`: the constraint left no other token, so it was not sampled."""
 
     token_id: int
     text: str
     logprob: float | None
     top: tuple[tuple[int, float, str], ...] = ()
+    forced: bool = False
 
 
 class Usage(_Wire):

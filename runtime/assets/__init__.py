@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def page_folder() -> Path:
+    """The files of the page that a server shows in a browser."""
+    return Path(__file__).resolve().parent / "page"
+
+
 def demo_model() -> Path:
     """The folder of the embedded demo model (Hugging Face layout).
 

@@ -47,7 +47,7 @@ class Sample:
     def feed(self, update: Update) -> None:
         """Take new tokens. Once `finish` is set, later updates do not count."""
         if update.scores is not None:
-            self._take_scores(update.token_scores())
+            self._take_scores(update.token_scores(), update.forced)
         if self._stops is not None:
             self._feed_checked(update, self._stops)
             return
@@ -120,9 +120,11 @@ class Sample:
             return self.token_ids[:-1], ""
         return self.token_ids, ""
 
-    def _take_scores(self, scores: Sequence[TokenScore]) -> None:
+    def _take_scores(self, scores: Sequence[TokenScore], forced: tuple[int, ...]) -> None:
         tokenizer = self._tokenizer
-        self.logprobs += [token_logprob(tokenizer, score) for score in scores]
+        self.logprobs += [
+            token_logprob(tokenizer, score, index in forced) for index, score in enumerate(scores)
+        ]
 
     def _decode(self, count: int) -> None:
         """Decode the first `count` tokens, as far as their text is certain."""
@@ -147,6 +149,7 @@ class Sample:
         self.finish, self.matched = finish, update.matched
 
 
-def token_logprob(tokenizer: Tokenizer, score: TokenScore) -> TokenLogprob:
+def token_logprob(tokenizer: Tokenizer, score: TokenScore, forced: bool = False) -> TokenLogprob:
     top = tuple((id_, value, tokenizer.token_text(id_)) for id_, value in score.top)
-    return TokenLogprob(score.token_id, tokenizer.token_text(score.token_id), score.logprob, top)
+    text = tokenizer.token_text(score.token_id)
+    return TokenLogprob(score.token_id, text, score.logprob, top, forced)

@@ -27,6 +27,7 @@ from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Co
 from rootlace.runtime.gateway.http.openai.embeddings import EmbeddingBody, Embeddings
 from rootlace.runtime.gateway.http.openai.responses import Responses
 from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
+from rootlace.runtime.gateway.http.page import Page
 from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.request_id import echo_request_id
 from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
@@ -48,6 +49,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     messages = Messages(gateway, chats)
     tokenization = Tokenization(gateway, chats)
     cache = Cache(gateway, chats)
+    page = Page()
     listed: list[Endpoint] = []
     reference = Reference(gateway, listed)
     found = [
@@ -120,6 +122,8 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint("GET", "/version", info.version, "the server's version"),
         Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
         Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
+        Endpoint("GET", "/", page.index, "a page to try the server on and to see its cache"),
+        Endpoint("GET", "/page/{name}", page.file, "the page's files"),
         Endpoint("GET", "/cache/lint", cache.lint, "what keeps prompts from sharing more"),
         Endpoint("GET", "/cache/tree", cache.tree, "what the cache holds, used last first"),
         Endpoint(

@@ -18,7 +18,8 @@ def finite(logprob: float) -> float:
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives."""
+    """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives. Tokens
+    that a constraint forced have `forced`."""
     return {
         "content": [
             {
@@ -27,6 +28,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
                     _entry(tokenizer, token_id, text, logprob)
                     for token_id, logprob, text in token.top[:top]
                 ],
+                **({"forced": True} if token.forced else {}),
             }
             for token in tokens
         ],

@@ -1,0 +1,101 @@
+// The frame: views, keyboard, colours, the key, and whether the server answers.
+
+import { ApiError, getJson, hasKey, setKey } from "./api.js";
+import { Load } from "./load.js";
+import { Playground } from "./playground.js";
+import { TreeView } from "./tree.js";
+
+const $ = (id) => document.getElementById(id);
+const VIEWS = ["play", "tree", "load"];
+const POLL_MS = 1000;
+
+function say(text) {
+  if ($("state").textContent !== text) $("state").textContent = text;
+}
+
+/** Tells people what went wrong; asks for the key where that is it. */
+export function report(error) {
+  if (error instanceof ApiError && error.status === 401) {
+    say(hasKey() ? "The API key is wrong." : "An API key is needed.");
+    if (!$("key-dialog").open) $("key-dialog").showModal();
+  } else {
+    say(error.message);
+  }
+}
+
+const play = new Playground(report);
+const views = { play, tree: new TreeView(report), load: new Load(report) };
+let shown = "play";
+
+function show(name) {
+  shown = name;
+  for (const view of VIEWS) {
+    $(view).hidden = view !== name;
+    $(`tab-${view}`).setAttribute("aria-selected", String(view === name));
+  }
+  history.replaceState(null, "", `#${name}`);
+  views[name].shown?.();
+  poll();
+}
+
+let polling = false;
+
+async function poll() {
+  if (polling || document.hidden) return;
+  polling = true;
+  try {
+    await views[shown].refresh?.();
+    // The charts go on while another view is looked at.
+    if (shown !== "load") await views.load.sample();
+    say("");
+  } catch (error) {
+    report(error);
+  } finally {
+    polling = false;
+  }
+}
+
+async function begin() {
+  try {
+    const { data } = await getJson("v1/models");
+    $("model").textContent = data[0].id;
+    play.model = data[0].id;
+  } catch (error) {
+    report(error);
+  }
+}
+
+function theme(next) {
+  const root = document.documentElement;
+  root.dataset.theme = next;
+  localStorage.setItem("rootlace-theme", next);
+  views.tree.draw();
+}
+
+for (const view of VIEWS) $(`tab-${view}`).addEventListener("click", () => show(view));
+$("theme").addEventListener("click", () => {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const now = document.documentElement.dataset.theme ?? (dark ? "dark" : "light");
+  theme(now === "dark" ? "light" : "dark");
+});
+$("key-dialog").addEventListener("close", () => {
+  if (!$("key").value) return;
+  setKey($("key").value);
+  $("key").value = "";
+  begin().then(poll);
+});
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches("input, textarea, select");
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) play.send();
+  else if (event.key === "Escape") play.stop();
+  else if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  else if (["1", "2", "3"].includes(event.key)) show(VIEWS[Number(event.key) - 1]);
+  else if (event.key === "t") $("theme").click();
+  else if (event.key === "0" && shown === "tree") views.tree.whole();
+});
+
+const kept = localStorage.getItem("rootlace-theme");
+if (kept) document.documentElement.dataset.theme = kept;
+begin();
+show(VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "play");
+setInterval(poll, POLL_MS);
