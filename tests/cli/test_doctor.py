@@ -14,12 +14,17 @@ from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.doctor import ceilings, kernel_choice, report
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the doctor measure a machine in no time, and wrongly."""
     monkeypatch.setattr(ceilings, "SIDE", 32)
     monkeypatch.setattr(ceilings, "ATTENDED", 32)
     monkeypatch.setattr(report, "SECONDS", 0.0)
     monkeypatch.setattr(report, "READ_BYTES", 1 << 16)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_quick(monkeypatch)
 
 
 def _doctor(*arguments: str | Path) -> Result:

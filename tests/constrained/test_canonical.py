@@ -169,6 +169,7 @@ def forced_tokens(
     )
 
 
+@cache
 def places(vocabulary: Vocabulary, text: bytes) -> set[tuple[int, int]] | None:
     """The canonical tokens of a text and where they begin; None where they spell another text."""
     tokens = vocabulary.encode(text)

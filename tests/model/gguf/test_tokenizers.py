@@ -91,8 +91,8 @@ def texts() -> list[str]:
 @pytest.mark.slow
 def test_the_ids_of_the_original(pair: tuple[GgufSource, FolderSource]) -> None:
     ours, theirs = (FastTokenizer.from_str(source.tokenizer_json()) for source in pair)
-    some = texts()
-    assert len(some) > 1000
+    some = [*ODD, *texts()[len(ODD) :: 4]]
+    assert len(some) > 500
     for special, part in ((False, some), (True, [text for text in some if "<" in text])):
         for one in (ours, theirs):
             one.encode_special_tokens = special
