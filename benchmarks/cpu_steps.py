@@ -85,8 +85,9 @@ def least_seconds(spec: ModelSpec, case: Case, size: Elements, limits: Limits) -
     their weights, attention reads each key and value once, however many rows share it."""
     rate, bandwidth = limits
     whole = step_work(spec, [Row(case.new, case.context)] * case.rows, size)
-    weights = step_work(spec, [], size).read
-    token = step_work(spec, [Row(1, 1)], size).read - weights
+    two, one = (step_work(spec, [Row(1, context)], size).read for context in (2, 1))
+    token = two - one
+    weights = whole.read - token * case.rows * case.context
     head = spec.vocab_size * spec.hidden_size
     keys = case.rows * (case.context - case.shared) + case.shared
     work = {

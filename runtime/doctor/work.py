@@ -55,7 +55,7 @@ def step_work(spec: ModelSpec, rows: Sequence[Row], element: Elements) -> StepWo
     head = spec.vocab_size * spec.hidden_size
     attention = spec.attention
     query = attention.num_heads * attention.head_dim
-    key_and_value = 2 * attention.num_kv_heads * attention.head_dim * element.kv
+    key_and_value = attention.cached * attention.num_kv_heads * attention.head_dim * element.kv
     attended = 0.0
     read = float((layer_numbers(spec) + norm_numbers(spec) + head - idle) * element.weight)
     for window in attention.windows:

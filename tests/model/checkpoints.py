@@ -9,6 +9,8 @@ import torch
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Exaone4Config,
     FalconConfig,
     Gemma2Config,
@@ -66,6 +68,14 @@ OPT = {key: value for key, value in MULTI_HEAD.items() if key != "intermediate_s
 OPT["ffn_dim"] = 96
 FALCON = {**{key: value for key, value in OPT.items() if key != "ffn_dim"}, "ffn_hidden_size": 96}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LATENT = {
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+}
 THETA = 10000.0
 
 
@@ -247,6 +257,36 @@ def configs() -> dict[str, PreTrainedConfig]:
                 "yarn", factor=4.0, original_max_position_embeddings=64, truncate=False
             ),
         ),
+        "deepseek_v2": DeepseekV2Config(
+            **MULTI_HEAD,
+            **LATENT,
+            q_lora_rank=None,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            n_group=3,
+            topk_group=2,
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=1.5,
+        ),
+        "deepseek_v3": DeepseekV3Config(
+            **MULTI_HEAD,
+            num_key_value_heads=4,
+            **LATENT,
+            q_lora_rank=24,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            attention_bias=True,
+            rope_parameters=_rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=64,
+                mscale=0.7,
+                mscale_all_dim=1.3,
+            ),
+        ),
         "olmoe": OlmoeConfig(**SHAPE, num_experts=6, num_experts_per_tok=3),
         "qwen2": Qwen2Config(**SHAPE),
         "qwen2-sliding": Qwen2Config(
@@ -285,6 +325,9 @@ def save(
                 parameter.normal_(0.0, 0.6)
             else:
                 parameter.normal_(0.0, 1.3 * parameter.shape[-1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.3)
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return reference(folder, dtype, kind)
 

@@ -59,6 +59,8 @@ NAMES = (
     "qwen3_moe",
     "olmoe",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
 )
 # What files call the number in their norms' roots, where it is not `rms_norm_eps`.
 EPS = dict.fromkeys(("cohere", "cohere2", "gpt_neox", "stablelm"), "layer_norm_eps")

@@ -196,17 +196,22 @@ def paths(spec: Any, prefix: str = "") -> Iterator[tuple[str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    folder = tmp_path_factory.mktemp("qwen2_moe")
-    save(configs()["qwen2_moe"], folder)
-    return ModelConfig.read(folder)
+def specimens(
+    config: ModelConfig, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ModelConfig, ...]:
+    """Models that have every part of a spec between them."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("qwen2_moe", "deepseek_v3")]
+    for folder in folders:
+        save(configs()[folder.name[:-1]], folder)
+    return (config, *map(ModelConfig.read, folders))
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_field_is_declared_or_refused(
-    config: ModelConfig, mixture: ModelConfig, name: str
+    specimens: tuple[ModelConfig, ...], name: str
 ) -> None:
-    known, all_paths = DECODERS[name], dict(paths(config.spec)) | dict(paths(mixture.spec))
+    known = DECODERS[name]
+    all_paths = {path: default for one in specimens for path, default in paths(one.spec)}
     assert known.keys() <= all_paths.keys()
     for path, default in all_paths.items():
         part = path.rpartition(".")[0]
@@ -228,16 +233,14 @@ class Recorder:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_what_is_declared_is_read(
-    config: ModelConfig, mixture: ModelConfig, name: str, monkeypatch: pytest.MonkeyPatch
+    specimens: tuple[ModelConfig, ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field that a decoder takes with any value has a part in what it does."""
     skip_without(name)
-    specimens = [
-        one for one in (config, mixture) if support.why_not(one.spec, DECODERS[name]) is None
-    ]
+    known = [one for one in specimens if support.why_not(one.spec, DECODERS[name]) is None]
     monkeypatch.setattr(support, "why_not", lambda *_: None)
     seen: set[str] = set()
-    for one in specimens:
+    for one in known:
         model = load(replace(one, spec=Recorder(one.spec, seen)), name)  # type: ignore[arg-type]
         model.forward.logits(run(model.forward))
     declared = {path for path, knows in DECODERS[name].items() if knows is support.anything}

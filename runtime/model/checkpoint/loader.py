@@ -284,14 +284,21 @@ class _Reader:
             return found
         return self.read([name])
 
-    def read(self, names: Iterable[str], *, transposed: bool = False) -> torch.Tensor:
-        """The named weights, stacked along their rows, in memory of their own."""
+    def read(
+        self,
+        names: Iterable[str],
+        *,
+        transposed: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """The named weights, stacked along their rows, in memory of their own; `dtype` None: that
+        of all weights."""
         parts = {name: self._checkpoint.tensor(name) for name in names}
         if transposed:
             parts = {name: part.t() for name, part in parts.items()}
         rows = sum(len(part) for part in parts.values())
         shape = (rows, *next(iter(parts.values())).shape[1:])
-        whole = _empty(shape, self._dtype, self._device)
+        whole = _empty(shape, dtype or self._dtype, self._device)
         start = 0
         for name, part in parts.items():
             whole[start : start + len(part)].copy_(part)
@@ -312,7 +319,10 @@ class _Reader:
             if part.columns is not None:
                 found[name] = self._product(part, part.columns, order)
                 continue
-            found[name] = _ordered(self.read(part.weights()), order)
+            exact = torch.float32 if name == "correction" else None
+            found[name] = _ordered(self.read(part.weights(), dtype=exact), order)
+            if name == "correction":
+                continue
             if spec.norm.offset:
                 found[name].add_(spec.norm.offset)
             if part.bias:
@@ -406,11 +416,15 @@ def _ignored(spec: ModelSpec, storage: Storage) -> Callable[[str], bool]:
     """Names that need not be there: what old checkpoints carry, a head that is the embedding, and
     scales of a cache or of activations."""
     buffers = (".rotary_emb.inv_freq", *spec.names.buffers)
+    count = spec.num_layers
+    further = tuple(
+        spec.names.layer.format(count + index) for index in range(spec.names.further_layers)
+    )
 
     def ignored(name: str) -> bool:
         if name == f"{spec.names.head}.weight":
             return spec.tied_embeddings or spec.labels == 0
-        if name.endswith(buffers) or is_kv_scale(name):
+        if name.endswith(buffers) or is_kv_scale(name) or name.startswith(further):
             return True
         return storage.passed_over(name)
 

@@ -13,7 +13,7 @@ from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.checkpoint.weights import CHOOSE, Part, layer_parts
+from rootlace.runtime.model.checkpoint.weights import EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -73,7 +73,7 @@ def product_numbers(spec: ModelSpec) -> int:
 
 def rounded_numbers(spec: ModelSpec) -> int:
     """How many of them `--quantize` rounds."""
-    return sum(part.numbers for name, part in _parts(spec) if name not in CHOOSE)
+    return sum(part.numbers for name, part in _parts(spec) if name not in EXACT)
 
 
 def expert_numbers(spec: ModelSpec) -> int:

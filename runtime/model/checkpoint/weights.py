@@ -10,13 +10,14 @@ import torch
 
 from rootlace.kernels import Weight
 from rootlace.kernels.weights import tensors
-from rootlace.runtime.model.families.spec import Experts, ModelSpec
+from rootlace.runtime.model.families.spec import Attention, Experts, Latent, ModelSpec
 
-PRODUCTS = ("qkv", "output", "gate_up", "down", "router", "shared_gate")
+PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shared_gate")
 """The fields of `LayerWeights` that are multiplied by, besides those of experts."""
 
-CHOOSE = ("router", "shared_gate")
-"""Those of them that say how much each expert counts: a few outputs, on which all others hang."""
+EXACT = ("kv_up", "router", "shared_gate")
+"""Those of them that `--quantize` leaves as they are: what says how much each expert counts, and
+what no product with quantised weights is of."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class LayerWeights:
     output: Weight  # [H, Q]
     gate_up: Weight | None = None  # [2I, H]; of an MLP without a gate [I, H]
     down: Weight | None = None  # [H, I]
+    q_up: Weight | None = None  # of latent attention, [Nq * a head's query, query rank]
+    kv_up: Weight | None = None  # [Nq * (plain + values), rank]
     router: Weight | None = None  # [E, H]
     shared_gate: Weight | None = None  # [1, H]
     experts: tuple[ExpertWeights, ...] = ()
@@ -47,6 +50,7 @@ class LayerWeights:
     q_norm: torch.Tensor | None = None  # [D], or of all heads [Q]
     k_norm: torch.Tensor | None = None  # [D], or of all heads [K]
     sinks: torch.Tensor | None = None  # [Nq]
+    correction: torch.Tensor | None = None  # float32 [E]
     norm_biases: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Those of the norms that have one, [H] each, by the norms' fields."""
 
@@ -69,11 +73,11 @@ class LayerWeights:
             yield from (expert.gate_up, expert.down)
 
     def with_products(self, change: Callable[[Weight], Weight]) -> LayerWeights:
-        """The same layer with other large weights, which those that `CHOOSE` are not."""
+        """The same layer with other weights, but for those that are `EXACT`."""
         changed: dict[str, Any] = {
             name: change(weight)
             for name in PRODUCTS
-            if name not in CHOOSE and (weight := getattr(self, name)) is not None
+            if name not in EXACT and (weight := getattr(self, name)) is not None
         }
         experts = (ExpertWeights(change(one.gate_up), change(one.down)) for one in self.experts)
         return replace(self, **changed, experts=tuple(experts))
@@ -219,10 +223,12 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
         rows = rows if len(modules) > 1 else (sum(rows),)
         return Part(modules, rows, columns, bias, transposed and columns is not None)
 
-    parts = {
-        "qkv": part("qkv", (q, kv, kv), hidden, attention.qkv_bias),
-        "output": part("output", (hidden,), q, attention.output_bias),
-    }
+    parts = {}
+    if attention.latent is None:
+        parts["qkv"] = part("qkv", (q, kv, kv), hidden, attention.qkv_bias)
+        parts["output"] = part("output", (hidden,), q, attention.output_bias)
+    else:
+        parts |= _latent_parts(attention, attention.latent, hidden, part)
     if spec.experts is not None and index in spec.experts.layers:
         parts |= _expert_parts(spec.experts, spec.names.stacks, hidden, part)
     else:
@@ -246,12 +252,28 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
     return parts
 
 
+def _latent_parts(
+    attention: Attention, latent: Latent, hidden: int, part: Callable[..., Part]
+) -> Iterator[tuple[str, Part]]:
+    heads, rank, bias = attention.num_heads, latent.rank, attention.qkv_bias
+    queries = heads * (latent.plain + attention.head_dim - rank)
+    if latent.query_rank:
+        yield "q_norm", part("q_norm", (latent.query_rank,))
+        yield "q_up", part("q_up", (queries,), latent.query_rank)
+    yield "qkv", part("qkv", (latent.query_rank or queries, attention.head_dim), hidden, bias)
+    yield "k_norm", part("k_norm", (rank,))
+    yield "kv_up", part("kv_up", (heads * (latent.plain + latent.values),), rank)
+    yield "output", part("output", (hidden,), heads * latent.values, attention.output_bias)
+
+
 def _expert_parts(
     experts: Experts, stacks: bool, hidden: int, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
     """What stands in place of an MLP."""
     inner, shared, bias = experts.inner_size, experts.shared_size, experts.bias
     yield "router", part("router", (experts.count,), hidden, experts.router_bias)
+    if experts.correction:
+        yield "correction", replace(part("correction", (experts.count,)), bare=True)
     for expert in range(1 if stacks else experts.count):
         gate_up = part("expert_gate_up", (inner, inner), hidden, bias, expert)
         down = part("expert_down", (hidden,), inner, bias, expert)
@@ -281,11 +303,37 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
     if name == "experts.gate_up":
         count = 2 * spec.experts.inner_size if spec.experts else 0
         return [*range(0, count, 2), *range(1, count, 2)]
+    if spec.attention.latent is not None:
+        return _latent_order(spec, spec.attention.latent, name)
     order = _turned(spec, name)
     if name != "qkv" or not spec.names.qkv_by_group:
         return order
     rows = _ungrouped(spec)
     return rows if order is None else [rows[row] for row in order]
+
+
+def _latent_order(spec: ModelSpec, latent: Latent, name: str) -> list[int] | None:
+    """What `row_order` says of latent attention, where the last numbers are rotated."""
+    attention = spec.attention
+    rotated = attention.head_dim - latent.rank
+    if not spec.rope.neighbours or name not in ("qkv", "q_up"):
+        return None
+
+    def turned(start: int, plain: int) -> list[int]:
+        """Rows of `plain` numbers and the rotated ones behind them."""
+        end = start + plain + rotated
+        first = start + plain
+        return [*range(start, first), *range(first, end, 2), *range(first + 1, end, 2)]
+
+    width = latent.plain + rotated
+    queries = [
+        row for head in range(attention.num_heads) for row in turned(head * width, latent.plain)
+    ]
+    if name == "q_up":
+        return queries
+    if latent.query_rank:
+        queries = [*range(latent.query_rank)]
+    return [*queries, *turned(len(queries), latent.rank)]
 
 
 def _ungrouped(spec: ModelSpec) -> list[int]:

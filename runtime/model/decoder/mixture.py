@@ -33,7 +33,7 @@ class Mixture:
     def __call__(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
         assert layer.router is not None
-        found = choose(self._linear(x, layer.router), self._experts)
+        found = choose(self._linear(x, layer.router), self._experts, layer.correction)
         out = added_up(x, found, layer.experts, self._mlp)
         if not self._experts.shared_size:
             return out
@@ -47,12 +47,34 @@ class Mixture:
         return self._linear(self._activate(self._linear(x, gate_up)), down)
 
 
-def choose(scores: torch.Tensor, experts: Experts) -> Choice:
+def choose(
+    scores: torch.Tensor, experts: Experts, correction: torch.Tensor | None = None
+) -> Choice:
     """Scores [T, E] -> what each token has. Among equals the first experts are chosen."""
-    shares = torch.softmax(scores.float(), dim=-1)
-    best, chosen = torch.sort(shares, dim=-1, descending=True, stable=True)
-    best, chosen = best[:, : experts.chosen], chosen[:, : experts.chosen]
-    return chosen, best / best.sum(dim=-1, keepdim=True) if experts.normalised else best
+    scores = scores.float()
+    shares = scores.sigmoid() if experts.scores == "sigmoid" else torch.softmax(scores, dim=-1)
+    ranked = shares if correction is None else shares + correction
+    if experts.groups > 1:
+        ranked = _in_best_groups(ranked, experts)
+    chosen = _best(ranked, experts.chosen)
+    found = shares.gather(1, chosen)
+    if experts.normalised:
+        found = found / found.sum(dim=-1, keepdim=True)
+    return chosen, found if experts.factor == 1.0 else found * experts.factor
+
+
+def _best(ranked: torch.Tensor, count: int) -> torch.Tensor:
+    """The places of the largest numbers of each row, the first of equals first."""
+    return torch.sort(ranked, dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_best_groups(ranked: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """What experts are ranked by, with -inf for those whose group does not count."""
+    grouped = ranked.unflatten(1, (experts.groups, -1))
+    best = grouped.topk(experts.best_of_group, dim=-1).values.sum(dim=-1)
+    counts = torch.zeros_like(best, dtype=torch.bool)
+    counts.scatter_(1, _best(best, experts.chosen_groups), True)
+    return grouped.masked_fill(~counts.unsqueeze(-1), -torch.inf).flatten(1)
 
 
 def added_up(

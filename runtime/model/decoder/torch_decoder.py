@@ -17,12 +17,14 @@ from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
 from rootlace.runtime.model.families import support
 from rootlace.runtime.model.families.spec import (
     Attention,
     Experts,
     GatedMlp,
+    Latent,
     ModelSpec,
     Norm,
     PlainMlp,
@@ -46,7 +48,13 @@ SUPPORT: Support = {
     "experts": lambda value: value is None or type(value) is Experts,
     **any_value("experts.layers", "experts.count", "experts.chosen", "experts.inner_size"),
     **any_value("experts.normalised", "experts.shared_size", "experts.shared_gate"),
-    **any_value("experts.router_bias", "experts.bias", "experts.clamp"),
+    **any_value("experts.router_bias", "experts.bias", "experts.clamp", "experts.factor"),
+    "experts.scores": one_of("softmax", "sigmoid"),
+    **any_value("experts.groups", "experts.chosen_groups", "experts.best_of_group"),
+    "experts.correction": support.anything,
+    "attention.latent": lambda value: value is None or type(value) is Latent,
+    **any_value("attention.latent.rank", "attention.latent.plain", "attention.latent.values"),
+    **any_value("attention.latent.query_rank", "attention.latent.eps"),
     "mlp": kind(GatedMlp, PlainMlp),
     "mlp.activation": one_of("silu", "gelu_tanh", "gelu", "relu"),
     **any_value("mlp.inner_size", "mlp.bias"),
@@ -56,7 +64,7 @@ SUPPORT: Support = {
     "names": kind(WeightNames),
     **any_value("names.embedding", "names.layer", "names.parts", "names.final_norm", "names.head"),
     **any_value("names.qkv_by_group", "names.buffers", "names.others"),
-    **any_value("names.transposed", "names.stacks"),
+    **any_value("names.transposed", "names.stacks", "names.further_layers"),
     **any_value("embedding_multiplier", "rounded_multiplier", "residual_multiplier"),
     **any_value("logit_multiplier", "logit_soft_cap", "parallel"),
     **any_value("names.positions", "learned_positions", "skipped_positions", "labels"),
@@ -135,6 +143,9 @@ class Decoder:
         else:
             activations = {name: getattr(kernels, name) for name in PLAIN}
         self._activate = activations[spec.mlp.activation]
+        self._latent: LatentAttention | None = None
+        if spec.attention.latent is not None:
+            self._latent = LatentAttention(spec.attention, spec.attention.latent, kernels)
         self._experts: Mixture | None = None
         if spec.experts is not None:
             self._experts = Mixture(spec.experts, kernels, self._activate)
@@ -271,6 +282,11 @@ class Decoder:
     ) -> torch.Tensor:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
         spec = self._spec
+        if self._latent is not None:
+            q, key = self._latent.queries_and_key(x, layer, *rotations)
+            key = key if step.write_tokens is None else key.index_select(0, step.write_tokens)
+            cache[index, 0].view(-1, key.shape[-1]).index_copy_(0, step.write_slots, key)
+            return q
         qkv = self._kernels.linear(x, layer.qkv)
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.attention.joint_norm and q_norm is not None and k_norm is not None:
@@ -300,12 +316,12 @@ class Decoder:
         step: StepInput,
         cache: torch.Tensor,
     ) -> torch.Tensor:
-        """q [T, Nq, D] -> [T, Nq * D]."""
+        """q [T, Nq, D] -> [T, Nq * D], or of a value's numbers."""
         attention = self._spec.attention
         out, lse = self._kernels.paged_attention(
             q,
             cache[index, 0],
-            cache[index, 1],
+            cache[index, -1],
             step.attention[attention.windows[index]],
             scale=attention.scale,
             soft_cap=attention.soft_cap,
@@ -316,7 +332,7 @@ class Decoder:
             # What a sink adds to the sum below every weight.
             kept = torch.sigmoid(lse - layer.sinks.float())
             out = (out.float() * kept.unsqueeze(-1)).to(out.dtype)
-        return out.flatten(1)
+        return out.flatten(1) if self._latent is None else self._latent.output(out, layer)
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -71,6 +71,9 @@ def load(
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     kernels = REFERENCE if executor.kernels == "reference" else kernels_for(device)
+    if config.spec.attention.latent is not None and kernels is not REFERENCE:
+        log.warning("%s: the reference kernels run: others have no latent attention", device)
+        kernels = REFERENCE
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     weights = weights_of(config, dtype, device, progress).resident()
     scales = None

@@ -47,6 +47,10 @@ WINDOW = 4096
 """The sliding window of a file that does not say, in all families that have one."""
 
 
+COUNT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What files call the number of experts."""
+
+
 @dataclass(frozen=True)
 class Family:
     """What a family's file defines, as `FAMILY`. `model_types`: the names that transformers has for
@@ -178,7 +182,7 @@ def read_experts(
 ) -> Experts:
     """A mixture of experts in these `layers`, None: in all. `count` and `chosen` are those of a
     file without the keys; `features` are fields of `Experts`."""
-    keys = [key for key in ("num_experts", "num_local_experts") if key in given]
+    keys = [key for key in COUNT_KEYS if key in given]
     found = given.size(keys[0], count) if keys else count
     for key in keys[1:]:
         if given.size(key) != found:

@@ -31,6 +31,21 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): what is cached of a token is one
+    vector, `rank` numbers from which the keys and values of all heads follow, and the rotated
+    numbers behind them that all heads' keys have in common. A head's key has `plain` numbers before
+    those, its value `values`. With a `query_rank`, queries are made of so many numbers. These and
+    the `rank` numbers are normed by RMSNorm with `eps`."""
+
+    rank: int
+    plain: int
+    values: int
+    query_rank: int | None
+    eps: float
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention. Scores are `scale` times q . k, then, with a `soft_cap` c > 0,
     c * tanh(score / c).
@@ -39,7 +54,8 @@ class Attention:
     it), None for full attention. Before they are rotated, queries and keys are normed by RMSNorm:
     with `head_norm` each head, with `joint_norm` all heads of a token together. With `sinks` each
     head of queries has a number s of its own in the softmax, as if one key more had the score s,
-    and a value of zero.
+    and a value of zero. With `latent` there is one head of keys, of `head_dim` numbers, and values
+    are a part of it.
     """
 
     num_heads: int
@@ -53,6 +69,12 @@ class Attention:
     joint_norm: bool = False
     soft_cap: float = 0.0
     sinks: bool = False
+    latent: Latent | None = None
+
+    @property
+    def cached(self) -> int:
+        """How many vectors of a token each head of keys keeps: its key, and mostly its value."""
+        return 1 if self.latent else 2
 
 
 @dataclass(frozen=True)
@@ -79,8 +101,13 @@ class PlainMlp:
 class Experts:
     """A mixture of experts in place of the MLP of the layers `layers`: of `count` gated MLPs with
     `inner_size` numbers in between, each token has the `chosen` that a router scores best. Their
-    outputs are added up, each times its share. Shares are the softmax over all scores, of which
-    those of the chosen are divided by their sum if `normalised`.
+    outputs are added up, each times its share. Shares are the softmax of all scores, or the
+    sigmoid of each; those of the chosen are divided by their sum if `normalised`, and multiplied
+    by `factor`.
+
+    Who is chosen: experts are in `groups`, of which those `chosen_groups` count that have the
+    largest sum of their `best_of_group` best shares. With `correction` each expert has a number
+    that is added to its share in this alone.
 
     With a `shared_size` there is a further MLP of that inner size which all tokens have; with
     `shared_gate` its output is multiplied by the sigmoid of a product of its own. The activation is
@@ -96,6 +123,12 @@ class Experts:
     router_bias: bool = False
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    factor: float = 1.0
+    groups: int = 1
+    chosen_groups: int = 1
+    best_of_group: int = 1
+    correction: bool = False
     shared_size: int = 0
     shared_gate: bool = False
 
@@ -131,7 +164,8 @@ class WeightNames:
     `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
     for each input. With `stacks`, all experts of a layer are one module, whose tensors `<module>`
     and `<module>_bias` have a matrix or a vector for each; rows of gate and up alternate in them,
-    and where they are not quantised a matrix has a row for each input.
+    and where they are not quantised a matrix has a row for each input. `further_layers`: so many
+    behind the last one are for other ends.
     """
 
     embedding: str
@@ -145,6 +179,7 @@ class WeightNames:
     positions: str = ""
     transposed: bool = False
     stacks: bool = False
+    further_layers: int = 0
 
     def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:
         """These names, with further parts or other ones, each of one module or of several."""

@@ -30,7 +30,7 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
     """Memory of one block over all layers, keys and values."""
     attention = config.spec.attention
     row = attention.num_kv_heads * attention.head_dim * dtype.itemsize
-    return 2 * config.spec.num_layers * block_size * row
+    return attention.cached * config.spec.num_layers * block_size * row
 
 
 def choose_num_blocks(
@@ -71,7 +71,8 @@ def choose_num_blocks(
 def allocate(
     config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised.
+    """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised; without
+    room for values, where these are a part of the keys: [layers, 1, ...].
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
     are never written cost no memory. Its pages are huge where the system has such: blocks lie all
@@ -80,7 +81,7 @@ def allocate(
     """
     attention = config.spec.attention
     heads, dim = attention.num_kv_heads, attention.head_dim
-    shape = (config.spec.num_layers, 2, num_blocks, block_size, heads, dim)
+    shape = (config.spec.num_layers, attention.cached, num_blocks, block_size, heads, dim)
     if device.type == "cpu":
         return mapped(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.empty(shape, device=device, dtype=dtype)

@@ -47,6 +47,10 @@ def kv_scales(
     Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
     not positive numbers, or neither one per layer nor one per KV head.
     """
+    if config.spec.attention.latent is not None:
+        raise UnsupportedModel(
+            f"{config.file}: kv_lora_rank: its cache is not stored in eight bits"
+        )
     stored = stored_scales(config, device)
     return calibrate(config, weights, rotary, dtype, device) if stored is None else stored
 

@@ -1,0 +1,28 @@
+"""What is cached of latent attention: one vector of a token in each layer, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.wire.errors import UnsupportedModel
+from tests.model.checkpoints import LATENT, SHAPE, configs, save
+
+
+def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
+    save(configs()["deepseek_v2"], tmp_path)
+    width = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
+    executor = ExecutorConfig(model=str(tmp_path), kernels="reference")
+    cache = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4).kv_cache
+    assert cache.shape == (SHAPE["num_hidden_layers"], 1, 16, 4, 1, width)
+    config = ModelConfig.read(tmp_path)
+    assert block_bytes(config, 4, torch.float32) * 16 == cache.nbytes
+    in_eight_bits = ExecutorConfig(model=str(tmp_path), kernels="reference", kv_dtype="fp8_e4m3")
+    with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in eight"):
+        ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
