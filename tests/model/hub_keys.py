@@ -1,6 +1,6 @@
 """What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
 (1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2, GPT-NeoX (20B),
-GPT-2, OPT and Galactica, StableLM 2, Qwen3-30B-A3B, gpt-oss and Llama 3.2's like."""
+GPT-2, OPT and Galactica, StableLM 2, Qwen3-30B-A3B, gpt-oss, DeepSeek-V3 and Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -122,6 +122,27 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "rope_scaling": None,
         "rope_theta": 1000000.0,
         "router_aux_loss_coef": 0.001,
+    },
+    "deepseek_v3": {
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": None,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 64,
+            "type": "yarn",
+        },
+        "rope_theta": 10000,
+        "scoring_func": "sigmoid",
+        "seq_aux": True,
+        "topk_method": "noaux_tc",
     },
     "gpt_oss": {
         "experts_per_token": 3,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import open_checkpoint
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.wire.errors import UnsupportedModel
@@ -26,3 +28,14 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
     in_eight_bits = ExecutorConfig(model=str(tmp_path), kernels="reference", kv_dtype="fp8_e4m3")
     with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in eight"):
         ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
+
+
+def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:
+    save(configs()["deepseek_v3"], tmp_path)
+    file, config = tmp_path / "model.safetensors", ModelConfig.read(tmp_path)
+    stored = load_file(file)
+    save_file(stored | {"model.layers.3.eh_proj.weight": torch.zeros(2)}, file)
+    assert "model.layers.3.eh_proj.weight" not in open_checkpoint(config).expected
+    save_file(stored | {"model.layers.4.eh_proj.weight": torch.zeros(2)}, file)
+    with pytest.raises(UnsupportedModel, match="does not have: model.layers.4.eh_proj"):
+        open_checkpoint(config)

@@ -207,9 +207,7 @@ def specimens(
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_every_field_is_declared_or_refused(
-    specimens: tuple[ModelConfig, ...], name: str
-) -> None:
+def test_every_field_is_declared_or_refused(specimens: tuple[ModelConfig, ...], name: str) -> None:
     known = DECODERS[name]
     all_paths = {path: default for one in specimens for path, default in paths(one.spec)}
     assert known.keys() <= all_paths.keys()
