@@ -98,6 +98,11 @@ class ExecutorConfig:
         "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
     )
     """"native": compiled for this CPU when first needed; "auto": native where that is possible."""
+    adapters: tuple[str, ...] = option(
+        (),
+        "A LoRA adapter (PEFT's folder) as NAME=PATH; may be given several times.",
+        flag="--adapter",
+    )
     cuda_graphs: bool = option(
         True,
         "Launch decode steps kernel by kernel.",

@@ -101,6 +101,10 @@ class Mixture(ctypes.Structure):
     ]
 
 
+class LowRank(ctypes.Structure):
+    _fields_ = [("a", Linear), ("b", Linear)]
+
+
 class Model(ctypes.Structure):
     _fields_ = [
         ("dtype", c_int32),
@@ -132,6 +136,8 @@ class Model(ctypes.Structure):
         ("cache", c_void_p),
         ("num_blocks", c_int64),
         ("block_size", c_int32),
+        ("adapters", POINTER(LowRank)),
+        ("adapter_rank", c_int32),
     ]
 
 
@@ -161,6 +167,7 @@ class Step(ctypes.Structure):
         ("wanted_tokens", c_void_p),
         ("copied", c_void_p),
         ("rows", Rows),
+        ("adapters", c_void_p),
         ("hidden", c_void_p),
         ("nanos", c_void_p),
     ]
@@ -201,7 +208,7 @@ class Picks(ctypes.Structure):
 
 
 STRUCTURES = (
-    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, Model, Rows, Step, Edits, Picks),
+    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, LowRank, Model, Rows, Step, Edits, Picks),
 )
 
 

@@ -27,6 +27,7 @@ from rootlace.runtime.contracts.messages import (
 from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
+from rootlace.runtime.model.adapters.config import read_adapters
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
@@ -64,6 +65,7 @@ def serve(config: EngineProcessConfig) -> None:
     """Load the model, connect, say `Ready`, run the loop."""
     engine = config.engine
     ModelConfig.read(engine.executor.model)
+    read_adapters(engine.executor.adapters)
     # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner
 
@@ -86,6 +88,7 @@ def serve(config: EngineProcessConfig) -> None:
         # With or without overlap, a device steps them faster than the host could bring it masks.
         automata=overlap or runner.overlaps,
         labels=runner.config.spec.labels,
+        adapters=runner.adapters,
     )
     context = zmq.Context()
     inbox = _connect(context, zmq.PULL, config.inbox)
@@ -126,6 +129,7 @@ def serve(config: EngineProcessConfig) -> None:
         dtype=str(runner.dtype).removeprefix("torch."),
         hidden_size=runner.config.spec.hidden_size,
         labels=runner.config.spec.labels,
+        adapters=runner.adapters,
     )
     send([ready])
     # What is here now stays: a full collection need not look at it again (0.1 s with a large

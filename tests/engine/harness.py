@@ -81,6 +81,7 @@ class Harness:
             masks=StepMasks(executor.vocab_size, filler),
             automata=automata,
             labels=labels,
+            adapters=getattr(executor, "adapters", ()),
         )
         self.steps = Steps(self.scheduler, executor, overlap, self.take) if overlap else None
         self.outcomes: dict[int, Outcome] = {}
@@ -95,6 +96,7 @@ class Harness:
         jump: bool = False,
         output: list[int] | None = None,
         pooling: Pooling = "none",
+        adapter: str = "",
     ) -> int:
         """`matcher` is at its beginning; it takes `output`, what was generated before, in."""
         rid = len(self.outcomes)
@@ -108,6 +110,7 @@ class Harness:
             output_ids=np.array(output or [], np.int32),
             program=program,
             pooling=pooling,
+            adapter=adapter,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
         return rid

@@ -99,6 +99,11 @@ struct RlMixture {
   float factor;        // of what they add to the residual stream
 };
 
+// What an adapter adds to a product of x: (x a^T) b^T, its scale being in b. a.packed null: nothing.
+struct RlLowRank {
+  RlLinear a, b;
+};
+
 struct RlModel {
   int32_t dtype;
   int32_t hidden, heads, kv_heads, head_dim, inner, num_layers, vocab;
@@ -123,6 +128,10 @@ struct RlModel {
   void* cache;
   int64_t num_blocks;
   int32_t block_size;
+  // What adapters do to a layer's qkv, output, gate_up (not packed as gated) and down:
+  // [adapters, num_layers, 4]; null: there are none.
+  const RlLowRank* adapters;
+  int32_t adapter_rank;  // the largest
 };
 
 // Attention's rows: row r owns the flat tokens row_start[r] : row_start[r + 1], the last ones of
@@ -156,6 +165,7 @@ struct RlStep {
   const int32_t* wanted_tokens;    // [N], ascending or not; null: all (N = T)
   const int32_t* copied;           // [C, 3]: source block, target block, slots from the first on
   RlRows rows;
+  const int32_t* adapters;  // [T], the number of each token's adapter, -1: none; null: no token's
   void* hidden;    // out [N, hidden], final-normed
   int64_t* nanos;  // [RL_PARTS], nanoseconds are added; null: not measured
 };
@@ -226,8 +236,8 @@ RL_API int32_t rl_prepare();
 // "neon-bf16", "neon" or "generic"; one with "-twin" behind it where tests have it emulated.
 RL_API const char* rl_instructions();
 
-// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlModel, RlRows,
-// RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
+// The sizes of RlScheme, RlSource, RlLinear, RlNorm, RlExpert, RlLayer, RlMixture, RlLowRank, RlModel,
+// RlRows, RlStep, RlEdits, RlPicks: what a mirror of them is checked against.
 RL_API void rl_sizes(int64_t* sizes);
 
 // Threads for all functions that take a team; see team.h.

@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "adapters.h"
 #include "api.h"
 #include "attention.h"
 #include "division.h"
@@ -84,6 +85,7 @@ struct RlWorkspace {
   rootlace::SharedRuns runs, last_runs;
   rootlace::AttentionPlan plan, last_plan;
   std::vector<int32_t> row_start, context_len, block_tables;  // of wanted tokens as rows
+  rootlace::AdapterGroups adapted, wanted_adapted;
 };
 
 namespace rootlace {
@@ -107,7 +109,7 @@ class Forward {
                       tokens * wide_stride_ * sizeof(T),     wanted * hidden * sizeof(float),
                       wanted * narrow_stride_ * sizeof(T),   tokens * ordered_stride_ * sizeof(T),
                       besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float),
-                      mixture_.bytes()};
+                      mixture_.bytes(),                      adapter_bytes()};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -119,7 +121,8 @@ class Forward {
     ordered_ = reinterpret_cast<T*>(memory += sizes[4]);
     beside_ = reinterpret_cast<T*>(memory += sizes[5]);
     branch_ = reinterpret_cast<float*>(memory += sizes[6]);
-    mixture_.put(memory + sizes[7]);
+    mixture_.put(memory += sizes[7]);
+    place_adapters(memory + sizes[8]);
   }
 
   void run(Team& team) {
@@ -209,12 +212,16 @@ class Forward {
       norm(t, residual, model_.layers[0].input_norm, narrow_, narrow_stride_);
     });
     clock.mark(RL_ELEMENTWISE);
+    const AdapterGroups* groups = &space_.adapted;
     for (int index = 0; index <= last; index++) {
       const RlLayer& layer = model_.layers[index];
-      T* found = wide_;
-      for (int part = 0; part < layer.qkv_parts; found += layer.qkv[part++].outputs)
-        multiply(crew, narrow_, narrow_stride_, tokens, layer.qkv[part], Epilogue::STORE, found,
-                 wide_stride_);
+      auto added = [&](AdaptedPart part, const T* x, size_t stride) {
+        return adapted(crew, *groups, index, part, x, stride);
+      };
+      const Added more = added(AdaptedPart::QKV, narrow_, narrow_stride_);
+      for (int part = 0, column = 0; part < layer.qkv_parts; column += layer.qkv[part++].outputs)
+        multiply(crew, narrow_, narrow_stride_, tokens, layer.qkv[part], Epilogue::STORE,
+                 wide_ + column, wide_stride_, more.from(column));
       clock.mark(RL_LINEAR);
       write(crew, layer, index);
       clock.mark(RL_ELEMENTWISE);
@@ -225,6 +232,7 @@ class Forward {
         attended = attend_to_wanted(crew, layer, index, clock);
         residual = wanted_residual_;
         tokens = step_.wanted;
+        groups = &space_.wanted_adapted;
       } else {
         attend(crew, space_.plan, layer, index, wide_, wide_stride_);
         clock.mark(RL_ATTENTION);
@@ -236,7 +244,8 @@ class Forward {
                  [&](int t) { norm(t, residual, layer.post_norm, x, narrow_stride_); });
         clock.mark(RL_ELEMENTWISE);
       }
-      add(crew, attended, narrow_stride_, tokens, layer.output, layer.attention_out_norm, residual);
+      add(crew, attended, narrow_stride_, tokens, layer.output, layer.attention_out_norm, residual,
+          added(AdaptedPart::OUTPUT, attended, narrow_stride_));
       clock.mark(RL_LINEAR);
       if (!model_.parallel) {
         each_row(crew, tokens, [&](int t) {
@@ -244,7 +253,7 @@ class Forward {
         });
         clock.mark(RL_ELEMENTWISE);
       }
-      mlp(crew, layer, index, x, tokens, residual);
+      mlp(crew, layer, index, x, tokens, residual, *groups);
       clock.mark(RL_LINEAR);
       const RlNorm& next = index == last ? model_.final_norm : model_.layers[index + 1].input_norm;
       T* out = index == last ? static_cast<T*>(step_.hidden) : narrow_;
@@ -256,15 +265,17 @@ class Forward {
   }
 
   // The MLP that all tokens have, if there is one, and experts, if there are any.
-  void mlp(Crew& crew, const RlLayer& layer, int index, const T* x, int tokens,
-           float* residual) const {
+  void mlp(Crew& crew, const RlLayer& layer, int index, const T* x, int tokens, float* residual,
+           const AdapterGroups& groups) const {
     const bool normed = layer.mlp_out_norm.weight, whole = layer.gate_up.packed;
     if (whole) {
       multiply(crew, x, narrow_stride_, tokens, layer.gate_up,
-               static_cast<Epilogue>(model_.activation), wide_, wide_stride_);
+               static_cast<Epilogue>(model_.activation), wide_, wide_stride_,
+               adapted(crew, groups, index, AdaptedPart::GATE_UP, x, narrow_stride_));
       if (layer.shared_gate.packed)
         mixture_.weigh(crew, layer, x, narrow_stride_, tokens, wide_, wide_stride_);
-      add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual);
+      add(crew, wide_, wide_stride_, tokens, layer.down, layer.mlp_out_norm, residual,
+          adapted(crew, groups, index, AdaptedPart::DOWN, wide_, wide_stride_));
     }
     if (layer.experts)
       mixture_.run(crew, layer, index, x, narrow_stride_, tokens, normed ? branch_ : residual,
@@ -301,20 +312,54 @@ class Forward {
   }
 
   void multiply(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
-                Epilogue epilogue, void* out, size_t out_stride) const {
+                Epilogue epilogue, void* out, size_t out_stride, const Added& added) const {
     if (weights.order) {
       put_in_order(crew, x, stride, rows, weights, ordered_, ordered_stride_);
       x = ordered_, stride = ordered_stride_;
     }
-    linear(crew, x, stride, rows, weights, epilogue, out, out_stride);
+    linear(crew, x, stride, rows, weights, epilogue, out, out_stride, added);
   }
 
   // Adds the product to the residual stream; where it is normed first, leaves it to `join`.
   void add(Crew& crew, const T* x, size_t stride, int rows, const RlLinear& weights,
-           const RlNorm& own, float* residual) const {
+           const RlNorm& own, float* residual, const Added& added) const {
     const bool normed = own.weight != nullptr;
     multiply(crew, x, stride, rows, weights, normed ? Epilogue::FLOAT32 : Epilogue::ADD,
-             normed ? branch_ : residual, model_.hidden);
+             normed ? branch_ : residual, model_.hidden, added);
+  }
+
+  // The memory that adapters need in this step, whose groups it finds.
+  size_t adapter_bytes() {
+    const int32_t* adapters = step_.tokens ? step_.adapters : nullptr;
+    space_.adapted.find(adapters, nullptr, step_.tokens);
+    if (step_.wanted_tokens)
+      space_.wanted_adapted.find(adapters, step_.wanted_tokens, step_.wanted);
+    if (!adapters) return 0;
+    int outputs = std::max(qkv_size_, model_.hidden);
+    for (int index = 0; index < model_.num_layers; index++)
+      outputs = std::max(outputs, model_.layers[index].gate_up.outputs);
+    lines_.gathered_stride = std::max(narrow_stride_, wide_stride_);
+    lines_.inner_stride = spread<T>(model_.adapter_rank);
+    lines_.values_stride = spread<float>(outputs);
+    // A token may be wanted several times.
+    adapted_rows_ = std::max(space_.adapted.rows.size(), space_.wanted_adapted.rows.size());
+    return adapted_rows_ * ((lines_.gathered_stride + lines_.inner_stride) * sizeof(T) +
+                            lines_.values_stride * sizeof(float));
+  }
+
+  void place_adapters(char* memory) {
+    lines_.values = reinterpret_cast<float*>(memory);
+    lines_.gathered = reinterpret_cast<T*>(lines_.values + adapted_rows_ * lines_.values_stride);
+    lines_.inner = lines_.gathered + adapted_rows_ * lines_.gathered_stride;
+  }
+
+  // What adapters add to a product of x, a part of a layer.
+  Added adapted(Crew& crew, const AdapterGroups& groups, int index, AdaptedPart part, const T* x,
+                size_t stride) const {
+    if (groups.groups.empty()) return {};
+    const size_t count = static_cast<size_t>(AdaptedPart::COUNT), apart = model_.num_layers * count;
+    const RlLowRank* parts = model_.adapters + index * count + static_cast<size_t>(part);
+    return adapt(crew, x, stride, groups, parts, apart, lines_);
   }
 
   // Adds what a branch computed, after its `own` norm if it has one; then the norm of what follows.
@@ -436,6 +481,8 @@ class Forward {
   T* beside_;               // [T, hidden]: what the MLP reads beside attention
   float* branch_;           // [T, hidden]: what is normed before it is added
   Mixture<T> mixture_;
+  AdapterMemory<T> lines_{};
+  size_t adapted_rows_ = 0;
 };
 
 }  // namespace
@@ -446,7 +493,7 @@ extern "C" {
 void rl_sizes(int64_t* sizes) {
   const int64_t all[] = {sizeof(RlScheme), sizeof(RlSource), sizeof(RlLinear),
                          sizeof(RlNorm),   sizeof(RlExpert), sizeof(RlLayer),
-                         sizeof(RlMixture), sizeof(RlModel),
+                         sizeof(RlMixture), sizeof(RlLowRank), sizeof(RlModel),
                          sizeof(RlRows),   sizeof(RlStep),   sizeof(RlEdits),
                          sizeof(RlPicks)};
   for (int64_t size : all) *sizes++ = size;

@@ -189,6 +189,7 @@ struct Product {
   Epilogue epilogue;
   void* out;
   size_t ldo;
+  Added added;
 
   void run(Multiplier& multiplier, const Plan<T>& plan, int begin, int end) const {
     alignas(64) Sums sums[2];
@@ -270,11 +271,13 @@ struct Product {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);
     const bool whole = width % LANES == 0;
+    const float* more = nullptr;  // what is added to the row
     auto each = [&](auto&& put) {
       for (; row < stop; row++) {
         const size_t to = place(row) * ldo;
         const int from = row * PANEL;
-        if (whole)
+        more = added.of(place(row));
+        if (whole && !more)
           for (int done = 0; done < width; done += LANES) {
             Vec y = load(sums[0] + from + done);
             if (weights.bias) y += load(weights.bias + column + done);
@@ -283,7 +286,9 @@ struct Product {
         else
           for (int done = 0; done < width; done += LANES) {
             int count = std::min(LANES, width - done);
-            Vec y = load(sums[0] + from + done) + bias(column + done, count);
+            Vec y = load(sums[0] + from + done);
+            if (weights.bias || !whole) y += bias(column + done, count);
+            if (more) y += get(more + column + done, count);
             put(to, column + done, y, from + done, count);
           }
       }
@@ -301,6 +306,7 @@ struct Product {
       each([&](size_t at, int to, Vec y, int from, int count) {
         Vec up = load(sums[1] + from);
         if (weights.bias) up += bias(packing.columns + to, count);
+        if (more) up += get(more + packing.columns + to, count);
         put(static_cast<T*>(out) + at + to, activation(y) * up, count);
       });
     };
@@ -360,12 +366,12 @@ struct Product {
 
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
-            Epilogue epilogue, void* out, size_t ldo) {
+            Epilogue epilogue, void* out, size_t ldo, const Added& added) {
   if (rows <= 0) return;
   Panels<T> packing(weights.outputs, weights.inputs, is_gated(epilogue));
   Plan<T> plan(packing, rows, crew.size());
   const Codes codes(packing, weights.schemes);
-  Product<T> product{x, ldx, weights, codes, epilogue, out, ldo};
+  Product<T> product{x, ldx, weights, codes, epilogue, out, ldo, added};
   void* scratch = crew.scratch(Panels<T>::Multiplier::bytes(codes));
   typename Panels<T>::Multiplier multiplier(packing, scratch);
   crew.each(plan.tasks(), [&](int index) {
@@ -414,7 +420,7 @@ void linear_among(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& 
   Panels<T> packing(weights.outputs, weights.inputs, false);
   Plan<T> plan(packing, rows, crew.size());
   const Codes codes(packing, weights.schemes);
-  Product<T> product{x, ldx, weights, codes, Epilogue::FLOAT32, out, ldo};
+  Product<T> product{x, ldx, weights, codes, Epilogue::FLOAT32, out, ldo, {}};
   size_t few = static_cast<size_t>(std::min(rows, Panels<T>::MOST_ROWS)) * weights.inputs;
   size_t own = (Panels<T>::Multiplier::bytes(codes) + 63) / 64 * 64;
   char* scratch = static_cast<char*>(crew.scratch(own + few * sizeof(T)));
@@ -446,9 +452,9 @@ template void linear_grouped<float>(Crew&, const float*, size_t, const RowGroup*
 template void linear_grouped<bf16>(Crew&, const bf16*, size_t, const RowGroup*,
                                    RlLinear RlExpert::*, Epilogue, bf16*, size_t);
 template void linear<float>(Crew&, const float*, size_t, int, const RlLinear&, Epilogue, void*,
-                            size_t);
+                            size_t, const Added&);
 template void linear<bf16>(Crew&, const bf16*, size_t, int, const RlLinear&, Epilogue, void*,
-                           size_t);
+                           size_t, const Added&);
 
 }  // namespace rootlace
 

@@ -34,12 +34,26 @@ inline bool is_gated(Epilogue epilogue) {
          epilogue == Epilogue::CLAMPED_MUL;
 }
 
+// What is added to y before anything follows it: to row i values[places[i]], rows `stride` floats
+// apart; where places[i] is negative, nothing. `values` null: to no row.
+struct Added {
+  const float* values = nullptr;
+  size_t stride = 0;
+  const int32_t* places = nullptr;
+
+  const float* of(size_t row) const {
+    return values && places[row] >= 0 ? values + places[row] * stride : nullptr;
+  }
+  // That of the columns from `column` on.
+  Added from(int column) const { return {values ? values + column : nullptr, stride, places}; }
+};
+
 // Called by all threads of a region with the same arguments; on return all of `out` is written and
 // seen by all. x[rows, inputs] and out have rows `ldx` and `ldo` elements apart, T (or `out`'s
 // type) aligned, and do not overlap. `rows` may be 0. Uses scratch of the crew.
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
-            Epilogue epilogue, void* out, size_t ldo);
+            Epilogue epilogue, void* out, size_t ldo, const Added& added = {});
 
 // Rows first : first + rows of x and out, and the expert whose weights they are multiplied by.
 struct RowGroup {

@@ -11,6 +11,7 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.adapters.rows import adapter_of_tokens
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.native_weights import GATED, PLAIN, NativeWeights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -148,6 +149,7 @@ class NativeDecoder:
             rotations = np.arange(count, dtype=np.int32)
         row_start, context_len = _int32(plan.row_start), _int32(plan.context_len)
         tables = _int32(plan.block_tables)
+        adapters = _int32(adapter_of_tokens(plan)) if len(plan.adapters) else None
         step = native.Step(
             count,
             len(slots),
@@ -169,6 +171,7 @@ class NativeDecoder:
                 FIND_RUNS,
                 None,
             ),
+            None if adapters is None else adapters.ctypes.data,
             hidden.data_ptr(),
             None if self.nanos is None else self.nanos.ctypes.data,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -14,6 +15,7 @@ from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import DTYPES, Arena, Epilogue, PackedLinear
 from rootlace.kernels.reference.linear import dense
 from rootlace.kernels.weights import CODES, parts_of
+from rootlace.runtime.model.adapters.weights import PRODUCTS, Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -39,6 +41,7 @@ class NativeWeights:
         team: Team,
         spec: ModelSpec,
         weights: ModelWeights,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         """Each layer is asked for once, in order, so that one which is read from a file then need
         not be in memory beside the packed ones.
@@ -85,10 +88,26 @@ class NativeWeights:
             mixture=self._mixture(),
             layers=layers,
             head=head,
+            adapters=self._adapters(adapters),
+            adapter_rank=max((one.largest_rank() for one in adapters), default=0),
         )
         """Cache and rotations are still to be set."""
         for reason, kind in self._unpacked.items():
             log.warning("weights of %s take the memory of dense ones: %s", kind, reason)
+
+    def _adapters(self, adapters: Sequence[Adapter]) -> ctypes.Array[native.LowRank] | None:
+        """What all of them do, adapter by adapter and layer by layer."""
+        layers = [layer for adapter in adapters for layer in adapter.layers]
+        if not layers:
+            return None
+        found = (native.LowRank * (len(layers) * len(PRODUCTS)))()
+        for index, layer in enumerate(layers):
+            for at, name in enumerate(PRODUCTS):
+                if name in layer:
+                    to, part = found[index * len(PRODUCTS) + at], layer[name]
+                    to.a, to.b = self._linear(Dense(part.a)), self._linear(Dense(part.b))
+        self._held.append(found)
+        return found
 
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier

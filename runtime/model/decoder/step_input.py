@@ -7,8 +7,9 @@ import torch
 
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.adapters.rows import adapted_tokens
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.torch_decoder import StepInput
+from rootlace.runtime.model.decoder.torch_decoder import AdaptedRows, StepInput
 from rootlace.runtime.model.families.spec import ModelSpec
 
 NOT_FED = -1
@@ -41,13 +42,16 @@ class StepInputBuilder:
         tokens: list[np.ndarray] = []
         if duplicates:
             tokens = [np.arange(plan.num_tokens), plan.duplicate_tokens]
-        ids, positions, slots, sources, wanted = upload(
+        wanted_arrays = wanted_tokens(plan)
+        groups = adapted_tokens(plan, np.concatenate(wanted_arrays))
+        ids, positions, slots, sources, wanted, *adapted = upload(
             [
                 [plan.token_ids],
                 [plan.positions],
                 [plan.slots, plan.duplicate_slots],
                 tokens,
-                wanted_tokens(plan),
+                wanted_arrays,
+                *([rows] for group in groups for rows in (group.tokens, group.wanted)),
             ],
             self._device,
         )
@@ -63,6 +67,10 @@ class StepInputBuilder:
             write_tokens=sources if duplicates else None,
             attention=attention,
             wanted=wanted,
+            adapted=[
+                AdaptedRows(group.adapter, *adapted[2 * at : 2 * at + 2])
+                for at, group in enumerate(groups)
+            ],
         )
 
     def attention_batch(self, plan: StepPlan) -> AttentionBatch:

@@ -16,6 +16,7 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import KVScales
 from rootlace.kernels.weights import unknown_kind
+from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
@@ -93,10 +94,22 @@ def _unfit(spec: ModelSpec) -> str | None:
     return None
 
 
+Groups = Sequence[tuple[int, torch.Tensor]]
+"""The rows (int64) that go through each adapter, by its number."""
 NormWeights = tuple[torch.Tensor | None, torch.Tensor | None]
 """Weight and bias of a norm; None: there is no norm, or it has no bias."""
 Rotations = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of a step's tokens in a layer, each [T, D/2]."""
+
+
+@dataclass(frozen=True)
+class AdaptedRows:
+    """The rows of activations that go through one adapter, by its number: of all tokens, and of
+    the wanted ones."""
+
+    adapter: int
+    tokens: torch.Tensor  # [n] int64
+    wanted: torch.Tensor  # [m] int64
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,7 @@ class StepInput:
     write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
     attention: dict[int | None, Any]  # per window: what plan_attention returned
     wanted: torch.Tensor | None  # [N] int64, flat tokens whose hidden state is needed; None: all
+    adapted: Sequence[AdaptedRows] = ()
 
 
 class Decoder:
@@ -122,8 +136,10 @@ class Decoder:
         weights: ModelWeights,
         kernels: KernelSet,
         scales: Sequence[KVScales] | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`scales`: per layer, of a cache that is stored in eight bits.
+        """`scales`: per layer, of a cache that is stored in eight bits. `adapters`: those that a
+        step's `AdaptedRows` may name.
 
         Raises `UnsupportedModel` for a model that is not to be computed exactly: by this decoder,
         or because the kernels do not multiply by its kind of weights.
@@ -137,6 +153,7 @@ class Decoder:
         self._spec = spec
         self._weights = weights
         self._kernels = kernels
+        self._adapters = adapters
         self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
         if spec.mlp.gated:
             activations = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
@@ -177,6 +194,7 @@ class Decoder:
         x = self._normed(residual, weights.layers[0].norm("input_norm"))
         last = len(weights.layers) - 1
         rotations = self._rotations(step)
+        groups: Groups = [(one.adapter, one.tokens) for one in step.adapted]
         for index, layer in enumerate(weights.layers):
             q = self._write(index, layer, x, rotations[index], step, cache)
             # Beyond its keys and values, the last layer is needed only where logits are wanted.
@@ -187,30 +205,52 @@ class Decoder:
                 attended = attended.index_select(0, step.wanted)
                 residual = residual.index_select(0, step.wanted)
                 x = x.index_select(0, step.wanted) if spec.parallel else x
-            out = _scaled(kernels.linear(attended, layer.output), spec.residual_multiplier)
+                groups = [(one.adapter, one.wanted) for one in step.adapted]
+            out = kernels.linear(attended, layer.output)
+            self._adapt(out, attended, index, "output", groups)
+            out = _scaled(out, spec.residual_multiplier)
             if spec.parallel:
                 post_norm = layer.norm("post_norm")
                 x = x if post_norm[0] is None else self._normed(residual, post_norm)
-                out = out.add_(self._mlp(x, layer))
+                out = out.add_(self._mlp(x, layer, index, groups))
             else:
                 x, residual = self._join(
                     out, residual, layer.norm("attention_out_norm"), layer.norm("post_norm")
                 )
-                out = self._mlp(x, layer)
+                out = self._mlp(x, layer, index, groups)
             following: NormWeights = (weights.final_norm, weights.final_norm_bias)
             if index != last:
                 following = weights.layers[index + 1].norm("input_norm")
             x, residual = self._join(out, residual, layer.norm("mlp_out_norm"), following)
         return x
 
-    def _mlp(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    def _mlp(
+        self, x: torch.Tensor, layer: LayerWeights, index: int, groups: Groups
+    ) -> torch.Tensor:
         if self._experts is not None and layer.experts:
             out = self._experts(x, layer)
+        elif groups:
+            assert layer.gate_up is not None and layer.down is not None
+            inner = self._kernels.linear(x, layer.gate_up)
+            self._adapt(inner, x, index, "gate_up", groups)
+            inner = self._activate(inner)
+            out = self._kernels.linear(inner, layer.down)
+            self._adapt(out, inner, index, "down", groups)
         else:
             assert layer.gate_up is not None and layer.down is not None
             inner = self._activate(self._kernels.linear(x, layer.gate_up))
             out = self._kernels.linear(inner, layer.down)
         return _scaled(out, self._spec.residual_multiplier)
+
+    def _adapt(
+        self, y: torch.Tensor, x: torch.Tensor, index: int, name: str, groups: Groups
+    ) -> None:
+        """Add to the product y of x, the part `name` of a layer, what adapters do to their rows."""
+        for number, rows in groups:
+            found = self._adapters[number].layers[index].get(name)
+            if found is not None:
+                inner = torch.nn.functional.linear(x.index_select(0, rows), found.a)
+                y.index_add_(0, rows, torch.nn.functional.linear(inner, found.b))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], or the scores of labels."""
@@ -288,6 +328,7 @@ class Decoder:
             cache[index, 0].view(-1, key.shape[-1]).index_copy_(0, step.write_slots, key)
             return q
         qkv = self._kernels.linear(x, layer.qkv)
+        self._adapt(qkv, x, index, "qkv", [(one.adapter, one.tokens) for one in step.adapted])
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.attention.joint_norm and q_norm is not None and k_norm is not None:
             q, k, v = qkv.split((len(q_norm), len(k_norm), len(k_norm)), dim=1)

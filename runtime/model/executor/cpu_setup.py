@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.pick_tokens import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.decoder import native_decoder
@@ -52,6 +54,7 @@ def on_cpu(
     executor: ExecutorConfig,
     weights_of: LoadWeights,
     progress: Progress | None,
+    adapters: Sequence[Adapter] = (),
 ) -> CpuModel:
     """Load the weights and allocate the KV pool.
 
@@ -80,7 +83,7 @@ def on_cpu(
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
         loaded = weights_of(config, dtype, CPU, progress)
-        weights = NativeWeights(library, team, config.spec, loaded)
+        weights = NativeWeights(library, team, config.spec, loaded, adapters)
         del loaded  # where everything is in memory, it need not be there twice
         memory = pool()
         forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
@@ -92,7 +95,7 @@ def on_cpu(
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, tensors, rotary, dtype, CPU)
-    decoder = Decoder(config.spec, tensors, REFERENCE, scales)
+    decoder = Decoder(config.spec, tensors, REFERENCE, scales, adapters)
     inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
     memory = pool()
     return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)

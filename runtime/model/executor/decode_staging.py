@@ -84,6 +84,7 @@ class DecodeStaging:
             or len(plan.duplicate_tokens)
             or plan.prompt_scores
             or plan.pooled
+            or len(plan.adapters)
         ):
             return None
         return bucket_of(plan.num_rows, self.buckets)

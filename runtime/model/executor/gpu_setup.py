@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from rootlace.kernels import KernelSet, kernels_for
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -61,6 +63,7 @@ def load(
     executor: ExecutorConfig,
     weights_of: LoadWeights,
     progress: Progress | None,
+    adapters: Sequence[Adapter] = (),
 ) -> LoadedModel:
     """Put the weights on `device`. Raises `InvalidRequest` where kernels are asked for that are not
     a GPU's."""
@@ -79,7 +82,7 @@ def load(
     scales = None
     if kv_dtype == torch.float8_e4m3fn:
         scales = kv_scales(config, weights, rotary, dtype, device)
-    decoder = Decoder(config.spec, weights, kernels, scales)
+    decoder = Decoder(config.spec, weights, kernels, scales, adapters)
     inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
     rotary.tabulate()
     return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)

@@ -9,13 +9,14 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.adapters.rows import adapted_tokens
 from rootlace.runtime.model.decoder.step_input import (
     NOT_FED,
     StepInputBuilder,
     copied_slots,
     wanted_tokens,
 )
-from rootlace.runtime.model.decoder.torch_decoder import StepInput
+from rootlace.runtime.model.decoder.torch_decoder import AdaptedRows, StepInput
 from rootlace.runtime.model.executor.staging import HostBuffers, StagingLayout
 
 
@@ -94,6 +95,10 @@ class MixedStaging:
             )
         arrays |= self.copies(plan)
         arrays |= sampling
+        groups = adapted_tokens(plan, arrays["wanted"])
+        for group in groups:
+            arrays[f"adapter {group.adapter}"] = group.tokens
+            arrays[f"adapter {group.adapter} wanted"] = group.wanted
         batch = self._inputs.attention_batch(plan)
         plans = {w: self._kernels.plan_attention(batch, w) for w in self._inputs.windows}
         names = {
@@ -119,5 +124,13 @@ class MixedStaging:
                 for window, attention in plans.items()
             },
             wanted=staged["wanted"],
+            adapted=[
+                AdaptedRows(
+                    group.adapter,
+                    staged[f"adapter {group.adapter}"],
+                    staged[f"adapter {group.adapter} wanted"],
+                )
+                for group in groups
+            ],
         )
         return step, staged

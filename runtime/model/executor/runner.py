@@ -8,6 +8,8 @@ import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.contracts.plan import Launched, SampleRow, StepPlan, StepResult
+from rootlace.runtime.model.adapters.config import read_adapters
+from rootlace.runtime.model.adapters.weights import load_adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import (
     LoadWeights,
@@ -43,12 +45,15 @@ class ModelRunner:
         cache: torch.Tensor,
         context_length: int,
         kernels: str,
+        adapters: tuple[str, ...] = (),
     ) -> None:
-        """`cache`: the blocks that plans may name; `kernels`: the name of what runs them."""
+        """`cache`: the blocks that plans may name; `kernels`: the name of what runs them;
+        `adapters`: the names of those that plans number."""
         self.config = config
         self.device = cache.device
         self.dtype = dtype
         self.kernels = kernels
+        self.adapters = adapters
         self._cache = cache
         self._context_length = context_length
         self._steps = steps
@@ -87,6 +92,8 @@ class ModelRunner:
         check_memory(config, dtype, executor, cache, available, head_apart=native)
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
+        given = read_adapters(executor.adapters)
+        adapters = [load_adapter(one, config.spec, dtype, device) for one in given]
         steps: Steps
         with torch.inference_mode():
             rotary = RotaryEmbedding(config, executor.context_length, device, dtype)
@@ -95,15 +102,18 @@ class ModelRunner:
 
                 limits = gpu_setup.StepLimits(max_step_tokens, max_running)
                 model = gpu_setup.load(
-                    config, dtype, device, rotary, cache, executor, weights_of, progress
+                    config, dtype, device, rotary, cache, executor, weights_of, progress, adapters
                 )
                 steps, pool = gpu_setup.on_gpu(model, device, limits, cache, executor)
                 kernels = model.kernels.name
             else:
-                found = on_cpu(config, dtype, rotary, cache, executor, weights_of, progress)
+                found = on_cpu(
+                    config, dtype, rotary, cache, executor, weights_of, progress, adapters
+                )
                 steps = PlainSteps(found.forward, found.kernels)
                 pool, kernels = found.pool, found.kernels.name
-        return cls(config, dtype, steps, pool, rotary.context_length, kernels)
+        names = tuple(one.name for one in adapters)
+        return cls(config, dtype, steps, pool, rotary.context_length, kernels, names)
 
     @property
     def num_blocks(self) -> int:

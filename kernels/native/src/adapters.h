@@ -1,0 +1,51 @@
+// What LoRA adapters add to the products of some rows: (x a^T) b^T, adapter by adapter.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "api.h"
+#include "linear.h"
+#include "team.h"
+
+namespace rootlace {
+
+// The products of a layer that an adapter may change, in the order of `RlModel.adapters`.
+enum class AdaptedPart : int32_t { QKV = 0, OUTPUT, GATE_UP, DOWN, COUNT };
+
+// Which rows of an x go through which adapter. Kept from step to step for its memory.
+class AdapterGroups {
+ public:
+  // adapters[token]: -1 for none; null: no token has one. Row i is token `tokens[i]`, or i where
+  // `tokens` is null.
+  void find(const int32_t* adapters, const int32_t* tokens, int rows);
+
+  struct Group {
+    int adapter, begin, end;  // of `rows`
+  };
+  std::vector<Group> groups;
+  std::vector<int32_t> rows;    // those that have an adapter, by adapter
+  std::vector<int32_t> places;  // [rows of x]: where each stands in `rows`; -1: nowhere
+};
+
+// Memory for what `adapt` computes, of as many rows as have an adapter.
+template <class T>
+struct AdapterMemory {
+  T* gathered;
+  size_t gathered_stride;
+  T* inner;  // x a^T
+  size_t inner_stride;
+  float* values;
+  size_t values_stride;
+};
+
+// What the adapters add to a product of x[.., inputs], rows `ldx` elements apart, where `parts` has
+// what each does to the product: number a's at parts[a * apart]. Called by all threads of a region
+// with the same arguments. Nothing (`values` null) where no group's adapter changes the product.
+//
+// A row's bits depend on the row and its adapter alone.
+template <class T>
+Added adapt(Crew& crew, const T* x, size_t ldx, const AdapterGroups& found, const RlLowRank* parts,
+            size_t apart, const AdapterMemory<T>& memory);
+
+}  // namespace rootlace

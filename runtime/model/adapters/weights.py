@@ -1,0 +1,155 @@
+"""The matrices of adapters, joined as the decoder's weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from rootlace.runtime.model.adapters.config import AdapterConfig
+from rootlace.runtime.model.checkpoint.weights import (
+    Part,
+    layer_parts,
+    row_order,
+)
+from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+FILE = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What PEFT puts before the name that a module has in the model."""
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to a product of x: (x a^T) b^T; the adapter's scale is in `b`. A part of
+    several modules has the ranks of all of them side by side."""
+
+    a: torch.Tensor  # [rank, inputs]
+    b: torch.Tensor  # [outputs, rank]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """By layer, what is added to the products that it changes: fields of `LayerWeights`."""
+
+    name: str
+    layers: Sequence[Mapping[str, LowRank]]
+
+    def largest_rank(self) -> int:
+        return max(len(part.a) for layer in self.layers for part in layer.values())
+
+
+def load_adapter(
+    config: AdapterConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> Adapter:
+    """Strict: raises `UnsupportedModel` where the tensors are not those of the modules that the
+    configuration names, or have other shapes."""
+    stored = _tensors(config)
+    names = _as_named(spec, stored)
+    for end in (names.embedding, names.head):
+        if config.targets(end, linear_layer=False):
+            raise config.refuse(f"it changes {end}, which is not supported")
+    expected: set[str] = set()
+    layers = []
+    for index in range(spec.num_layers):
+        found = {}
+        for name, part in layer_parts(spec, index).items():
+            modules = _targeted(config, spec, names, part) if name in changed(spec, index) else {}
+            if not modules:
+                continue
+            expected |= {module + end for module in modules.values() for end in (A, B)}
+            pairs = _pairs(config, part, modules, stored)
+            found[name] = _joined(part, pairs, row_order(spec, name), dtype, device)
+        layers.append(found)
+    extra = sorted(stored.keys() - expected)
+    if extra:
+        raise config.refuse(f"{FILE} has {extra[0]}, which is no layer's product that it targets")
+    if not expected:
+        raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
+    return Adapter(config.name, layers)
+
+
+def changed(spec: ModelSpec, index: int) -> tuple[str, ...]:
+    """The products of a layer that adapters may change: all but those of experts."""
+    experts = spec.experts is not None and index in spec.experts.layers
+    return ("qkv", "output") if experts else PRODUCTS
+
+
+def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:
+    """By the names that modules have in the model."""
+    file = config.folder / FILE
+    if not file.is_file():
+        raise config.refuse(f"{FILE} is missing (older formats have to be converted to it)")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+            return {name.removeprefix(PREFIX): opened.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise config.refuse(f"{FILE}: {error}") from error
+
+
+def _as_named(spec: ModelSpec, stored: Mapping[str, torch.Tensor]) -> WeightNames:
+    """Those of the spec's names that the adapter's modules begin with: it may have been made for
+    the model without its head."""
+
+    def found(names: WeightNames) -> int:
+        start = names.layer.partition("{}")[0]
+        return sum(name.startswith(start) for name in stored)
+
+    return max((spec.names, *spec.names.others), key=found)
+
+
+def _targeted(
+    config: AdapterConfig, spec: ModelSpec, names: WeightNames, part: Part
+) -> dict[int, str]:
+    """The modules of a part that the adapter changes, by their places in it, as they are named in
+    the adapter's model."""
+    own, other = (one.layer.partition("{}")[0] for one in (spec.names, names))
+    modules = [other + module.removeprefix(own) for module in part.modules]
+    return {at: module for at, module in enumerate(modules) if config.targets(module)}
+
+
+def _pairs(
+    config: AdapterConfig,
+    part: Part,
+    modules: Mapping[int, str],
+    stored: Mapping[str, torch.Tensor],
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """A and the scaled B of each module, float32."""
+    pairs = {}
+    for at, module in modules.items():
+        rank = config.rank_of(module)
+        shapes = {A: (rank, part.columns), B: (part.rows[at], rank)}
+        for end, shape in shapes.items():
+            tensor = stored.get(module + end)
+            if tensor is None:
+                raise config.refuse(f"{FILE} does not have {module}{end}")
+            if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+                found = f"{list(tensor.shape)} of {tensor.dtype}"
+                raise config.refuse(f"{FILE}: {module}{end} is {found}, expected {list(shape)}")
+        scale = config.scale_of(module)
+        pairs[at] = (stored[module + A].float(), stored[module + B].float() * scale)
+    return pairs
+
+
+def _joined(
+    part: Part,
+    pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+    order: list[int] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LowRank:
+    starts = [sum(part.rows[:at]) for at in range(len(part.rows))]
+    b = torch.zeros(sum(part.rows), sum(len(a) for a, _ in pairs.values()))
+    rank = 0
+    for at, (a, own) in pairs.items():
+        b[starts[at] : starts[at] + part.rows[at], rank : rank + len(a)] = own
+        rank += len(a)
+    if order is not None:
+        b = b[torch.tensor(order)]
+    a = torch.cat([a for a, _ in pairs.values()])
+    return LowRank(*(one.to(device, dtype).contiguous() for one in (a, b)))
