@@ -70,6 +70,8 @@ def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Paramet
     kind, limits = _kind(setting)
     if _turns_off(setting):
         default = False
+    elif isinstance(default, tuple):
+        default = list(default)
     elif default is not None and issubclass(kind, Enum):
         default = kind(default)
     info = typer.Option(
@@ -94,6 +96,8 @@ def _kind(setting: Setting) -> tuple[Any, dict[str, Any]]:
         limits = {"min": meta.ge, "max": meta.le}
     if setting.option.size:
         return str, {}
+    if get_origin(kind) is tuple:
+        return list[str], {}
     if get_origin(kind) is Literal:
         return StrEnum(setting.keyword, {name: name for name in get_args(kind)}), {}
     return kind, limits

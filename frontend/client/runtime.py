@@ -48,6 +48,8 @@ def runtime_config(model: str, program_address: str, options: Mapping[str, Any])
             raise TypeError(f"Runtime() got an unexpected keyword argument {name!r}{hint}")
         if value is None and setting.required:
             continue  # the default that the signature shows
+        if isinstance(value, Mapping):
+            value = [f"{key}={one}" for key, one in value.items()]
         setting.put(config, not value if name == setting.option.opposite else value)
     return config
 
@@ -57,6 +59,8 @@ class Runtime:
     the Hugging Face hub (`Qwen/Qwen3-0.6B`), which is downloaded where it is not in the cache yet.
 
     Without a model it is the embedded demo model.
+
+    `adapters` are PEFT's folders, by name: {"formal": "path/to/folder"}.
 
     The options are fields of `rootlace.runtime.config`, which explains them as `rootlace serve
     --help` does; sglang's names for them are taken too. Messages go to `log_file` (a temporary one
