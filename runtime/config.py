@@ -102,6 +102,7 @@ class ExecutorConfig:
         (),
         "A LoRA adapter (PEFT's folder) as NAME=PATH; may be given several times.",
         flag="--adapter",
+        aliases=("lora_paths",),
     )
     cuda_graphs: bool = option(
         True,

@@ -11,7 +11,10 @@ from rootlace.wire.errors import InvalidRequest
 
 
 def compute(
-    connection: Connection, texts: Sequence[protocol.Text], program: str = ""
+    connection: Connection,
+    texts: Sequence[protocol.Text],
+    program: str = "",
+    adapter: str | None = None,
 ) -> tuple[int, list[Answer]]:
     """Open a branch and have `texts` computed in it: its id, and what is then to be waited for.
 
@@ -21,7 +24,7 @@ def compute(
     answers = []
     try:
         for op in (
-            protocol.Open(connection.next_op(), branch, program=program),
+            protocol.Open(connection.next_op(), branch, program=program, adapter=adapter),
             protocol.Append(connection.next_op(), branch, tuple(texts)),
             protocol.Prefill(connection.next_op(), branch),
         ):

@@ -86,6 +86,7 @@ class RuntimeEndpoint:
         pooling: VectorKind = "last",
         normalise: bool = True,
         namespace: str = "",
+        adapter: str = "",
     ) -> list[list[float]]:
         """A vector for each text (or list of token ids).
 
@@ -95,7 +96,12 @@ class RuntimeEndpoint:
         """
         normalise = normalise and pooling != "labels"
         answer = vectors.ask(
-            self.connect(), texts, pooling, normalise=normalise, namespace=namespace
+            self.connect(),
+            texts,
+            pooling,
+            normalise=normalise,
+            namespace=namespace,
+            adapter=adapter,
         )
         return vectors.vectors_of(answer.get())
 
@@ -106,11 +112,17 @@ class RuntimeEndpoint:
         pooling: VectorKind = "last",
         normalise: bool = True,
         namespace: str = "",
+        adapter: str = "",
     ) -> list[list[float]]:
         """`embed` for an event loop."""
         normalise = normalise and pooling != "labels"
         answer = vectors.ask(
-            self.connect(), texts, pooling, normalise=normalise, namespace=namespace
+            self.connect(),
+            texts,
+            pooling,
+            normalise=normalise,
+            namespace=namespace,
+            adapter=adapter,
         )
         return vectors.vectors_of(await answer.get_async())
 

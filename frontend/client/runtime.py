@@ -158,16 +158,28 @@ class Runtime:
         return self.endpoint.get_model_name()
 
     def embed(
-        self, texts: Sequence[Content], *, pooling: VectorKind = "last", normalise: bool = True
+        self,
+        texts: Sequence[Content],
+        *,
+        pooling: VectorKind = "last",
+        normalise: bool = True,
+        adapter: str = "",
     ) -> list[list[float]]:
         """A vector for each text; see `RuntimeEndpoint.embed`."""
-        return self.endpoint.embed(texts, pooling=pooling, normalise=normalise)
+        return self.endpoint.embed(texts, pooling=pooling, normalise=normalise, adapter=adapter)
 
     async def async_embed(
-        self, texts: Sequence[Content], *, pooling: VectorKind = "last", normalise: bool = True
+        self,
+        texts: Sequence[Content],
+        *,
+        pooling: VectorKind = "last",
+        normalise: bool = True,
+        adapter: str = "",
     ) -> list[list[float]]:
         """`embed` for an event loop."""
-        return await self.endpoint.async_embed(texts, pooling=pooling, normalise=normalise)
+        return await self.endpoint.async_embed(
+            texts, pooling=pooling, normalise=normalise, adapter=adapter
+        )
 
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""

@@ -22,6 +22,7 @@ def ask(
     *,
     normalise: bool,
     namespace: str,
+    adapter: str,
 ) -> Answer:
     """Send the question. Raises InvalidRequest if it cannot be sent."""
     inputs = tuple(
@@ -29,7 +30,7 @@ def ask(
     )
     answer = Answer()
     op = connection.next_op()
-    connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace), answer)
+    connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace, adapter), answer)
     connection.count_round_trip()
     connection.flush()
     return answer

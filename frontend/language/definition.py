@@ -62,6 +62,12 @@ class Definition:
                 raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
         return type(self)(self.func, {**self.bind_arguments, **arguments})
 
+    def take_adapter(self, kwargs: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+        """The `adapter` among a call's keywords, which is the program's own if it has a parameter
+        of that name, and the other keywords."""
+        rest = dict(kwargs)
+        return (None if "adapter" in self.arg_names else rest.pop("adapter", None)), rest
+
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and sampling defaults under canonical names."""
         own = set(self.arg_names)

@@ -20,10 +20,10 @@ class Forks(Sequence[Any]):
     it joins at the end of the block.
     """
 
-    def __init__(self, source: Any, size: int) -> None:
+    def __init__(self, source: Any, size: int, adapter: str | None = None) -> None:
         if size < 1:
             raise InvalidRequest(f"fork() needs a size of at least 1, not {size}")
-        self._states = [type(source)(branch) for branch in source.branch.fork(size)]
+        self._states = [type(source)(branch) for branch in source.branch.fork(size, adapter)]
         self._source = source
         self._joined = False
 

@@ -61,8 +61,8 @@ class Branch(Protocol):
     def name_from(self, position: int, name: str) -> None:
         """Make what was appended since `position` the variable `name`."""
 
-    def fork(self, size: int) -> Sequence[Self]:
-        """Branches that start where this one stands."""
+    def fork(self, size: int, adapter: str | None = None) -> Sequence[Self]:
+        """Branches that start where this one stands, with its adapter (None) or another one."""
 
     def join(self, forks: Sequence[Self], mode: str) -> None:
         """End `forks`, and bring back their variables ("gather_variable") or their texts."""

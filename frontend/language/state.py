@@ -111,12 +111,22 @@ class State:
         """A block whose text becomes the variable `name`."""
         return _Scope(self, name)
 
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Forks:
+    def fork(
+        self,
+        size: int = 1,
+        position_ids_offset: Sequence[int] | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> Forks:
         """`size` states that start where this one stands. Nothing is waited for.
+
+        They have the adapter of this one, or the `adapter` of that name ("": none), with which
+        their text so far is computed anew: what was computed with one adapter means nothing to
+        another.
 
         `position_ids_offset` is accepted for sglang's programs and has no effect there either.
         """
-        return Forks(self, int(size))
+        return Forks(self, int(size), adapter)
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
         """A fork for a `with` block."""

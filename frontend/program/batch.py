@@ -38,7 +38,8 @@ class _Batch:
     ) -> None:
         self._function = function
         self._endpoint = endpoint
-        self._options = options
+        self._options = dict(options)
+        self._adapter: str | None = self._options.pop("adapter", None)
         self._connection = endpoint.connect()
         self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()
@@ -53,14 +54,18 @@ class _Batch:
             return None
         try:
             # A prefix that fails (too long, say) fails the programs themselves, with their lines.
-            branch, _ = cached_text.compute(self._connection, texts, self._program)
+            branch, _ = cached_text.compute(self._connection, texts, self._program, self._adapter)
         except InvalidRequest:
             return None
         return SharedPrefix(branch, texts)
 
     def start(self) -> ProgramRun:
         run = ProgramRun(
-            self._endpoint, self._options, prefix=self._live_prefix(), program=self._program
+            self._endpoint,
+            self._options,
+            prefix=self._live_prefix(),
+            program=self._program,
+            adapter=self._adapter,
         )
         with self._lock:
             self._running.add(run)

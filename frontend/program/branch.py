@@ -29,9 +29,11 @@ from rootlace.wire.errors import InvalidRequest, RootlaceError
 class Branch:
     """Turns expressions into operations as they are appended; never waits for the server."""
 
-    def __init__(self, run: ProgramRun, parent: Branch | None = None) -> None:
+    def __init__(
+        self, run: ProgramRun, parent: Branch | None = None, adapter: str | None = None
+    ) -> None:
         self.run = run
-        self.remote: RemoteBranch = RemoteBranch(run, parent.remote if parent else None)
+        self.remote: RemoteBranch = RemoteBranch(run, parent.remote if parent else None, adapter)
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
@@ -62,13 +64,13 @@ class Branch:
         self._send_parts()
         self.remote.notify()
 
-    def fork(self, size: int) -> list[Branch]:
-        """`size` branches that start where this one stands."""
+    def fork(self, size: int, adapter: str | None = None) -> list[Branch]:
+        """`size` branches that start where this one stands, with its adapter or another one."""
         self.remote.check_open()
-        return [self._fork() for _ in range(size)]
+        return [self._fork(adapter) for _ in range(size)]
 
-    def _fork(self) -> Branch:
-        fork = Branch(self.run, self)
+    def _fork(self, adapter: str | None) -> Branch:
+        fork = Branch(self.run, self, adapter)
         # A fork that the program lets go of is given back, whatever it still does.
         weakref.finalize(fork, fork.remote.drop).atexit = False
         return fork

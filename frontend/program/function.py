@@ -34,6 +34,9 @@ class Function(Definition):
         the program never read it. With `stream=True` it runs in a thread of its own and the state
         is given back at once: iterate `state.text_iter()`; errors are raised there. An `async def`
         program gets an event loop of its own here; use `run_async` where one is running.
+
+        `adapter` (a keyword, of `stream` and the batches too): the LoRA adapter with which the
+        program's state begins, one of those that the runtime has loaded.
         """
         from rootlace.program import execution
 
@@ -133,7 +136,9 @@ class Function(Definition):
     # ------------------------------------------------------------ how
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return sampling.normalise(kwargs, f"{self.name}.run_batch()")
+        """Sampling defaults under canonical names, and the adapter of a batch."""
+        adapter, kwargs = self.take_adapter(kwargs)
+        return {**sampling.normalise(kwargs, f"{self.name}.run_batch()"), "adapter": adapter}
 
     def _start(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, stream: bool
@@ -142,9 +147,11 @@ class Function(Definition):
         from rootlace.client.default import endpoint_of
         from rootlace.program.run import ProgramRun
 
+        adapter, kwargs = self.take_adapter(kwargs)
         values, options = self.split(kwargs)
         body = self.body(args, values)
-        return ProgramRun(endpoint_of(backend), options, stream=stream), body
+        endpoint = endpoint_of(backend)
+        return ProgramRun(endpoint, options, stream=stream, adapter=adapter), body
 
     def __repr__(self) -> str:
         return f"<rootlace.function {self.name}>"

@@ -29,13 +29,17 @@ class RemoteBranch:
     Used by one thread (or loop) at a time, besides the I/O thread that reports events.
     """
 
-    def __init__(self, run: ProgramRun, parent: RemoteBranch | None = None) -> None:
+    def __init__(
+        self, run: ProgramRun, parent: RemoteBranch | None = None, adapter: str | None = None
+    ) -> None:
+        """`adapter` None: the parent's, or the run's."""
         self.id = run.connection.next_branch()
         self.failure: Failure | None = None
         self.last: Operation | None = None
         self.closed = ""
         self._run = run
         self._parent = parent
+        self._adapter = run.adapter if parent is None else adapter
         self._opened = False
         self._matcher: PrefixMatcher | None = None
         self._abandoned = False
@@ -106,7 +110,9 @@ class RemoteBranch:
     def _open(self, parent: int | None) -> None:
         self._opened = True
         program = self._run.program if parent is None else ""
-        op = protocol.Open(self.next_op(), self.id, parent=parent, program=program)
+        op = protocol.Open(
+            self.next_op(), self.id, parent=parent, program=program, adapter=self._adapter
+        )
         self.issue(op, Operation(self, call_site(), "opening a branch"))
 
     def _append(self, parts: tuple[protocol.Part, ...]) -> None:

@@ -35,7 +35,8 @@ class Member(Protocol):
 class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
 
-    `defaults` are sampling options under canonical names. `ended` is finished when the program and
+    `defaults` are sampling options under canonical names; `adapter` is that of its first branch.
+    `ended` is finished when the program and
     all its operations are over; `error` is then the exception that ended it, or None.
     """
 
@@ -47,6 +48,7 @@ class ProgramRun:
         stream: bool = False,
         prefix: SharedPrefix | None = None,
         program: str = "",
+        adapter: str | None = None,
     ) -> None:
         self._endpoint = endpoint  # keeps the connection open as long as the program is alive
         self.connection = endpoint.connect()
@@ -54,6 +56,7 @@ class ProgramRun:
         self.defaults = defaults
         self.stream = stream
         self.prefix = prefix
+        self.adapter = adapter
         self.program = program or self.connection.next_program()
         self.signal = Signal()
         self.ended = Completion()

@@ -163,7 +163,7 @@ class TracedBranch:
         self.graph.nodes.append(node)
         return node
 
-    def fork(self, size: int) -> list[TracedBranch]:
+    def fork(self, size: int, adapter: str | None = None) -> list[TracedBranch]:
         self.tracer.leave_prefix()
         branches = [TracedBranch(self.tracer, self) for _ in range(size)]
         self._add("fork", str(size), call_site(), branches=branches)

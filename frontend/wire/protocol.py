@@ -102,12 +102,17 @@ class Open(_Op, tag="open"):
     `program` groups the branches of one program run: it is a hint to the cache (a live program's
     path is kept, a closed program's private suffix is evicted first). `namespace` separates
     tenants: branches of different namespaces never share KV. A child inherits both.
+
+    All that the branch holds is computed with the `adapter` of this name, "": without one; None:
+    with the parent's. A child with another adapter than its parent starts with the same text, of
+    which it computes everything anew: KV of different adapters is never shared.
     """
 
     branch: int
     parent: int | None = None
     program: str = ""
     namespace: str = ""
+    adapter: str | None = None
 
 
 class Append(_Op, tag="append"):
@@ -183,13 +188,15 @@ class GetStatus(_Op, tag="status"):
 class Embed(_Op, tag="embed"):
     """Ask for a vector of each of the `inputs` (answered by `Embedded`): the final hidden state of
     its last token, the mean of those of all its tokens, or, of a model that classifies texts, the
-    scores of its labels. With `normalise` a vector has the length 1. `namespace` is as in `Open`.
+    scores of its labels. With `normalise` a vector has the length 1. `namespace` and `adapter` are
+    as in `Open`.
     """
 
     inputs: tuple[Text | Tokens, ...]
     pooling: VectorKind = "last"
     normalise: bool = False
     namespace: str = ""
+    adapter: str = ""
 
 
 class Ping(_Op, tag="ping"):
@@ -241,7 +248,8 @@ class ChatFormat(_Wire):
 
 class ModelInfo(_Wire):
     """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
-    blocks, both in tokens; `chat` has no roles where the model has no chat template."""
+    blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
+    the names of those that branches may have."""
 
     name: str
     path: str
@@ -250,6 +258,7 @@ class ModelInfo(_Wire):
     capacity_tokens: int
     block_size: int
     chat: ChatFormat = ChatFormat()
+    adapters: tuple[str, ...] = ()
 
 
 class TokenLogprob(_Wire):

@@ -207,3 +207,32 @@ def test_who_waited_for_a_variable_is_woken_no_more(backend) -> None:
     assert state["x"]
     state.sync()
     assert signal._subscribers == followers == ()
+
+
+def test_the_adapter_of_a_program_and_of_its_forks(
+    gateway: FakeGateway, backend: rl.RuntimeEndpoint
+) -> None:
+    @rl.function
+    def forking(s, word):
+        s += "a constant beginning, " + word
+        for fork in (*s.fork(1), *s.fork(1, adapter="short"), *s.fork(1, adapter="")):
+            fork += rl.gen("x")
+
+    def opened() -> list[str | None]:
+        found = [op.adapter for op in gateway.ops if isinstance(op, protocol.Open)]
+        gateway.ops.clear()
+        return found
+
+    forking.run("b", adapter="formal")
+    assert opened() == ["formal", None, "short", ""]
+    forking.run("b")
+    assert opened() == [None, None, "short", ""]
+    forking.run_batch([{"word": "b"}, {"word": "c"}], adapter="formal", num_threads=1)
+    assert opened()[:2] == ["formal", "formal"]  # the common beginning, and a program behind it
+
+    @rl.function
+    def own(s, adapter):
+        s += adapter
+
+    assert own.run(adapter="mine").text() == "mine"
+    assert opened() == [None]

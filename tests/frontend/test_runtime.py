@@ -114,6 +114,7 @@ def test_every_keyword_has_its_place() -> None:
         "context_length": "engine.executor.context_length",
         "kv_memory_bytes": "engine.executor.kv_memory_bytes",
         "kv_dtype": "engine.executor.kv_dtype", "kv_cache_dtype": "engine.executor.kv_dtype",
+        "adapters": "engine.executor.adapters", "lora_paths": "engine.executor.adapters",
         "cuda_graphs": "engine.executor.cuda_graphs",
         "disable_cuda_graph": "not engine.executor.cuda_graphs",
         "block_size": "engine.cache.block_size", "page_size": "engine.cache.block_size",
@@ -141,6 +142,8 @@ def test_every_keyword_has_its_place() -> None:
         assert found is not bool(opposite), keyword
     known = {name for setting in settings(RuntimeConfig) for name in setting.names}
     assert known == places.keys()
+    named = runtime_module.runtime_config("m", "ipc://x", {"adapters": {"a": "x", "b": "y=z"}})
+    assert named["engine"]["executor"]["adapters"] == ["a=x", "b=y=z"]
 
 
 def test_wrong_options(tmp_path: Path) -> None:

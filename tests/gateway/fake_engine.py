@@ -56,6 +56,7 @@ class FakeEngine:
     tokens_per_step: int = 1
     forced: frozenset[int] = frozenset()
     """Which places of every output count as forced."""
+    adapters: tuple[str, ...] = ()
     healthy: bool = True
     submitted: list[Request] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
@@ -78,6 +79,7 @@ class FakeEngine:
             device="none",
             dtype="float32",
             hidden_size=3,
+            adapters=self.adapters,
         )
 
     def next_rid(self) -> int:

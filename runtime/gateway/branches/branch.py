@@ -79,11 +79,17 @@ class Branch:
     """
 
     def __init__(
-        self, branch_id: int, program: str, namespace: str, emit: Callable[[Event], None]
+        self,
+        branch_id: int,
+        program: str,
+        namespace: str,
+        emit: Callable[[Event], None],
+        adapter: str = "",
     ) -> None:
         self.id = branch_id
         self.program = program
         self.namespace = namespace
+        self.adapter = adapter
         self.state = BranchState()
         self.error: RootlaceError | None = None
         self._emit = emit

@@ -88,6 +88,7 @@ class Core:
             capacity_tokens=info.capacity_tokens,
             block_size=info.block_size,
             chat=chat.format,
+            adapters=info.adapters,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
         self.metrics = Metrics()
@@ -105,6 +106,13 @@ class Core:
     def max_prompt(self) -> int:
         """The longest sequence: the context window, or the KV cache where it is smaller."""
         return min(self.model_info.context_length, self.model_info.capacity_tokens)
+
+    def check_adapter(self, name: str) -> None:
+        """Raises InvalidRequest unless there is an adapter of this name, or none is asked for."""
+        known = self.model_info.adapters
+        if name and name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none"
+            raise InvalidRequest(f"the adapter {name!r} is not loaded: {there}")
 
     async def status(self) -> dict[str, Any]:
         """Counters of the engine and of the gateway."""

@@ -86,6 +86,7 @@ class Generation:
                     op.constraint,
                     branch.namespace,
                     branch.program,
+                    branch.adapter,
                     emit_every=emit_every,
                     emit_seconds=emit_seconds,
                     report=report if own is params else "",

@@ -100,6 +100,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
             branch.state.prompt(),
             params,
             namespace=branch.namespace,
+            adapter=branch.adapter,
             program=branch.program,
         ),
         note,

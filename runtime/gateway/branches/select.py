@@ -158,6 +158,7 @@ class Selection:
                     params,
                     namespace=branch.namespace,
                     program=branch.program,
+                    adapter=branch.adapter,
                 ),
                 lambda update, scored=scored: self._take(scored, update),  # type: ignore[misc]
             )

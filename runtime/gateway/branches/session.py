@@ -214,9 +214,10 @@ class Session:
             raise InvalidRequest(f"branch {op.branch} is open already")
         parent = self._branches.get(op.parent) if op.parent is not None else None
         program = f"{self._number}:{op.program}" if op.program else ""
-        namespace = op.namespace
+        namespace, adapter = op.namespace, op.adapter or ""
         if parent is not None:
             program, namespace = parent.program, parent.namespace
+            adapter = parent.adapter if op.adapter is None else op.adapter
         bound = self._core.config.max_branches
         refused: RootlaceError | None = None
         if self._core.branch_count >= bound:
@@ -225,7 +226,12 @@ class Session:
                 raise refused
         elif op.parent is not None and parent is None:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
-        branch = Branch(op.branch, program, namespace, self._emit)
+        else:
+            try:
+                self._core.check_adapter(adapter)
+            except InvalidRequest as error:
+                refused = error
+        branch = Branch(op.branch, program, namespace, self._emit, adapter)
         self._branches[op.branch] = branch
         self._alive.add(branch)
         self._core.branch_count += 1
@@ -307,6 +313,7 @@ class Session:
             op.pooling,
             normalise=op.normalise,
             namespace=op.namespace,
+            adapter=op.adapter,
         )
         usage = Usage(
             prompt_tokens=sum(one.prompt_tokens for one in found),

@@ -42,6 +42,7 @@ async def find_vectors(
     normalise: bool = False,
     dimensions: int | None = None,
     namespace: str = "",
+    adapter: str = "",
 ) -> list[Vector]:
     """A vector for each input. Those of one call are computed together, and with whatever else the
     engine does; a caller that is cancelled ends them.
@@ -53,6 +54,7 @@ async def find_vectors(
     if dimensions is not None and not 0 < dimensions <= core.engine.info.hidden_size:
         size = core.engine.info.hidden_size
         raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
+    core.check_adapter(adapter)
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(core.engine)
     prompts = [await _prompt(core, one, index) for index, one in enumerate(inputs)]
@@ -60,7 +62,7 @@ async def find_vectors(
         vector.prompt_tokens = len(prompt)
         requests.add(
             lambda rid, prompt=prompt: Request(  # type: ignore[misc]
-                rid, prompt, NOTHING, namespace=namespace, pooling=pooling
+                rid, prompt, NOTHING, namespace=namespace, adapter=adapter, pooling=pooling
             ),
             lambda update, vector=vector: _take(vector, update),  # type: ignore[misc]
         )

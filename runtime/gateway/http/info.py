@@ -10,8 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.errors import ModelNotFound
-from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.http.replies import check_model, json_response, model_names
 
 
 class Info:
@@ -22,19 +21,14 @@ class Info:
         self._started = int(time.time())
 
     async def models(self, request: web.Request) -> web.Response:
-        name = self._gateway.model_info.name
+        names = model_names(self._gateway)
         # What follows the list is Anthropic's.
-        more = {"has_more": False, "first_id": name, "last_id": name}
-        return json_response({"object": "list", "data": [self._model()], **more})
+        more = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        data = [self._model(name) for name in names]
+        return json_response({"object": "list", "data": data, **more})
 
     async def model(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name != self._gateway.model_info.name:
-            raise ModelNotFound(
-                f"the model {name!r} does not exist; "
-                f"this server has {self._gateway.model_info.name!r}"
-            )
-        return json_response(self._model())
+        return json_response(self._model(check_model(self._gateway, request.match_info["name"])))
 
     async def model_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info
@@ -84,16 +78,17 @@ class Info:
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         info = self._gateway.model_info
         return {
-            "id": info.name,
+            "id": name,
             "object": "model",
             "type": "model",
-            "display_name": info.name,
+            "display_name": name,
             "created": self._started,
             "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
             "owned_by": "rootlace",
             "root": info.path,
+            "parent": None if name == info.name else info.name,
             "max_model_len": info.context_length,
         }

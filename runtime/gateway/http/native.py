@@ -23,7 +23,12 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
-from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
+from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
+    check_model,
+    json_response,
+    report_fields,
+)
 from rootlace.runtime.gateway.http.sampling import (
     make_params,
     sampling_fields,
@@ -75,6 +80,7 @@ class GenerateBody(Body):
     return_cache_report: bool | None = None
 
     model: str | None = None
+    lora_path: str | list[str | None] | None = None
 
     log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
     no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
@@ -87,7 +93,6 @@ class GenerateBody(Body):
     audio_data: Annotated[Any, _ONLY_TEXT] = None
     video_data: Annotated[Any, _ONLY_TEXT] = None
     modalities: Annotated[Any, _ONLY_TEXT] = None
-    lora_path: Annotated[Any, refused("there are no adapters")] = None
     session_params: Annotated[Any, refused("prefixes are found by themselves")] = None
     token_ids_logprob: Annotated[Any, refused("give top_logprobs_num")] = None
     return_hidden_states: Annotated[Any, refused("hidden states are not returned")] = None
@@ -143,7 +148,7 @@ class Generate:
         return json_response(replies if _is_batch(body, asked) else replies[0])
 
     def _parse(self, body: GenerateBody) -> list[_Asked]:
-        check_model(self._gateway, body.model)
+        model = check_model(self._gateway, body.model)
         if (body.text is None) == (body.input_ids is None):
             raise InvalidParameter("text", "give either text or input_ids")
         vocab_size = self._gateway.model_info.vocab_size
@@ -159,6 +164,7 @@ class Generate:
         tops = _per_prompt(body.top_logprobs_num, count, "top_logprobs_num", 0)
         salts = _per_prompt(body.cache_salt, count, "cache_salt", "")
         keys = _per_prompt(body.extra_key, count, "extra_key", "")
+        paths = _per_prompt(body.lora_path, count, "lora_path", None)
         shared = isinstance(body.rid, str) and count > 1
         asked = []
         for i, prompt in enumerate(prompts):
@@ -182,6 +188,7 @@ class Generate:
                 sglang_constraint(settings, param),
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
+                adapter_of(self._gateway, model, paths[i], "lora_path"),
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)

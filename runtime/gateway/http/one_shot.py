@@ -42,6 +42,7 @@ class Job:
     asked: Asked | None = None
     namespace: str = ""
     cache_report: bool = False
+    adapter: str = ""
 
 
 class OneShots:
@@ -59,7 +60,7 @@ class OneShots:
         for index, job in enumerate(jobs):
             op, branch = index * _OPS_PER_JOB + 1, index + 1
             ops += [
-                Open(op, branch, namespace=job.namespace),
+                Open(op, branch, namespace=job.namespace, adapter=job.adapter),
                 Append(op + 1, branch, job.parts),
                 Generate(
                     op + 2,

@@ -59,11 +59,38 @@ def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
 
 
 def check_model(gateway: Gateway, asked: str | None) -> str:
-    """The served model's name. Raises ModelNotFound when another one is asked for."""
+    """The name of the served model, with that of the adapter that is asked for behind it
+    (`MODEL:ADAPTER`). Raises ModelNotFound when another one is asked for."""
     info = gateway.model_info
-    if asked and asked not in (info.name, info.path, "default"):
-        raise ModelNotFound(f"the model {asked!r} does not exist; this server has {info.name!r}")
-    return info.name
+    if not asked or asked in (info.name, info.path, "default"):
+        return info.name
+    for adapter in info.adapters:
+        if asked in (f"{info.name}:{adapter}", f"{info.path}:{adapter}", f"default:{adapter}"):
+            return f"{info.name}:{adapter}"
+    raise ModelNotFound(
+        f"the model {asked!r} does not exist; this server has "
+        + ", ".join(map(repr, model_names(gateway)))
+    )
+
+
+def model_names(gateway: Gateway) -> list[str]:
+    """What clients may ask for: the model, and the model with each of its adapters."""
+    info = gateway.model_info
+    return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
+
+
+def adapter_of(gateway: Gateway, model: str, asked: str | None, field: str = "adapter") -> str:
+    """The adapter of a request: what its `field` asks for, or else what is behind the name of the
+    model, as `check_model` gives it. "": none. Raises InvalidParameter."""
+    named = model.removeprefix(gateway.model_info.name).removeprefix(":")
+    if not asked or asked == named:
+        return named
+    if asked not in gateway.model_info.adapters:
+        known = ", ".join(gateway.model_info.adapters) or "none"
+        raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
+    if named:
+        raise InvalidParameter(field, f"{field} {asked!r} is not that of the model, {named!r}")
+    return asked
 
 
 def wants_usage(body: SamplingBody) -> bool:

@@ -42,6 +42,7 @@ async def real(folder: str, serve: Serve, reference: FastTokenizer) -> Served:
     engine = FakeEngine(
         tokenizer.vocab_size,
         context_length=512,
+        adapters=("formal", "short"),
         script=lambda message: [*reference.encode("héllo. bye").ids, end],
     )
     config = GatewayConfig(model=folder, program_address="", served_name="tiny")
@@ -251,3 +252,30 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
             assert (await response.json())["error"]["param"] == param
     async with real.http.post("/v1/embeddings", json={"input": [4] * 600}) as response:
         assert response.status == 400 and "context" in (await response.json())["error"]["message"]
+
+
+async def test_adapters(real: Served) -> None:
+    engine = _engine(real)
+    client = real.openai()
+    names = [model.id async for model in client.models.list()]
+    assert names == ["tiny", "tiny:formal", "tiny:short"]
+    reply = await client.completions.create(model="tiny:formal", prompt="a")
+    assert reply.model == "tiny:formal"
+    messages: Any = [{"role": "user", "content": "a"}]
+    extra = {"adapter": "short"}
+    await client.chat.completions.create(model="tiny", messages=messages, extra_body=extra)
+    await client.embeddings.create(model="tiny:short", input="a")
+    body = {"text": ["a", "b"], "lora_path": [None, "formal"]}
+    async with real.http.post("/generate", json=body) as response:
+        assert response.status == 200
+    found = [request.adapter for request in engine.submitted]
+    assert found == ["formal", "short", "short", "", "formal"]
+    for model, adapter, status, param in (
+        ("tiny:loud", None, 404, "model"),
+        ("tiny", "loud", 400, "adapter"),
+        ("tiny:short", "formal", 400, "adapter"),
+    ):
+        body = {"model": model, "prompt": "a", "adapter": adapter}
+        async with real.http.post("/v1/completions", json=body) as response:
+            assert response.status == status
+            assert (await response.json())["error"]["param"] == param

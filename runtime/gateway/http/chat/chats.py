@@ -130,7 +130,9 @@ class Chats:
         if lead + prefix:
             parts = (*parts, Text(lead + prefix, special=True))
         return Prepared(
-            job=one_shot.Job(parts, params, asked, request.namespace, request.cache_report),
+            job=one_shot.Job(
+                parts, params, asked, request.namespace, request.cache_report, request.adapter
+            ),
             form=form,
             prompt_end=end + lead,
             prefix=prefix,

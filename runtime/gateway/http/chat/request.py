@@ -63,3 +63,4 @@ class ChatRequest:
     """Whether thoughts are told apart from content."""
     namespace: str = ""
     cache_report: bool = False
+    adapter: str = ""

@@ -36,6 +36,7 @@ class SamplingBody(OpenAIConstraintBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    adapter: str | None = None
     cache_salt: str | None = None
     return_cache_report: bool | None = None
     request_id: str | None = None

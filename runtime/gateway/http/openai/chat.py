@@ -36,6 +36,7 @@ from rootlace.runtime.gateway.http.openai.conversation import (
 )
 from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
     check_model,
     envelope,
     json_response,
@@ -155,6 +156,7 @@ class ChatCompletions:
             reasoning=body.separate_reasoning is not False,
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
+            adapter=adapter_of(self._gateway, model, body.adapter),
         )
         return _Request(
             model=model,

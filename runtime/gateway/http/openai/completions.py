@@ -22,6 +22,7 @@ from rootlace.runtime.gateway.http.logprobs import (
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
     check_model,
     envelope,
     json_response,
@@ -57,6 +58,7 @@ class _Request:
     params: SamplingParams
     constraint: Asked | None
     namespace: str
+    adapter: str
     echo: bool
     top: int | None
     usage_chunk: bool
@@ -73,6 +75,7 @@ class _Request:
                 self.constraint,
                 self.namespace,
                 self.cache_report,
+                self.adapter,
             )
             for prompt in self.prompts
         ]
@@ -117,6 +120,7 @@ class Completions:
             params=make_params(fields, vocab_size, {"top_logprobs": "logprobs"}),
             constraint=openai_constraint(body),
             namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model, body.adapter),
             echo=bool(body.echo),
             top=body.logprobs,
             usage_chunk=wants_usage(body),

@@ -13,7 +13,7 @@ from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.prompts import parse_prompts
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 
 
 class EmbeddingBody(Body):
@@ -25,6 +25,7 @@ class EmbeddingBody(Body):
     dimensions: int | None = None
     pooling: Literal["last", "mean"] | None = None
     normalize: bool | None = None
+    adapter: str | None = None
     cache_salt: str | None = None
     user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
 
@@ -49,6 +50,7 @@ class Embeddings:
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
             namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model, body.adapter),
         )
         total = sum(vector.prompt_tokens for vector in found)
         cached = sum(vector.cached_tokens for vector in found)
