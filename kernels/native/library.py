@@ -208,7 +208,8 @@ class Picks(ctypes.Structure):
 
 
 STRUCTURES = (
-    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, LowRank, Model, Rows, Step, Edits, Picks),
+    *(Scheme, Source, Linear, Norm, Expert, Layer, Mixture, LowRank, Model),
+    *(Rows, Step, Edits, Picks),
 )
 
 

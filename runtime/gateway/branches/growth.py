@@ -122,7 +122,7 @@ async def explain(core: Core, branch: Branch, op: Explain) -> Event:
     prompt = np.concatenate((state.prompt(), np.array(pending, np.int32)))
     if not len(prompt):
         raise InvalidRequest("the branch is empty: there is nothing to explain")
-    return Explained(op.op, await core.explain(prompt, branch.namespace))
+    return Explained(op.op, await core.explain(prompt, branch.namespace, branch.adapter))
 
 
 def gained_text(core: Core, state: BranchState) -> tuple[Piece, ...]:

@@ -20,7 +20,12 @@ from rootlace.runtime.gateway.http.openai.conversation import (
 )
 from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
-from rootlace.runtime.gateway.http.replies import check_model, json_response, report_fields
+from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
+    check_model,
+    json_response,
+    report_fields,
+)
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import from_code
 from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open, Part
@@ -53,10 +58,10 @@ class Cache:
     async def explain(self, request: web.Request) -> web.Response:
         """How far a prompt is cached now, and why no further; nothing is computed."""
         body = await read_body(request, ExplainBody)
-        check_model(self._gateway, body.model)
+        adapter = adapter_of(self._gateway, check_model(self._gateway, body.model))
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameter("prompt", "give either prompt or messages")
-        report = await self._explained(self._parts(body), body.cache_salt or "")
+        report = await self._explained(self._parts(body), body.cache_salt or "", adapter)
         return json_response(report_fields(report))
 
     async def lint(self, request: web.Request) -> web.Response:
@@ -97,12 +102,19 @@ class Cache:
         )
         return self._chats.render(request, tools_of(body.tools))
 
-    async def _explained(self, parts: tuple[Part, ...], namespace: str) -> CacheReport:
+    async def _explained(
+        self, parts: tuple[Part, ...], namespace: str, adapter: str
+    ) -> CacheReport:
         events: asyncio.Queue[list[Event]] = asyncio.Queue()
         session = self._gateway.open_session(events.put_nowait, client="http")
         try:
             session.handle(
-                [Open(1, 1, namespace=namespace), Append(2, 1, parts), Explain(3, 1), Close(4, 1)]
+                [
+                    Open(1, 1, namespace=namespace, adapter=adapter),
+                    Append(2, 1, parts),
+                    Explain(3, 1),
+                    Close(4, 1),
+                ]
             )
             while True:
                 for event in await events.get():

@@ -79,7 +79,9 @@ def model_names(gateway: Gateway) -> list[str]:
     return [info.name, *(f"{info.name}:{adapter}" for adapter in info.adapters)]
 
 
-def adapter_of(gateway: Gateway, model: str, asked: str | None, field: str = "adapter") -> str:
+def adapter_of(
+    gateway: Gateway, model: str, asked: str | None = None, field: str = "adapter"
+) -> str:
     """The adapter of a request: what its `field` asks for, or else what is behind the name of the
     model, as `check_model` gives it. "": none. Raises InvalidParameter."""
     named = model.removeprefix(gateway.model_info.name).removeprefix(":")

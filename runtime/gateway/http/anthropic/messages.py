@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from rootlace.runtime.gateway.http.chat.blocks import (
     blocks_of,
 )
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.wire.protocol import Generated, Output, Usage
 
@@ -62,7 +62,8 @@ class Messages:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, MessagesBody)
         model = check_model(self._gateway, body.model)
-        asked = _Request(model, self._chats.prepare(chat_request(body)), wants_cache(body))
+        wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
+        asked = _Request(model, self._chats.prepare(wanted), wants_cache(body))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         generated, (answer,) = await self._chats.run(asked.prepared)

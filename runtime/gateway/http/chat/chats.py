@@ -144,7 +144,9 @@ class Chats:
     def prepare_text(self, request: ChatRequest, parts: tuple[Part, ...]) -> Prepared:
         """The same for `parts` that are no conversation: what follows is text."""
         params = make_params(request.fields, self._gateway.model_info.vocab_size, request.names)
-        job = one_shot.Job(parts, params, request.constraint, request.namespace)
+        job = one_shot.Job(
+            parts, params, request.constraint, request.namespace, adapter=request.adapter
+        )
         return Prepared(job, PLAIN, "", "", calls=False, reasoning=False, several=True)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:

@@ -31,7 +31,7 @@ from rootlace.runtime.gateway.http.ollama.body import (
 )
 from rootlace.runtime.gateway.http.ollama.models import check_name
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, json_response
 from rootlace.runtime.gateway.http.sse import LINES, stream_events
 from rootlace.wire.protocol import Generated
 
@@ -58,7 +58,8 @@ class Answers:
         model = check_name(self._gateway, body.model)
         if not body.messages:  # that is how Ollama's clients load a model
             return json_response({**_head(model), **_text(True, ""), **_LOADED})
-        wanted = self._wanted(body, messages_of(body.messages), tools=tools_of(body.tools))
+        messages, tools = messages_of(body.messages), tools_of(body.tools)
+        wanted = self._wanted(body, model, messages, tools=tools)
         return await self._answer(
             request, body, _asked(body, model, self._chats.prepare(wanted), True)
         )
@@ -69,14 +70,17 @@ class Answers:
         if not body.prompt:
             return json_response({**_head(model), **_text(False, ""), **_LOADED})
         messages = [{"role": "system", "content": body.system}] if body.system else []
-        wanted = self._wanted(body, [*messages, {"role": "user", "content": body.prompt}])
+        messages = [*messages, {"role": "user", "content": body.prompt}]
+        wanted = self._wanted(body, model, messages)
         if body.raw:
             prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
         else:
             prepared = self._chats.prepare(wanted)
         return await self._answer(request, body, _asked(body, model, prepared, False))
 
-    def _wanted(self, body: AnswerBody, messages: list[dict[str, Any]], **more: Any) -> ChatRequest:
+    def _wanted(
+        self, body: AnswerBody, model: str, messages: list[dict[str, Any]], **more: Any
+    ) -> ChatRequest:
         if body.options is not None:
             check_refused(body.options, "options")
         # A level, such as "high", says that the model is to think, too.
@@ -88,6 +92,7 @@ class Answers:
             names=NAMES,
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
+            adapter=adapter_of(self._gateway, model),
             **more,
         )
 

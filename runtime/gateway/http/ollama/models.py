@@ -15,7 +15,7 @@ from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 
 
 def check_name(gateway: Gateway, asked: str) -> str:
@@ -81,7 +81,7 @@ class Models:
             "last",
             normalise=True,
             dimensions=body.dimensions,
-            namespace="",
+            adapter=adapter_of(self._gateway, model),
         )
         return json_response(
             {

@@ -29,7 +29,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
     tool_choice,
     tools_of,
 )
-from rootlace.runtime.gateway.http.replies import check_model, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.wire.errors import RootlaceError
@@ -93,6 +93,7 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model),
         )
         prepared = self._chats.prepare(request)
         return _Request(prepared, _head(body, model), before, new, body.store is not False)
