@@ -4,6 +4,7 @@ import { getJson, getText } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 const KEPT = 300; // samples, one a second
+const SHORTEST = 45; // the chart is at least so many wide
 
 const FIGURES = [
   { name: "Tokens generated per second", of: (a, b, s) => [(b.output_tokens + b.forced_tokens - a.output_tokens - a.forced_tokens) / s] },
@@ -87,7 +88,7 @@ class Chart {
     caption.append(name, this.now);
     const make = (tag) => document.createElementNS("http://www.w3.org/2000/svg", tag);
     const svg = make("svg");
-    svg.setAttribute("viewBox", `0 0 ${KEPT} 100`);
+    this.svg = svg;
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
     svg.setAttribute("aria-label", figure.name);
@@ -100,6 +101,8 @@ class Chart {
 
   draw(series) {
     const most = Math.max(...series.flat().map((value) => value ?? 0), 1e-9);
+    const width = Math.max(series.length, SHORTEST);
+    this.svg.setAttribute("viewBox", `0 0 ${width} 100`);
     this.lines.forEach((line, which) => {
       let path = "";
       let pen = "M";
@@ -109,7 +112,7 @@ class Chart {
           pen = "M";
           return;
         }
-        path += `${pen}${KEPT - series.length + at} ${98 - (94 * value) / most}`;
+        path += `${pen}${width - series.length + at} ${98 - (94 * value) / most}`;
         pen = "L";
       });
       line.setAttribute("d", path);

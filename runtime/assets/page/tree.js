@@ -50,6 +50,7 @@ export class TreeView {
     this.gone = []; // evicted nodes, with the time at which they went
     this.lines = 1;
     this.longest = 1;
+    this.usual = 1;
     this.view = null; // { x, y, sx, sy }: the place at the upper left, pixels per token and per line
     this.chosen = 0;
     this.canvas = $("canvas");
@@ -85,7 +86,10 @@ export class TreeView {
     this.nodes = page.nodes;
     if (before.size) for (const node of this.nodes) if (!before.has(node.id)) node.born = now;
     this.lines = Math.max(layOut(this.nodes), 1);
-    this.longest = this.nodes.reduce((most, node) => Math.max(most, node.end), 1);
+    const ends = this.nodes.filter((node) => node.lines === 1).map((node) => node.end);
+    ends.sort((a, b) => a - b);
+    this.longest = Math.max(ends.at(-1) ?? 1, 1);
+    this.usual = Math.max(1.05 * (ends[Math.floor(0.95 * ends.length)] ?? 1), 1);
     const shown = page.nodes.length < page.total ? `, ${page.nodes.length} shown` : "";
     $("tree-sum").textContent =
       `${page.total.toLocaleString()} nodes, ${page.tokens.toLocaleString()} tokens${shown}`;
@@ -94,22 +98,21 @@ export class TreeView {
   }
 
   whole() {
-    this.view = null;
+    this.view = this.fitting(this.longest);
     this.draw();
   }
 
   // ---------------------------------------------------------------- drawing
 
+  /** Where to look: until somebody moves, so that all but a few long paths fit. */
   place() {
+    return this.view ?? this.fitting(Math.min(this.usual, this.longest));
+  }
+
+  fitting(tokens) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
-    return (
-      this.view ?? {
-        x: 0,
-        y: 0,
-        sx: (width - 12) / this.longest,
-        sy: Math.min(LINE, Math.max((height - 8) / this.lines, 0.5)),
-      }
-    );
+    const sy = Math.min(LINE, Math.max((height - 8) / this.lines, 0.5));
+    return { x: 0, y: 0, sx: (width - 12) / tokens, sy };
   }
 
   draw() {
@@ -129,7 +132,6 @@ export class TreeView {
     const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
-    const style = getComputedStyle(document.documentElement);
     const dark = isDark(getComputedStyle(document.body).backgroundColor);
     const ink = getComputedStyle(document.body).color;
     const view = this.place();
@@ -146,7 +148,6 @@ export class TreeView {
     }
     const moving = this.gone.length || this.nodes.some((node) => node.born && now - node.born < FADE_MS);
     if (moving && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.draw();
-    void style;
   }
 
   box(pen, view, node, alpha, dark, ink, width, height, gone = false) {
