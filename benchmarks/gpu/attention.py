@@ -24,6 +24,7 @@ MANY_ROWS = 16
 SHAPES = {
     name: HeadShape(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
     for name, shape in CONFIGS.items()
+    if "num_key_value_heads" in shape
 }
 
 # Of shape, rows, context, cache:
