@@ -249,7 +249,8 @@ class ChatFormat(_Wire):
 class ModelInfo(_Wire):
     """The served model. `capacity_tokens` is the size of the KV cache, `block_size` that of its
     blocks, both in tokens; `chat` has no roles where the model has no chat template. `adapters` are
-    the names of those that branches may have."""
+    the names of those that branches may have. `labels`: the model generates no text, but gives one
+    so many scores (0: it embeds texts only)."""
 
     name: str
     path: str
@@ -259,6 +260,7 @@ class ModelInfo(_Wire):
     block_size: int
     chat: ChatFormat = ChatFormat()
     adapters: tuple[str, ...] = ()
+    labels: int | None = None
 
 
 class TokenLogprob(_Wire):

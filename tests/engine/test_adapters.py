@@ -14,6 +14,9 @@ from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model import lora
 from tests.model.checkpoints import configs, reference_logprobs, save
+from tests.model.device_runner import device_runner
+from tests.model.fake_device import FakeDevice
+from tests.model.fixed_kernels import fixed_kernels
 from tests.native import skip_without
 
 ATTENTION = r"model\.layers\.\d\.self_attn\.[qv]_proj"
@@ -119,3 +122,39 @@ def test_in_bfloat16_and_behind_rounded_weights(tmp_path) -> None:
             wanted = reference_logprobs(chosen, [*prompt, *found.token_ids])[len(prompt) - 1 : -1]
             wanted = wanted.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0].numpy()
             assert np.abs(found.logprobs - wanted).max() < 0.2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_on_a_device_beside_graphs(overlap, tmp_path) -> None:
+    model = save(configs()["llama"], tmp_path)
+    paths = {"a": tmp_path / "a", "b": tmp_path / "b"}
+    models = {"": model} | {
+        name: lora.write(path, model, ALL, seed=seed)
+        for seed, (name, path) in enumerate(paths.items())
+    }
+    runner = device_runner(
+        tmp_path,
+        FakeDevice(),
+        fixed_kernels(128)[0],
+        blocks=300,
+        block_size=4,
+        max_rows=16,
+        adapters=[f"{name}={path}" for name, path in paths.items()],
+    )
+    some = asked(tuple(paths))
+    check(models, some, run(runner, some, overlap=overlap))
+    plain = [one for one in some if not one[1]]
+    check(models, plain, run(runner, plain, overlap=overlap))
+    harness = Harness(runner, block_size=4, overlap=overlap, max_step_tokens=9)
+    rids = {
+        harness.add(prompt, greedy(0), adapter=name, pooling=pooling): (prompt, name, pooling)
+        for prompt, name in some
+        for pooling in ("last", "mean")
+    }
+    harness.finish()
+    for rid, (prompt, name, pooling) in rids.items():
+        with torch.inference_mode():
+            states = models[name].model(torch.tensor([prompt])).last_hidden_state[0]
+        wanted = states[-1] if pooling == "last" else states.mean(dim=0)
+        found = harness.outcomes[rid].vector
+        assert found is not None and np.abs(found - wanted.numpy()).max() < 1e-4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from rootlace.kernels import KernelSet
+from rootlace.runtime.model.adapters.config import read_adapters
+from rootlace.runtime.model.adapters.weights import load_adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
@@ -41,6 +43,7 @@ def device_runner(
     context_length: int | None = None,
     graphs: bool = True,
     clock: Callable[[], float] = stands_still,
+    adapters: Sequence[str] = (),
 ) -> ModelRunner:
     """In float32, with a pool of NaN."""
     config = ModelConfig.read(folder)
@@ -49,7 +52,9 @@ def device_runner(
     rotary.tabulate()
     pool = allocate(config, blocks + 1, block_size, CPU, torch.float32)
     pool.fill_(float("nan"))
-    decoder = Decoder(config.spec, load_weights(config, torch.float32, CPU), kernels)
+    loaded = [load_adapter(one, config.spec, torch.float32, CPU) for one in read_adapters(adapters)]
+    weights = load_weights(config, torch.float32, CPU)
+    decoder = Decoder(config.spec, weights, kernels, adapters=loaded)
     steps = DeviceSteps(
         device,
         decoder,
@@ -69,4 +74,5 @@ def device_runner(
         pool[:, :, :blocks],
         rotary.context_length,
         kernels.name,
+        tuple(one.name for one in loaded),
     )

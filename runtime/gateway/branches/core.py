@@ -89,6 +89,7 @@ class Core:
             block_size=info.block_size,
             chat=chat.format,
             adapters=info.adapters,
+            labels=info.labels,
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
         self.metrics = Metrics()

@@ -8,6 +8,7 @@ import time
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import json_response
@@ -65,5 +66,8 @@ class Health:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _generate(self) -> None:
+        if self._gateway.model_info.labels is not None:  # it gives no tokens
+            await find_vectors(self._gateway, [Prompt(ids=(0,)).parts()], "last")
+            return
         job = one_shot.Job(Prompt(ids=(0,)).parts(), SamplingParams(max_tokens=1, ignore_eos=True))
         await one_shot.run(self._gateway, [job])

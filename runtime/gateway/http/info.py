@@ -36,7 +36,7 @@ class Info:
             {
                 "model_path": info.path,
                 "tokenizer_path": info.path,
-                "is_generation": True,
+                "is_generation": info.labels is None,
                 "served_model_name": info.name,
                 "context_length": info.context_length,
                 "vocab_size": info.vocab_size,

@@ -67,7 +67,9 @@ def load_adapter(
         layers.append(found)
     extra = sorted(stored.keys() - expected)
     if extra:
-        raise config.refuse(f"{FILE} has {extra[0]}, which is no layer's product that it targets")
+        raise config.refuse(
+            f"{FILE} has {extra[0]}, of no product of a layer that target_modules names"
+        )
     if not expected:
         raise config.refuse(f"target_modules {config.chosen!r} names no product of a layer")
     return Adapter(config.name, layers)

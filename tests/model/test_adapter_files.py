@@ -1,0 +1,114 @@
+"""What is read of an adapter's folder, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rootlace.runtime.model.adapters.config import read_adapters
+from rootlace.runtime.model.adapters.weights import load_adapter
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from tests.model import lora
+from tests.model.checkpoints import configs, save
+
+MODULES = r"model\.layers\.\d\.self_attn\.[qv]_proj"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    lora.write(folder / "a", save(configs()["llama"], folder), MODULES)
+    return folder
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the adapter, which may be changed."""
+    for file in (folder / "a").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def load(folder: Path, adapter: Path) -> Any:
+    (config,) = read_adapters([f"a={adapter}"])
+    return load_adapter(config, ModelConfig.read(folder).spec, torch.float32, CPU)
+
+
+def change(adapter: Path, **keys: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA': it is not LORA"),
+        ({"use_dora": True}, "use_dora True"),
+        ({"bias": "lora_only"}, "bias 'lora_only'.*none"),
+        ({"lora_bias": True}, "lora_bias True"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"a_new_key": {"depth": 2}}, "a_new_key"),
+        ({"target_modules": "(q_proj"}, "target_modules '.q_proj': .*not a pattern"),
+        ({"target_modules": ["q_proj", "v_proj", "o_proj"]}, "does not have .*o_proj.lora_A"),
+        ({"target_modules": ["q_proj"]}, r"v_proj\.lora_A\.weight, of no product"),
+        ({"target_modules": ["fc1"]}, "of no product of a layer that target_modules names"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "it changes lm_head"),
+        ({"layers_to_transform": [0], "target_modules": ["q_proj", "v_proj"]}, r"layers\.1\."),
+        ({"r": 3}, r"lora_A.weight is \[4, 64\] of torch.float32, expected \[3, 64\]"),
+        ({"rank_pattern": {"v_proj": 5}}, r"v_proj.lora_A.weight is \[4, 64\]"),
+    ],
+)
+def test_what_is_refused(folder, copied, keys, why) -> None:
+    change(copied, **keys)
+    with pytest.raises(UnsupportedModel, match=why):
+        load(folder, copied)
+
+
+def test_tensors_that_do_not_fit(folder, copied) -> None:
+    file = copied / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = "base_model.model.model.layers.1.mlp.experts.0.up_proj.lora_A.weight"
+    save_file({**tensors, name: torch.zeros(4, 64)}, file)
+    with pytest.raises(UnsupportedModel, match=r"mlp\.experts.0.up_proj.lora_A.weight"):
+        load(folder, copied)
+    file.write_bytes(b"nothing")
+    with pytest.raises(UnsupportedModel, match=r"adapter 'a'.*adapter_model.safetensors"):
+        load(folder, copied)
+    file.unlink()
+    with pytest.raises(UnsupportedModel, match=r"adapter_model.safetensors is missing"):
+        load(folder, copied)
+
+
+def test_what_is_given_on_the_command_line(folder, tmp_path) -> None:
+    with pytest.raises(InvalidRequest, match="NAME=PATH"):
+        read_adapters(["some/path"])
+    with pytest.raises(InvalidRequest, match="two adapters are called 'a'"):
+        read_adapters([f"a={folder / 'a'}"] * 2)
+    with pytest.raises(UnsupportedModel, match="not the folder of a PEFT adapter"):
+        read_adapters([f"a={tmp_path}"])
+
+
+def test_a_bare_model_s_adapter_is_that_of_the_whole(folder, copied) -> None:
+    """PEFT names modules as the model that it was given does: one without a head lacks "model."."""
+    file = copied / "adapter_model.safetensors"
+    whole = load(folder, copied)
+    tensors = {name.replace("model.model.", "model.", 1): t for name, t in load_file(file).items()}
+    assert all(name.startswith("base_model.model.layers.") for name in tensors)
+    save_file(tensors, file)
+    change(copied, target_modules=["q_proj", "v_proj"])
+    bare = load(folder, copied)
+    for one, other in zip(whole.layers, bare.layers, strict=True):
+        assert one.keys() == other.keys() == {"qkv"}
+        assert torch.equal(one["qkv"].a, other["qkv"].a) and torch.equal(
+            one["qkv"].b, other["qkv"].b
+        )
