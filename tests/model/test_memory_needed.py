@@ -12,6 +12,7 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor import runner
+from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.main_memory import MainMemory
@@ -96,9 +97,11 @@ def test_a_tied_head_is_counted_once_where_it_is_the_embedding(
     tmp_path: Path, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on the reference kernels, which `auto` means where the native ones do not know a model."""
-    save(configs()["gemma2"], tmp_path)
+    wide = configs()["llama-tied"]
+    wide.head_dim = 258
+    save(wide, tmp_path)
     config = ModelConfig.read(tmp_path)
-    assert config.spec.tied_embeddings
+    assert config.spec.tied_embeddings and why_not_native(config, torch.float32) is not None
     block = block_bytes(config, 16, torch.float32)
     needed = weight_bytes(config, torch.float32, "none", head_apart=False) + block
     free = MainMemory(1 << 30, needed)

@@ -232,7 +232,18 @@ def test_a_plan_without_samples_only_writes(sliding: Model) -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
     "name",
-    ["llama", "qwen3", "mistral-sliding", "gemma2", "olmo2", "glm", "cohere2", "gpt2", "falcon"],
+    [
+        "llama",
+        "qwen3",
+        "mistral-sliding",
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "glm",
+        "cohere2",
+        "gpt2",
+        "falcon",
+    ],
 )
 def test_bfloat16_is_as_close_to_float32_as_transformers(
     name: str, kernels: Kernels, tmp_path: Path
@@ -259,7 +270,7 @@ class Enough(Exception):
     """What is asked about has been seen."""
 
 
-def test_gemma_rounds_what_embeddings_are_multiplied_by(tmp_path: Path) -> None:
+def test_gemma_rounds_what_embeddings_are_multiplied_by_and_not_norms(tmp_path: Path) -> None:
     """The root of 96, where that of 64 would be the same in every type."""
     theirs = save(
         Gemma2Config(**{**SHAPE, "hidden_size": 96}, head_dim=16), tmp_path, dtype=torch.bfloat16
@@ -279,6 +290,7 @@ def test_gemma_rounds_what_embeddings_are_multiplied_by(tmp_path: Path) -> None:
         with pytest.raises(Enough):
             decoder.forward(step, torch.empty(0))
         assert torch.equal(seen[0], theirs.get_input_embeddings()(ids))
+    assert torch.equal(weights.final_norm, 1.0 + theirs.model.norm.weight.float())
 
 
 def test_float32_of_a_bfloat16_checkpoint(tmp_path: Path) -> None:

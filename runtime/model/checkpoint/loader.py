@@ -78,9 +78,7 @@ def load_weights(
         # Steps look its rows up as they are, also where a tied head multiplies by the codes.
         quantised = reader.module(embedding_module, *ends, biased=False)
         embedding = reader.dense(quantised)
-    final_norm = reader.read([f"{spec.names.final_norm}.weight"])
-    if spec.norm.offset:
-        final_norm.add_(spec.norm.offset)
+    final_norm = reader.norm([f"{spec.names.final_norm}.weight"], spec.norm.offset)
     final_norm_bias = None
     if spec.norm.bias:
         final_norm_bias = reader.read([f"{spec.names.final_norm}.bias"])
@@ -284,6 +282,14 @@ class _Reader:
             return found
         return self.read([name])
 
+    def norm(self, names: Iterable[str], offset: float) -> torch.Tensor:
+        """The weights of a norm, with what is added to them. On a CPU the sum stays float32, as
+        transformers multiplies by it: bfloat16 would lose most digits of a small weight."""
+        if not offset:
+            return self.read(names)
+        summed = self.read(names, dtype=torch.float32).add_(offset)
+        return summed if self._device.type == "cpu" else summed.to(self._dtype)
+
     def read(
         self,
         names: Iterable[str],
@@ -319,12 +325,10 @@ class _Reader:
             if part.columns is not None:
                 found[name] = self._product(part, part.columns, order)
                 continue
-            exact = torch.float32 if name == "correction" else None
-            found[name] = _ordered(self.read(part.weights(), dtype=exact), order)
             if name == "correction":
+                found[name] = self.read(part.weights(), dtype=torch.float32)
                 continue
-            if spec.norm.offset:
-                found[name].add_(spec.norm.offset)
+            found[name] = _ordered(self.norm(part.weights(), spec.norm.offset), order)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())
         return layer_of(found, norm_biases)
