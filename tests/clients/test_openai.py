@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pydantic
@@ -88,3 +89,22 @@ def test_completions_and_embeddings(client: Any) -> None:
     assert len(reply.choices[0].logprobs.tokens) >= 4
     vectors = client.embeddings.create(model="demo", input=["one", "two"], dimensions=8)
     assert [len(one.embedding) for one in vectors.data] == [8, 8]
+
+
+def test_scores_are_the_models_probabilities(client: Any, url: str) -> None:
+    prompt = "Who are"
+    asked = {
+        "text": prompt,
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": True,
+        "top_logprobs_num": 4,
+    }
+    meta = client.post(f"{url}/generate", body=asked, cast_to=object)["meta_info"]
+    (likely,) = meta["output_top_logprobs"]
+    given = {"query": prompt, "items": [""], "label_token_ids": [label for _, label, _ in likely]}
+    (scores,) = client.post("/score", body=given, cast_to=object)["scores"]
+    assert scores == pytest.approx([math.exp(one) for one, _, _ in likely], rel=1e-3)
+    ranked = client.post(
+        "/rerank", body={"query": "capital", "documents": ["a", "b"]}, cast_to=object
+    )
+    assert sorted(result["index"] for result in ranked["results"]) == [0, 1]

@@ -30,6 +30,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
 from rootlace.runtime.gateway.http.page import Page
 from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.request_id import echo_request_id
+from rootlace.runtime.gateway.http.scores import RerankBody, ScoreBody, Scores
 from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 
@@ -47,6 +48,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     answers, models = Answers(gateway, chats), Models(gateway, chats)
     responses = Responses(gateway, chats)
     messages = Messages(gateway, chats)
+    scores = Scores(gateway, chats)
     tokenization = Tokenization(gateway, chats)
     cache = Cache(gateway, chats)
     page = Page()
@@ -81,6 +83,8 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         Endpoint(
             "POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts", EmbeddingBody
         ),
+        Endpoint("POST", "/v1/score", scores.score, "how likely labels are", ScoreBody),
+        Endpoint("POST", "/v1/rerank", scores.rerank, "texts by relevance", RerankBody),
         Endpoint("GET", "/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),

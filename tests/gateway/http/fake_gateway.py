@@ -31,6 +31,8 @@ from rootlace.wire.protocol import (
     Op,
     Open,
     Output,
+    Select,
+    Selected,
     Text,
     TokenLogprob,
     Tokens,
@@ -117,6 +119,13 @@ class FakeSession:
                 case Generate():
                     ids = self._prompts[op.branch]
                     self._tasks.append(asyncio.create_task(self._generate(op, ids)))
+                case Select():
+                    # The more often the prompt holds a choice, the likelier it is.
+                    text = self._gateway.tokenizer.decode(self._prompts[op.branch])
+                    found = tuple(float(text.count(choice) - 9) for choice in op.choices)
+                    usage = Usage(prompt_tokens=len(self._prompts[op.branch]))
+                    best = found.index(max(found))
+                    self._on_events([Selected(op.op, op.choices[best], best, found, usage)])
                 case Close() | Cancel():
                     self._on_events([Done(op.op)])
 
