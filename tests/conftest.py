@@ -6,7 +6,9 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many threads as workers, not as many per worker. Read where torch is imported.
@@ -31,11 +33,14 @@ if not torch.cuda.is_available():
     # Read where kernels are defined, so before any is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if TYPE_CHECKING:
+    from rootlace import Runtime
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # `make check` leaves these out: real processes and sockets, interpreted kernels, whole commands.
 # Elsewhere a test of more than about two seconds is marked `slow` itself.
-SLOW_FOLDERS = ("e2e", "gpu", "kernels/triton", "benchmarks", "scripts")
+SLOW_FOLDERS = ("clients", "e2e", "gpu", "kernels/triton", "benchmarks", "scripts")
 SLOW_PATHS = tuple(ROOT / "tests" / folder for folder in SLOW_FOLDERS)
 
 
@@ -104,3 +109,21 @@ def demo_model() -> Path:
     if not (path / "model.safetensors").exists():
         pytest.skip(f"needs the embedded model ({path}); examples/demo_model/train.py makes it")
     return path
+
+
+@pytest.fixture(scope="session")
+def runtime(demo_model: Path) -> Iterator[Runtime]:
+    """For programs and HTTP clients: in float32, for which warm and cold are the same."""
+    import rootlace as rl
+
+    with rl.Runtime(
+        demo_model,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        num_blocks=1024,
+        check_invariants=True,
+        http_port=0,
+        launch_timeout=240,
+    ) as started:
+        yield started

@@ -1,16 +1,13 @@
-"""One server with the embedded model, which real clients talk to unmodified."""
+"""Real clients talk, unmodified, to one server with the embedded model."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 import rootlace as rl
 
 
-@pytest.fixture(scope="session")
-def url(demo_model: object) -> Iterator[str]:
-    with rl.Runtime(http_port=0, dtype="float32", threads=1, served_name="demo") as runtime:
-        assert runtime.url is not None
-        yield runtime.url
+@pytest.fixture
+def url(runtime: rl.Runtime) -> str:
+    assert runtime.url is not None
+    return runtime.url

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import zmq
 
-import rootlace as rl
 from rootlace.runtime.config import (
     CacheConfig,
     EngineConfig,
@@ -157,22 +156,6 @@ def start_server(demo_model: Path) -> Iterator[Callable[..., Server]]:
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., Server]) -> Server:
     return start_server()
-
-
-@pytest.fixture(scope="session")
-def runtime(demo_model: Path) -> Iterator[rl.Runtime]:
-    """For programs: in float32, for which it is promised that warm and cold are the same."""
-    with rl.Runtime(
-        demo_model,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        num_blocks=1024,
-        check_invariants=True,
-        http_port=0,
-        launch_timeout=240,
-    ) as started:
-        yield started
 
 
 @pytest.fixture

@@ -53,7 +53,8 @@ def test_constraints_fit_the_project(setup_env: ModuleType) -> None:
     assert setup_env.pinned_torch() == f"torch=={tested['torch']}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for line in [*project["dependencies"], *extras["runtime"], *extras["test"]]:
+    installed = [*extras["runtime"], *extras["test"], *extras["clients"]]
+    for line in [*project["dependencies"], *installed]:
         wanted = Requirement(line)
         assert _canonical(wanted.name) in tested, f"{wanted.name} is not in constraints.txt"
         assert wanted.specifier.contains(tested[_canonical(wanted.name)]), line
