@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 
 from rootlace.kernels import Dense, Weight
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.weights import ExpertWeights
 from rootlace.runtime.model.decoder.mixture import added_up, choose
+from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.spec import Experts
+from tests.model.checkpoints import configs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import skip_without
 
 COUNT, HIDDEN = 7, 5
 
@@ -49,3 +57,20 @@ def test_who_is_chosen() -> None:
     torch.testing.assert_close(normalised, shares / shares.sum())
     # Of bfloat16 scores the shares are float32 all the same.
     assert choose(scores.bfloat16(), experts(4))[1].dtype == torch.float32
+
+
+def test_steps_of_more_tokens_than_the_native_kernels_take_at_a_time(tmp_path: Path) -> None:
+    skip_without("native")
+    save(configs()["qwen2_moe"], tmp_path)
+    executor = ExecutorConfig(model=str(tmp_path), kernels="native", threads=2)
+    runner = ModelRunner.load(executor, CacheConfig(16, 160), 2048, 16)
+    prompts = [np.random.default_rng(i).integers(3, 199, 230).tolist() for i in range(5)]
+
+    def scores(some: list[list[int]]) -> list[list[float]]:
+        blocks = Blocks(runner.num_blocks, 16)
+        result = runner.run(make_plan([Work(Row(blocks, list(one)), score_from=1) for one in some]))
+        return [part.logprobs.tolist() for part in result.prompt_scores]
+
+    together = scores(prompts)
+    assert sum(map(len, together)) > 1024
+    assert together == [scores([one])[0] for one in prompts]
