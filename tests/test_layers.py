@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.model.hub.local",
         "rootlace.runtime.simulation",
     },
+    "rootlace.cli.bench.sending": {"rootlace.cli.bench"},
     "rootlace.runtime": set(),
     "rootlace.runtime.config": {"rootlace.runtime.options"},
     "rootlace.runtime.options": set(),
@@ -76,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.contracts": {"rootlace.wire"},
     "rootlace.runtime.gateway": {
         "rootlace.wire",
+        "rootlace.runtime.assets",
         "rootlace.runtime.config",
         "rootlace.runtime.processes",
         "rootlace.runtime.contracts",
@@ -186,6 +188,8 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.trace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},
+    # Imported when that command runs, which needs the runtime's packages.
+    "rootlace.cli.bench.sending": HEAVY | {"numpy"},
     "rootlace.runtime": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.options": HEAVY | SERVING | {"numpy"},

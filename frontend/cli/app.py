@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rootlace.cli.bench import bench
 from rootlace.cli.cache import cache
 from rootlace.cli.chat import chat
 from rootlace.cli.doctor import doctor
@@ -30,6 +31,7 @@ app.command()(chat)
 app.command()(simulate)
 app.command()(doctor)
 app.command()(models)
+app.command()(bench)
 app.add_typer(cache, name="cache")
 
 

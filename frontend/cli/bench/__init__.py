@@ -1,0 +1,120 @@
+"""`rootlace bench`: load on a server that speaks OpenAI's interface, and what came of it.
+
+`loads` makes the requests, `sending` sends and times them, `figures` sums them up, `page` draws.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rootlace.cli.failure import check_runtime, fail
+
+if TYPE_CHECKING:
+    from rootlace.cli.bench.figures import Figures
+    from rootlace.cli.bench.sending import Server
+
+
+class LoadName(StrEnum):
+    """Kinds of loads."""
+
+    chat = "chat"
+    shared = "shared"
+    random = "random"
+
+
+def bench(
+    *,
+    url: Annotated[str, typer.Option(help="The running server.")] = "http://127.0.0.1:30000",
+    api_key: Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")] = "",
+    model: Annotated[str, typer.Option(help="Its model.", show_default="the first it has")] = "",
+    load: Annotated[
+        LoadName,
+        typer.Option(
+            help="chat: lengths as in conversations; shared: groups with a common prefix; random: "
+            "nothing in common."
+        ),
+    ] = LoadName.chat,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with timestamp, input_length, output_length and hash_ids."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 100,
+    concurrency: Annotated[int, typer.Option(min=1, help="At most so many at a time.")] = 16,
+    rate: Annotated[
+        float, typer.Option(min=0.0, help="Requests per second (Poisson); 0: as fast as they end.")
+    ] = 0.0,
+    speed: Annotated[float, typer.Option(min=0.001, help="How fast a trace is played.")] = 1.0,
+    input_tokens: Annotated[int, typer.Option("--input", min=1, help="Tokens of a prompt.")] = 256,
+    output_tokens: Annotated[int, typer.Option("--output", min=1, help="Of an answer.")] = 64,
+    prefix: Annotated[int, typer.Option(min=0, help="Tokens of a shared prefix.")] = 1024,
+    groups: Annotated[int, typer.Option(min=1, help="Prefixes of the shared load.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of lengths, texts and arrivals.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write figures and all requests there.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with plots there.")
+    ] = None,
+) -> None:
+    """Put load on a running server: first token, time between tokens, throughput, hit rate."""
+    check_runtime()
+    from rootlace.cli.bench import figures, loads, page, sending
+
+    server = sending.Server(url.rstrip("/"), api_key, model)
+    try:
+        model, words = asyncio.run(sending.look(server))
+        server = sending.Server(server.url, api_key, model)
+        shape = loads.Shape(requests, input_tokens, output_tokens, prefix, groups, words, seed)
+        if trace is not None:
+            asks = loads.of_trace(trace, shape, speed)
+        else:
+            asks = loads.arriving(loads.LOADS[load.value](shape), rate, seed)
+    except (sending.Unusable, loads.BadTrace) as error:
+        fail(str(error))
+    found = figures.Figures.of(_sent(server, asks, concurrency))
+    _print(found, server)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")
+    if html_file is not None:
+        html_file.write_text(page.page(found, server.url, model))
+    if found.errors:
+        sys.exit(1)
+
+
+def _sent(server: Server, asks: list, concurrency: int) -> list:  # type: ignore[type-arg]
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from rootlace.cli.bench.sending import send_all
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("requests", total=len(asks))
+        return asyncio.run(
+            send_all(server, asks, concurrency, lambda: progress.advance(task)),
+        )
+
+
+def _print(found: Figures, server: Server) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE, title=f"{server.model} at {server.url}", title_justify="left")
+    table.add_column("")
+    for name in ("mean", "p50", "p90", "p99", "most"):
+        table.add_column(name, justify="right")
+    for name, spread in found.spreads.items():
+        table.add_row(name, *(f"{1000 * value:,.1f}" for value in spread))
+    console.print(table)
+    for name, value in found.rates.items():
+        console.print(f"  {name:<28}{value:>12,.2f}")
+    for error, count in found.errors.items():
+        console.print(f"  {count} x {error}", style="red")
