@@ -216,7 +216,9 @@ def run_tests(target: Path, arguments: list[str], seconds: int = CPU_SECONDS) ->
         raise OutOfTime
     if done.returncode in (0, 5):  # 5: no tests
         return ""
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    # What a test logged may begin with these words, too.
+    marks = ("FAILED tests/", "ERROR tests/")
+    lines = [line for line in done.stdout.splitlines() if line.startswith(marks)]
     return lines[0] if lines else (done.stdout + done.stderr)[-300:]
 
 

@@ -86,8 +86,9 @@ def test_a_fault_is_found_or_not(
         outcome = mutants.judge(place, tmp_path, options("tests/test_code.py"), set())
         assert bool(outcome.found_by) == found and outcome.all_run
     assert (tmp_path / file).read_text() == code
-    with pytest.raises(RuntimeError, match="fails without any fault"):
-        (tmp_path / "tests" / "test_code.py").write_text("def test_f():\n    assert False\n")
+    with pytest.raises(RuntimeError, match="fails without any fault: FAILED tests/"):
+        logs = "import logging\ndef test_f():\n    logging.error('no test')\n    assert False\n"
+        (tmp_path / "tests" / "test_code.py").write_text(logs)
         mutants.judge(mutants.Place(file, 0, 0), tmp_path, options(), set())
     forever = "def test_f():\n    while True:\n        pass\n"
     (tmp_path / "tests" / "test_code.py").write_text(forever)
