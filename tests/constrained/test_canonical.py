@@ -241,6 +241,19 @@ def test_the_whole_text_is_forced_where_there_is_only_one(vocabulary: Vocabulary
         ) == vocabulary.encode(data)
 
 
+def test_text_around_an_added_token_that_nothing_cuts() -> None:
+    """Of a tokenizer that has no pre-tokenizer."""
+    tokenizer = in_pieces(split=False)
+    tokenizer.pre_tokenizer = None
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    data = b"one<think>two"
+    ids = tokenizer.encode(data.decode()).ids
+    assert tokenizer.token_to_id("<think>") in ids[1:-1]
+    canonicalizer = Canonicalizer(Vocabulary.from_tokenizer(tokenizer, eos_token_ids=[1]))
+    tail = canonicalizer.tail([])
+    assert list(canonicalizer.tokens_after(tail, data, lambda text: False, True)) == ids
+
+
 @pytest.fixture(scope="module")
 def gpt2(shared_dir: Path) -> Vocabulary:
     return vocabulary_of("gpt2", shared_dir / "data" / "tokenizers" / "gpt2")

@@ -146,6 +146,7 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
     ({"anyOf": [I, {"type": "null"}]}, ["1", "null"], ['"a"']),
     ({"oneOf": [I, S]}, ["1", '"a"'], ["null"]),
+    (I | {"not": {"oneOf": [{"minimum": 5}, {"maximum": 10}]}}, ["5", "10"], ["4", "11"]),
     (
         {
             "oneOf": [
