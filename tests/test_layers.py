@@ -145,6 +145,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.pooling",
     },
     "rootlace.runtime.model.checkpoint.expected": set(),
     "rootlace.runtime.model.checkpoint.quantised": {
@@ -162,8 +163,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.wire",
         "rootlace.runtime.model.families",
         "rootlace.runtime.model.checkpoint.folder",
+        "rootlace.runtime.model.checkpoint.pooling",
         "rootlace.runtime.model.checkpoint.quantised",
         "rootlace.runtime.model.gguf",
+    },
+    "rootlace.runtime.model.checkpoint.pooling": {
+        "rootlace.runtime.model.checkpoint.pooling",
+        "rootlace.wire.errors",
     },
     "rootlace.runtime.model.checkpoint.folder": {
         "rootlace.wire",
@@ -209,6 +215,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.folder": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.checkpoint.pooling": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.expected": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.quantised.reading": {"aiohttp", "transformers", "zmq"},

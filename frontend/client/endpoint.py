@@ -83,7 +83,7 @@ class RuntimeEndpoint:
         self,
         texts: Sequence[Content],
         *,
-        pooling: VectorKind = "last",
+        pooling: VectorKind | None = None,
         normalise: bool = True,
         namespace: str = "",
         adapter: str = "",
@@ -92,7 +92,8 @@ class RuntimeEndpoint:
 
         `pooling`: the final hidden state of the "last" token, the "mean" of those of all tokens, or
         "labels", the scores that a model which classifies texts gives its labels, which are as they
-        are whatever `normalise` says. Raises typed errors.
+        are whatever `normalise` says; None: what the model's folder says it was trained for, the
+        last token's if it does not say. Raises typed errors.
         """
         normalise = normalise and pooling != "labels"
         answer = vectors.ask(
@@ -109,7 +110,7 @@ class RuntimeEndpoint:
         self,
         texts: Sequence[Content],
         *,
-        pooling: VectorKind = "last",
+        pooling: VectorKind | None = None,
         normalise: bool = True,
         namespace: str = "",
         adapter: str = "",

@@ -161,7 +161,7 @@ class Runtime:
         self,
         texts: Sequence[Content],
         *,
-        pooling: VectorKind = "last",
+        pooling: VectorKind | None = None,
         normalise: bool = True,
         adapter: str = "",
     ) -> list[list[float]]:
@@ -172,7 +172,7 @@ class Runtime:
         self,
         texts: Sequence[Content],
         *,
-        pooling: VectorKind = "last",
+        pooling: VectorKind | None = None,
         normalise: bool = True,
         adapter: str = "",
     ) -> list[list[float]]:

@@ -18,7 +18,7 @@ Content = str | Sequence[int]
 def ask(
     connection: Connection,
     texts: Sequence[Content],
-    pooling: VectorKind,
+    pooling: VectorKind | None,
     *,
     normalise: bool,
     namespace: str,

@@ -186,14 +186,15 @@ class GetStatus(_Op, tag="status"):
 
 
 class Embed(_Op, tag="embed"):
-    """Ask for a vector of each of the `inputs` (answered by `Embedded`): the final hidden state of
+    """Ask for a vector of each of the `inputs` (answered by `Embedded`): that which the model was
+    trained for (`pooling` None; the last token's, if nothing says so), the final hidden state of
     its last token, the mean of those of all its tokens, or, of a model that classifies texts, the
     scores of its labels. With `normalise` a vector has the length 1. `namespace` and `adapter` are
     as in `Open`.
     """
 
     inputs: tuple[Text | Tokens, ...]
-    pooling: VectorKind = "last"
+    pooling: VectorKind | None = None
     normalise: bool = False
     namespace: str = ""
     adapter: str = ""

@@ -58,6 +58,7 @@ async def serve(
         raise
     engine = await starting
     gateway = Gateway(gateway_config, engine, tokenizer, chat, eos_ids)
+    gateway.own_pooling = source.pooling()
     programs = ProgramServer(gateway)
     runner: web.AppRunner | None = None
     try:

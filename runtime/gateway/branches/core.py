@@ -95,6 +95,8 @@ class Core:
         self.metrics = Metrics()
         self.last_token = -math.inf
         """When the engine last gave a token, by `time.monotonic`."""
+        self.own_pooling = "last"
+        """What vector of a text the model was trained for, as `ModelSource` says it."""
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

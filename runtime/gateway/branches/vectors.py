@@ -22,6 +22,7 @@ T = TypeVar("T")
 Input = Sequence[Part]
 """The parts of one text; it quotes no branch."""
 
+KNOWN: dict[str, Pooling] = {"last": "last", "mean": "mean"}
 NOTHING = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
 
 
@@ -37,7 +38,7 @@ class Vector:
 async def find_vectors(
     core: Core,
     inputs: Sequence[Input],
-    pooling: Pooling,
+    pooling: Pooling | None,
     *,
     normalise: bool = False,
     dimensions: int | None = None,
@@ -48,13 +49,15 @@ async def find_vectors(
     engine does; a caller that is cancelled ends them.
 
     An input that ends with text is tokenized as a whole text is: what the tokenizer puts before
-    and behind one is there. With `dimensions` the first so many numbers are kept; with `normalise`
-    what is kept has the length 1. Raises the typed error of the first input that fails.
+    and behind one is there. `pooling` None: what the model was trained for. With `dimensions` the
+    first so many numbers are kept; with `normalise` what is kept has the length 1. Raises the typed
+    error of the first input that fails.
     """
     if dimensions is not None and not 0 < dimensions <= core.engine.info.hidden_size:
         size = core.engine.info.hidden_size
         raise InvalidRequest(f"dimensions must be from 1 to {size}, not {dimensions}")
     core.check_adapter(adapter)
+    chosen = _own_pooling(core) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(core.engine)
     prompts = [await _prompt(core, one, index) for index, one in enumerate(inputs)]
@@ -62,7 +65,7 @@ async def find_vectors(
         vector.prompt_tokens = len(prompt)
         requests.add(
             lambda rid, prompt=prompt: Request(  # type: ignore[misc]
-                rid, prompt, NOTHING, namespace=namespace, adapter=adapter, pooling=pooling
+                rid, prompt, NOTHING, namespace=namespace, adapter=adapter, pooling=chosen
             ),
             lambda update, vector=vector: _take(vector, update),  # type: ignore[misc]
         )
@@ -73,6 +76,13 @@ async def find_vectors(
             length = float(np.sqrt(np.sum(np.square(vector.values, dtype=np.float64))))
             vector.values = (vector.values / (length or 1.0)).astype(np.float32)
     return found
+
+
+def _own_pooling(core: Core) -> Pooling:
+    own = core.own_pooling
+    if own in KNOWN:
+        return KNOWN[own]
+    raise InvalidRequest(f"the model's own pooling ({own}) is not supported; ask for last or mean")
 
 
 def _take(vector: Vector, update: Update) -> None:

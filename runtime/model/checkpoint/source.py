@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rootlace.runtime.model.checkpoint.folder import gguf_file, model_folder, servable_folder
+from rootlace.runtime.model.checkpoint.pooling import read_pooling
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.families.given import Given
@@ -53,6 +54,9 @@ class ModelSource(Protocol):
 
     def chat_template(self) -> str | None:
         """In Jinja; None where there is none."""
+
+    def pooling(self) -> str:
+        """What vector of a text the model was trained for; see `read_pooling`."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,9 @@ class FolderSource:
         if isinstance(found, list):
             found = {entry["name"]: entry["template"] for entry in found}.get("default")
         return found
+
+    def pooling(self) -> str:
+        return read_pooling(self.path)
 
 
 def model_source(given: str | Path) -> ModelSource:

@@ -60,6 +60,9 @@ class GgufSource:
     def chat_template(self) -> str | None:
         return chat_template(self.file)
 
+    def pooling(self) -> str:
+        return "last"
+
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return Vocabulary.read(self.file)

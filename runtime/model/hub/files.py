@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 
 from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
+from rootlace.runtime.model.checkpoint.pooling import POOLING_FILES
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
 
@@ -15,6 +16,7 @@ ABOUT = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    *POOLING_FILES,
 )
 """What else is read of a folder beside its weights, where it is there."""
 

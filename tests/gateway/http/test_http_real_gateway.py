@@ -246,6 +246,16 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
     async with real.http.post("/v1/embeddings", json=of_ids) as response:
         (item,) = (await response.json())["data"]
     assert np.allclose(item["embedding"], made_up_vector(ids[0], "mean")[:2])
+    real.gateway.own_pooling = "mean"  # type: ignore[attr-defined]
+    (item,) = (await client.embeddings.create(model="tiny", input=[*ids[:1]])).data
+    wanted[0] = made_up_vector(ids[0], "mean")
+    assert np.allclose(item.embedding, wanted[0] / np.linalg.norm(wanted[0]))
+    real.gateway.own_pooling = "cls_token"  # type: ignore[attr-defined]
+    async with real.http.post("/v1/embeddings", json={"input": "a"}) as response:
+        assert (
+            response.status == 400 and "(cls_token)" in (await response.json())["error"]["message"]
+        )
+    real.gateway.own_pooling = "last"  # type: ignore[attr-defined]
     for wrong, param in (({"dimensions": 4}, "dimensions"), ({"input": []}, "input")):
         async with real.http.post("/v1/embeddings", json={"input": "a"} | wrong) as response:
             assert response.status == 400

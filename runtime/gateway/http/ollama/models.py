@@ -78,7 +78,7 @@ class Models:
         found = await find_vectors(
             self._gateway,
             [Prompt(text=text).parts() for text in texts],
-            "last",
+            None,
             normalise=True,
             dimensions=body.dimensions,
             adapter=adapter_of(self._gateway, model),

@@ -46,7 +46,7 @@ class Embeddings:
         found = await find_vectors(
             self._gateway,
             [prompt.parts() for prompt in prompts],
-            body.pooling or "last",
+            body.pooling,
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
             namespace=body.cache_salt or "",
