@@ -271,6 +271,8 @@ struct Product {
     int column = unit.panel * PANEL + unit.vec * LANES;
     int width = std::min(unit.vecs * LANES, packing.columns - column);
     const bool whole = width % LANES == 0;
+    const float* const biases = weights.bias ? weights.bias + column : nullptr;
+    const float factor = weights.factor;
     const float* more = nullptr;  // what is added to the row
     auto each = [&](auto&& put) {
       for (; row < stop; row++) {
@@ -280,7 +282,7 @@ struct Product {
         if (whole && !more)
           for (int done = 0; done < width; done += LANES) {
             Vec y = load(sums[0] + from + done);
-            if (weights.bias) y += load(weights.bias + column + done);
+            if (biases) y += load(biases + done);
             put(to, column + done, y, from + done, LANES);
           }
         else
@@ -294,7 +296,7 @@ struct Product {
       }
     };
     const auto logits = [&](size_t at, int to, Vec y, int, int count) {
-      put(static_cast<float*>(out) + at + to, y * weights.factor, count);
+      put(static_cast<float*>(out) + at + to, y * factor, count);
     };
     if constexpr (!Place::ANY_EPILOGUE) return each(logits);
     const auto activated = [&](auto activation) {
@@ -318,7 +320,7 @@ struct Product {
       case Epilogue::ADD:
         return each([&](size_t at, int to, Vec y, int, int count) {
           float* residual = static_cast<float*>(out) + at + to;
-          put(residual, get(residual, count) + y * weights.factor, count);
+          put(residual, get(residual, count) + y * factor, count);
         });
       case Epilogue::SILU_MUL:
         return gated([](Vec y) { return silu<T>(y); });
