@@ -215,7 +215,8 @@ def missing_places(name: str) -> list[str]:
     for place, patterns in (PLACES | TESTS).items():
         if place == "the native kernel" and name in EDITS:
             continue  # a CPU's logits are changed by the reference
-        paths = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+        files = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+        paths = [path for path in files if path.suffix != ".pyc"]
         words = {word for path in paths for word in words_of(path)}
         if not any(map(spellings(name).fullmatch, words)):
             found.append(f"{name} is missing in {place} ({', '.join(patterns)})")
