@@ -4,15 +4,14 @@
 // norms, its structures (api.h) say. The residual stream is float32; what products read is T. All
 // layers run in one region of the team.
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "adapters.h"
 #include "api.h"
 #include "attention.h"
+#include "buffer.h"
+#include "clock.h"
 #include "division.h"
 #include "elementwise.h"
 #include "guard.h"
@@ -27,54 +26,6 @@ namespace rootlace {
 namespace {
 
 constexpr int LEAST_SAVED = 256;  // slots that sharing must save a run to be worth its tasks
-
-// Memory that grows and stays.
-class Buffer {
- public:
-  Buffer() = default;
-  ~Buffer() { std::free(memory_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  char* take(size_t bytes) {
-    if (size_ < bytes) {
-      std::free(memory_);
-      size_ = (bytes + 4095) / 4096 * 4096;
-      memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
-      if (!memory_) {
-        size_ = 0;
-        throw std::bad_alloc();
-      }
-    }
-    return memory_;
-  }
-
- private:
-  char* memory_ = nullptr;
-  size_t size_ = 0;
-};
-
-// Measures how long a thread spends in each part of a step.
-class Clock {
- public:
-  explicit Clock(int64_t* nanos) : nanos_(nanos), last_(nanos ? now() : 0) {}
-
-  void mark(RlPart part) {
-    if (!nanos_) return;
-    int64_t time = now();
-    nanos_[part] += time - last_;
-    last_ = time;
-  }
-
- private:
-  static int64_t now() {
-    auto time = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(time).count();
-  }
-
-  int64_t* nanos_;
-  int64_t last_;
-};
 
 }  // namespace
 }  // namespace rootlace
