@@ -9,18 +9,18 @@ import shutil
 import threading
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 import rootlace as rl
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "screens"
-WIDE = {"width": 1180, "height": 760}
-PHONE = {"width": 390, "height": 780}
+WIDE: ViewportSize = {"width": 1180, "height": 760}
+PHONE: ViewportSize = {"width": 390, "height": 780}
 REVIEWS = ("A warm film.", "It never ends.", "The light was beautiful.", "Two hours lost.")
 
 
 @rl.function
-def review(s, text: str) -> None:
+def review(s: rl.ProgramState, text: str) -> None:
     s += "Say whether a review is positive or negative.\n"
     s += "Review: I laughed all the way through.\nLabel: positive\n"
     s += "Review: The plot makes no sense.\nLabel: negative\n"
@@ -28,7 +28,7 @@ def review(s, text: str) -> None:
 
 
 @rl.function
-def tale(s, name: str, width: int) -> None:
+def tale(s: rl.ProgramState, name: str, width: int) -> None:
     s += f"Once upon a time {name} found a door in the old garden wall."
     forks = s.fork(width)
     forks += lambda i: f" Behind it, number {i}," + rl.gen("next", max_tokens=40, temperature=1)
