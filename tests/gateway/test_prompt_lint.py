@@ -128,7 +128,8 @@ def test_what_is_no_finding() -> None:
         ("short", 0),
     ]:
         assert noticed.observe("", array(text), cached) is None, text
-    # Nor is one shared with another tenant.
+    # Nor is one shared with another tenant, or with another adapter.
+    assert noticed.observe("", array(f"10:30 {RULES}"), 0, "polite") is None
     assert noticed.observe("tenant", array(f"10:30 {RULES}"), 0) is None
     # Nor a passage that two texts of their own quote.
     assert noticed.observe("", array(f"{words(40, 11)} {RULES} {words(9, 12)}"), 0) is None

@@ -178,7 +178,8 @@ class Generation:
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
         if self._core.config.cache_reports != "off":
-            finding = self._core.lint.observe(self._branch.namespace, prompt, usage.cached_tokens)
+            branch, lint = self._branch, self._core.lint
+            finding = lint.observe(branch.namespace, prompt, usage.cached_tokens, branch.adapter)
         if report is not None:
             advice = "" if finding is None else finding.says
             report = with_texts(report, prompt, self._core.tokenizer, advice)
