@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -59,6 +60,8 @@ class NoModel:
     device = dtype = "none"
     num_blocks = context_length = 16384
     eos_token_ids = ()
+    config = SimpleNamespace(spec=SimpleNamespace(labels=None, hidden_size=0))
+    adapters = ()
 
     def __init__(self, vocab_size: int, parts: Parts) -> None:
         self.vocab_size = vocab_size
