@@ -86,7 +86,9 @@ class Report:
         self.found: dict[str, Any] = {"benchmark": benchmark, **environment(*packages)}
         # Where files lie says nothing about the measurement.
         self.found["options"] = {
-            name: given
+            name: [one.name for one in given if isinstance(one, Path)] or given
+            if isinstance(given, list)
+            else given
             for name, given in vars(arguments).items()
             if given is not None and not isinstance(given, Path | dict)
         }

@@ -103,9 +103,10 @@ def loaded(
     cache: CacheConfig,
     executor: ExecutorConfig,
     weights_of: LoadWeights = load_weights,
+    dtype: torch.dtype | None = None,
 ) -> tuple[CpuModel, ModelSpec]:
     config = ModelConfig.read(folder)
-    dtype = checkpoint_dtype(config)
+    dtype = dtype or checkpoint_dtype(config)
     rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
     model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
     model.pool.normal_()  # products of zeros take less time
@@ -116,11 +117,16 @@ class Subject:
     """A model on the native kernels, taken apart."""
 
     def __init__(
-        self, folder: Path, blocks: int, threads: int, weights_of: LoadWeights = load_weights
+        self,
+        folder: Path,
+        blocks: int,
+        threads: int,
+        weights_of: LoadWeights = load_weights,
+        dtype: torch.dtype | None = None,
     ) -> None:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks)
         executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
-        model, self.spec = loaded(folder, cache, executor, weights_of)
+        model, self.spec = loaded(folder, cache, executor, weights_of, dtype)
         assert isinstance(model.forward, NativeDecoder)
         size = model.pool.dtype.itemsize
         self.size = Elements(size, size)

@@ -5,13 +5,17 @@ int8 and to int4, all in memory at once and run in turns: decode steps of one ro
 a prefill. A step is counted with its logits; the fastest of each counts. Beside it stand the bytes
 of weights that a step reads (codes and scales, without the embedding) over its time: a decode step
 of one row reads little else.
+
+With `--gguf FILE ... --llama-batched-bench PATH` the same steps of GGUF files, and llama.cpp's of
+the very files (`benchmarks/llama_cpp.py`); `benchmarks/peers/drivers/to_gguf.py` writes the file
+that `llama-quantize` takes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -21,16 +25,17 @@ from rich.console import Console
 from benchmarks.ceilings import measure_apart
 from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.cpu_steps import BLOCK_SIZE, Case, Subject
+from benchmarks.llama_cpp import milliseconds
 from benchmarks.random_models import MODELS, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.checkpoint.config import ModelConfig
-from rootlace.runtime.model.checkpoint.loader import LoadWeights, checkpoint_dtype, load_weights
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, load_weights
 from rootlace.runtime.model.checkpoint.rounding import rounded
 
-Weights = Literal["dense", "int8", "int4"]
-KINDS: tuple[Weights, ...] = get_args(Weights)
+Kind = Literal["dense", "int8", "int4"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 SIZES = ("0.6B", "1B")
 
 
@@ -38,66 +43,111 @@ SIZES = ("0.6B", "1B")
 class Result:
     model: str
     case: str
-    weights: Weights
+    weights: str
+    """A kind of weights, or a GGUF file's name."""
     milliseconds: float
     least: float
     """Milliseconds that reading the weights takes at the measured bandwidth."""
     gigabytes: float
     """Of weights, which a step reads."""
+    peer: float | None = None
+    """Milliseconds that llama.cpp takes."""
 
 
-def weights_of(kind: Weights) -> LoadWeights:
-    return load_weights if kind == "dense" else rounded(load_weights, kind)
+@dataclass(frozen=True)
+class Source:
+    """A folder or a GGUF file, and how it becomes weights."""
+
+    weights: str
+    path: Path
+    load: LoadWeights
+
+    def bytes_read(self) -> int:
+        """Of the weights that each step multiplies by."""
+        config = ModelConfig.read(self.path)
+        weights = self.load(config, torch.bfloat16, torch.device("cpu"), None)
+        return sum(tensor.nbytes for weight in weights.products() for tensor in tensors(weight))
 
 
-def bytes_read(folder: Path, kind: Weights) -> int:
-    """Of the weights that each step multiplies by."""
-    config = ModelConfig.read(folder)
-    weights = weights_of(kind)(config, checkpoint_dtype(config), torch.device("cpu"), None)
-    return sum(tensor.nbytes for weight in weights.products() for tensor in tensors(weight))
+@dataclass(frozen=True)
+class Peer:
+    """llama.cpp, with the files that it runs, too."""
+
+    program: Path
+    files: Sequence[Path]
+    threads: int
+    options: Sequence[str] = ()
+
+    def milliseconds(self, file: Path, case: Case) -> float:
+        return milliseconds(self.program, file, case, self.threads, self.options)
+
+
+def sources_of(folder: Path, kinds: Sequence[Kind], files: Sequence[Path]) -> list[Source]:
+    loads = {
+        kind: load_weights if kind == "dense" else rounded(load_weights, kind) for kind in kinds
+    }
+    return [
+        *(Source(kind, folder, load) for kind, load in loads.items()),
+        *(Source(file.stem, file, load_weights) for file in files),
+    ]
 
 
 @torch.inference_mode()
 def measure(
     name: str,
-    folder: Path,
+    sources: Sequence[Source],
     cases: Sequence[Case],
     threads: int,
     seconds: float,
     bandwidth: float,
 ) -> list[Result]:
-    """The fastest step of each case and kind of weights, `seconds` being spent on a case."""
+    """The fastest step of each case and source, `seconds` being spent on a case."""
     tables = [random_tables(case.rows, case.context, BLOCK_SIZE) for case in cases]
     blocks = max(table.size for table in tables)
-    sizes = {kind: bytes_read(folder, kind) for kind in KINDS}
-    subjects = {kind: Subject(folder, blocks, threads, weights_of(kind)) for kind in KINDS}
+    sizes = [source.bytes_read() for source in sources]
+    subjects = [
+        Subject(source.path, blocks, threads, source.load, torch.bfloat16) for source in sources
+    ]
     results = []
     for case, table in zip(cases, tables, strict=True):
-        known = random_tokens(case.context, subjects["dense"].spec.vocab_size)
+        known = random_tokens(case.context, subjects[0].spec.vocab_size)
         plan = step_plan(table, BLOCK_SIZE, known, case.new)
-        best = dict.fromkeys(KINDS, float("inf"))
-        for subject in subjects.values():
-            subject.run(plan)
+        best = [subject.run(plan)[0] for subject in subjects]
         end = time.perf_counter() + seconds
         while True:
-            for kind, subject in subjects.items():
-                best[kind] = min(best[kind], subject.run(plan)[0])
+            best = [min(least, one.run(plan)[0]) for least, one in zip(best, subjects, strict=True)]
             if time.perf_counter() > end:
                 break
         results += [
             Result(
-                *(name, case.name, kind, 1e3 * best[kind]),
-                *(1e3 * sizes[kind] / bandwidth, sizes[kind] / 1e9),
+                *(name, case.name, source.weights, 1e3 * least),
+                *(1e3 * size / bandwidth, size / 1e9),
             )
-            for kind in KINDS
+            for source, least, size in zip(sources, best, sizes, strict=True)
         ]
     return results
 
 
+def beside(results: list[Result], cases: Sequence[Case], peer: Peer) -> list[Result]:
+    """The same results, those of GGUF files with llama.cpp's times."""
+    files = {file.stem: file for file in peer.files}
+    known = {case.name: case for case in cases}
+    return [
+        replace(one, peer=peer.milliseconds(files[one.weights], known[one.case]))
+        if one.weights in files
+        else one
+        for one in results
+    ]
+
+
 def show(results: list[Result], console: Console) -> None:
     columns = ("model, case", "weights", "GB", "step, ms", "GB/s", "least, ms", "x dense")
-    table = new_table("Steps with quantised weights", *columns)
-    dense = {(one.model, one.case): one for one in results if one.weights == "dense"}
+    table = new_table("Steps with quantised weights", *columns, "x llama.cpp")
+    dense = {(one.model, one.case): one.milliseconds for one in results if one.weights == "dense"}
+
+    def times(other: float | None, own: float) -> str:
+        return "" if other is None else f"{other / own:.2f}"
+
     for one in results:
         table.add_row(
             f"{one.model}, {one.case}",
@@ -106,7 +156,8 @@ def show(results: list[Result], console: Console) -> None:
             f"{one.milliseconds:,.1f}",
             f"{1e3 * one.gigabytes / one.milliseconds:.1f}",
             f"{one.least:.1f}",
-            f"{dense[one.model, one.case].milliseconds / one.milliseconds:.2f}",
+            times(dense.get((one.model, one.case)), one.milliseconds),
+            times(one.peer, one.milliseconds),
         )
     console.print(table)
 
@@ -116,24 +167,33 @@ def main() -> None:
     option = parser.add_argument
     option("--models", type=Path, metavar="DIR", default=MODELS, help="holds them, or gets them")
     option("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    option("--kinds", nargs="*", choices=KINDS, default=list(KINDS), help="of weights")
+    option("--gguf", type=Path, nargs="+", default=[], metavar="FILE", help="of the one size")
+    option("--llama-batched-bench", type=Path, metavar="PATH", help="llama.cpp's own benchmark")
+    option("--llama-options", default="", help='its options besides, as "--no-repack --no-host"')
     option("--rows", type=int, nargs="+", default=[1, 8], help="of the decode steps")
     option("--context", type=int, default=300, help="tokens of each of these rows")
     option("--prefill", type=int, nargs="+", default=[1024], help="tokens of the prompts")
     option("--threads", type=int, default=usable_cores(), help="threads that compute")
     option("--seconds", type=float, default=5.0, help="per case, best of many")
     args = parser.parse_args()
+    if args.gguf and len(args.sizes) > 1:
+        parser.error("--gguf takes files of one size: name it with --sizes")
     cases = [
         *(Case(f"decode {n} x {args.context}", n, 1, args.context) for n in args.rows),
         *(Case(f"prefill {n}", 1, n, n) for n in args.prefill),
     ]
-    console, report = console_of(100), Report("quantised", args)
+    console, report = console_of(120), Report("quantised", args)
     ceilings = measure_apart(args.threads, "bfloat16", args.seconds)
     results: list[Result] = []
     for size in args.sizes:
-        folder = make_model(size, args.models / size)
+        sources = sources_of(make_model(size, args.models / size), args.kinds, args.gguf)
         results += measure(
-            *(size, folder, cases, args.threads, args.seconds, ceilings["read_bandwidth"])
+            *(size, sources, cases, args.threads, args.seconds, ceilings["read_bandwidth"])
         )
+    if args.llama_batched_bench:
+        program, options = args.llama_batched_bench, args.llama_options.split()
+        results = beside(results, cases, Peer(program, args.gguf, args.threads, options))
     show(results, console)
     report.add("ceilings", ceilings)
     report.add("results", results)
