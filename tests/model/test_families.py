@@ -69,7 +69,10 @@ EPS |= dict.fromkeys(("falcon", "falcon-grouped"), "layer_norm_epsilon")
 EPS["opt"] = "init_std"  # it has no such key
 LEARNED_POSITIONS = ("gpt2", "opt")
 
-SHARED = {"__init__", "given", "positions", "reading", "spec", "support", "table", "tasks"}
+SHARED = {
+    *("__init__", "deepseek", "given", "positions", "reading"),
+    *("spec", "support", "table", "tasks"),
+}
 ABSENT = object()
 
 # Where transformers fails: it divides for every family but Ministral, wants 1.0 and not 1, and its
