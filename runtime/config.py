@@ -149,8 +149,23 @@ class ConstraintConfig:
 
 
 @dataclass(frozen=True)
+class LogConfig:
+    """What both processes write to standard error, and how (`rootlace.runtime.logs`).
+
+    `log_level=None`: the gateway's warnings, and what the engine says of how it computes.
+    """
+
+    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = option(
+        None, "Least severe messages that are logged.", shown="warning; of the engine: info"
+    )
+    log_format: Literal["text", "json"] = option(
+        "text", "Lines for people, or one JSON object per message."
+    )
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """All of the engine process."""
+    """All of the engine process. `logs` holds for the gateway, too."""
 
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -163,6 +178,7 @@ class EngineConfig:
         shown="on a GPU",
     )
     """None: where the executor runs beside the host."""
+    logs: LogConfig = field(default_factory=LogConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +214,9 @@ class GatewayConfig:
         0.02, "Seconds between pieces of a stream, where tokens come faster."
     )
     """0: each token by itself. The first piece never waits."""
+    drain_seconds: Seconds = option(
+        30.0, "Seconds after SIGTERM that running requests have to end; new ones get 503."
+    )
     max_connections: int = option(1024)
     max_branches: int = option(65536)
     max_message_bytes: int = 64 * 2**20

@@ -20,7 +20,6 @@ app = typer.Typer(
     name="rootlace",
     help="LLM programs on a radix-tree KV cache: serve a model, run a program, chat, simulate.",
     no_args_is_help=True,
-    add_completion=False,
     # A traceback of ours is for a bug report; locals in it would print people's prompts and keys.
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -78,6 +78,7 @@ def _parameter(setting: Setting, defaults: Mapping[str, Any]) -> inspect.Paramet
         option.flag or f"--{setting.keyword.replace('_', '-')}",
         help=option.help,
         show_default=option.shown or True,
+        rich_help_panel=setting.path[-2].capitalize() if setting.path[1:] else None,
         **limits,
     )
     annotation: Any = Annotated[kind if default is not None else kind | None, info]

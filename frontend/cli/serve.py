@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
 import re
 import signal
 import socket
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,13 +27,6 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _TCP = re.compile(r"tcp://(?P<host>[^*]+):(?P<port>\d+)")
 
 
-class LogLevel(StrEnum):
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
 @with_options(RuntimeConfig, defaults={"http_port": 30000})
 def serve(
     model: Annotated[
@@ -53,12 +43,12 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="Read the key from a file: arguments are seen by `ps`.")
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="What to log.")] = LogLevel.warning,
     **options: Any,
 ) -> None:
     """Serve a model to HTTP clients (OpenAI's and sglang's interfaces) and to programs.
 
-    Prints its addresses when it is ready to answer, and stops on SIGINT or SIGTERM.
+    Prints its addresses when it is ready to answer, and stops on SIGINT. On SIGTERM it
+    takes no new work and lets what is running end; a second one stops it at once.
     """
     from rootlace.client.runtime import runtime_config
 
@@ -83,7 +73,7 @@ def serve(
         fail(str(error))
     if host not in _LOOPBACK and not config.gateway.api_key:
         typer.echo(f"warning: listening on {host} without an API key", err=True)
-    _serve_until_signal(config.gateway, config.engine, log_level.value)
+    _serve_until_signal(config.gateway, config.engine)
 
 
 def _next_to(host: str, port: int) -> str:
@@ -120,45 +110,31 @@ def _check_port(host: str, port: int, option: str) -> None:
             fail(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}")
 
 
-def _serve_until_signal(gateway: GatewayConfig, engine: EngineConfig, log_level: str) -> None:
-    from rootlace.runtime.gateway.app import serve as serve_gateway
-
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def _serve_until_signal(gateway: GatewayConfig, engine: EngineConfig) -> None:
     try:
-        asyncio.run(_run(serve_gateway, gateway, engine))
+        asyncio.run(_run(gateway, engine))
     except RootlaceError as error:
         fail(str(error))
 
 
-async def _run(serve_gateway: Any, gateway: GatewayConfig, engine: EngineConfig) -> None:
-    """Serve until a signal. One that comes while the model is loading ends the loading."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+async def _run(gateway: GatewayConfig, engine: EngineConfig) -> None:
+    """Serve until a signal."""
+    from rootlace.runtime.gateway.app import serve_until
 
-    def on_signal() -> None:
+    loop = asyncio.get_running_loop()
+    stop, drain = asyncio.Event(), asyncio.Event()
+
+    def stop_now() -> None:
         if stop.is_set():
-            os._exit(1)  # the second signal: end now. The engine ends with its standard input.
+            os._exit(1)  # asked again: end without cleaning up. The engine ends with its input.
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    is_ready = False
+    def on_term() -> None:
+        stop_now() if drain.is_set() else drain.set()
 
-    def ready(listening: Listening) -> None:
-        nonlocal is_ready
-        is_ready = True
-        _announce(listening, gateway)
-
-    serving = asyncio.create_task(serve_gateway(gateway, engine, ready, stop))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not is_ready and not serving.done():
-        serving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
+    loop.add_signal_handler(signal.SIGINT, stop_now)
+    loop.add_signal_handler(signal.SIGTERM, on_term)
+    await serve_until(gateway, engine, lambda listening: _announce(listening, gateway), stop, drain)
 
 
 def _announce(listening: Listening, gateway: GatewayConfig) -> None:

@@ -86,7 +86,6 @@ class Runtime:
         model_path: str | Path | None = None,
         launch_timeout: float = 300.0,
         log_file: str | Path | None = None,
-        log_level: str | None = None,
         **options: Any,
     ) -> None:
         if model is not None and model_path is not None:

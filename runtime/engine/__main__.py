@@ -13,7 +13,8 @@ import sys
 import msgspec
 import zmq
 
-from rootlace.runtime import processes
+from rootlace.runtime import logs, processes
+from rootlace.runtime.config import LogConfig
 from rootlace.runtime.constrained import GrammarCompiler
 from rootlace.runtime.constrained.service.compilation import CompileService
 from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
@@ -43,12 +44,11 @@ many times a step; with Python's 5 ms, a step beside a compilation took several 
 
 def main() -> int:
     """Exit status 0 after a `Stop`, 1 if the engine could not start (the reason is on stdout)."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr
-    )
+    logs.set_up(LogConfig(), "engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = processes.read_config(sys.stdin.buffer, EngineProcessConfig)
+        logs.set_up(config.engine.logs, "engine")
         processes.call_when_parent_ends(sys.stdin.buffer, lambda: _abandon(config.socket_folder))
         serve(config)
     except RootlaceError as error:

@@ -1,7 +1,8 @@
 """The gateway process: `python -m rootlace.runtime.gateway`, started as somebody's child.
 
 Reads its configuration as one JSON line from standard input, prints one JSON line when it is ready
-(or why it cannot start), and ends when standard input closes or on SIGINT or SIGTERM.
+(or why it cannot start), and ends when standard input closes or on SIGINT. On SIGTERM it lets what
+is running end first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> int:
 
 async def _run(config: RuntimeConfig) -> None:
     # Only here: a model that is refused should not wait for a web server to be imported.
-    from rootlace.runtime.gateway.app import Listening, serve
+    from rootlace.runtime.gateway.app import Listening, serve_until
 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -52,27 +53,18 @@ async def _run(config: RuntimeConfig) -> None:
             loop.call_soon_threadsafe(stop.set)
         _exit_later()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    drain = asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, drain.set)
     processes.call_when_parent_ends(sys.stdin.buffer, on_parent_end)
-    ready = asyncio.Event()
 
     def on_ready(listening: Listening) -> None:
         # What exists now stays alive: garbage collections need not look at it again.
         gc.collect()
         gc.freeze()
-        ready.set()
         _print_line(msgspec.json.encode(listening))
 
-    serving = asyncio.create_task(serve(config.gateway, config.engine, on_ready, stop))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    # Told to stop while still loading: do not wait for the model.
-    if not serving.done() and not ready.is_set():
-        serving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
+    await serve_until(config.gateway, config.engine, on_ready, stop, drain)
 
 
 def _exit_later() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime import logs
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.gateway.branches.gateway import Gateway
@@ -18,6 +21,8 @@ from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable
+
+log = logging.getLogger(__name__)
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -33,13 +38,17 @@ async def serve(
     engine_config: EngineConfig,
     ready: Callable[[Listening], None] | None = None,
     stop: asyncio.Event | None = None,
+    drain: asyncio.Event | None = None,
 ) -> None:
     """Start engine and servers, call `ready`, and run until `stop` is set.
 
-    Everything is stopped again at the end, also when the task is cancelled. Raises a typed error
-    if something cannot start, and ServerUnavailable if the engine is gone for good.
+    Once `drain` is set, new work is refused, and the end comes when what was running has ended, or
+    `drain_seconds` later. Everything is stopped again at the end, also when the task is cancelled.
+    Raises a typed error if something cannot start, and ServerUnavailable if the engine is gone for
+    good.
     """
-    stop = stop or asyncio.Event()
+    stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
+    drain_seconds = gateway_config.drain_seconds
     gone: list[str] = []
 
     def on_exit(reason: str) -> None:
@@ -68,7 +77,9 @@ async def serve(
             runner, http_address = await _start_http(gateway)
         if ready is not None:
             ready(Listening(gateway.program_address, http_address, os.getpid()))
-        await stop.wait()
+        if await _first(stop, drain) is drain:
+            log.info("stopping: what is running may end, for %g seconds", drain_seconds)
+            await gateway.drain.run(lambda: programs.busy, drain_seconds, stop)
     finally:
         if runner is not None:
             await runner.cleanup()
@@ -77,6 +88,33 @@ async def serve(
         await engine.stop()
     if gone:
         raise ServerUnavailable(gone[0])
+
+
+async def serve_until(
+    gateway_config: GatewayConfig,
+    engine_config: EngineConfig,
+    ready: Callable[[Listening], None],
+    stop: asyncio.Event,
+    drain: asyncio.Event,
+) -> None:
+    """All of a gateway's process: as `serve`, with its logs set up; but if an event is set while
+    the model is loading, the loading ends at once."""
+    logs.set_up(engine_config.logs, "gateway")
+    is_ready = False
+
+    def on_ready(listening: Listening) -> None:
+        nonlocal is_ready
+        is_ready = True
+        ready(listening)
+
+    serving = asyncio.create_task(serve(gateway_config, engine_config, on_ready, stop, drain))
+    ending = asyncio.create_task(_first(stop, drain))
+    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    if not is_ready:
+        serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
@@ -110,6 +148,17 @@ async def _start_http(gateway: Gateway) -> tuple[web.AppRunner, str]:
     host, port = runner.addresses[0][:2]
     shown = f"[{host}]" if ":" in host else host
     return runner, f"http://{shown}:{port}"
+
+
+async def _first(*events: asyncio.Event) -> asyncio.Event:
+    """The first of the events that is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    return next(event for event in events if event.is_set())
 
 
 async def _abandon(starting: asyncio.Task[EngineClient]) -> None:

@@ -100,6 +100,11 @@ class ProgramServer:
         self._tasks: list[asyncio.Task[None]] = []
         self.address = ""
 
+    @property
+    def busy(self) -> bool:
+        """Whether a program runs or waits for an answer."""
+        return any(connection.session.busy for connection in self._connections.values())
+
     def start(self) -> str:
         """Bind; returns the address that clients connect to (port 0 becomes a real one).
 
@@ -190,6 +195,7 @@ class ProgramServer:
         key = self._config.api_key
         if key and not hmac.compare_digest(hello.api_key.encode(), key.encode()):
             raise Unauthorized("the API key is missing or wrong")
+        self._gateway.drain.check()
         if len(self._connections) >= self._config.max_connections:
             raise Overloaded(f"{len(self._connections)} clients are connected already")
         connection = Connection(identity, time.monotonic())

@@ -27,6 +27,7 @@ from rootlace.runtime.config import (
     EngineConfig,
     ExecutorConfig,
     GatewayConfig,
+    LogConfig,
     SchedulerConfig,
 )
 from tests.cli.conftest import CPU, Serve
@@ -149,7 +150,7 @@ def _configured(
     seen: list[Any] = []
     monkeypatch.setattr(
         "rootlace.cli.serve._serve_until_signal",
-        lambda gateway, engine, level: seen.append((gateway, engine)),
+        lambda gateway, engine: seen.append((gateway, engine)),
     )
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert result.exit_code == 0, result.output
@@ -171,7 +172,8 @@ def test_every_option_reaches_the_configuration(
 ) -> None:
     options = (
         "--host ::1 --port 0 --program-address ipc:///tmp/x --api-key k --served-name n "
-        "--stream-interval 0.5 --dtype float32 --device cpu --threads 3 --context-length 99 "
+        "--stream-interval 0.5 --drain-seconds 2 --log-level error --log-format json "
+        "--dtype float32 --device cpu --threads 3 --context-length 99 "
         "--block-size 4 --kv-memory 1.5M --kv-dtype fp8_e4m3 --kernels reference "
         "--max-step-tokens 5 --max-running 6 --max-waiting 0 --policy dfs --no-cache "
         "--constraint-backend llguidance --no-jump-forward --no-overlap --no-cuda-graphs "
@@ -187,6 +189,7 @@ def test_every_option_reaches_the_configuration(
         api_key="k",
         served_name="n",
         stream_interval=0.5,
+        drain_seconds=2,
     )
     assert engine == EngineConfig(
         executor=ExecutorConfig(
@@ -206,6 +209,7 @@ def test_every_option_reaches_the_configuration(
         ),
         constraints=ConstraintConfig(backend="llguidance", jump_forward=False),
         overlap=False,
+        logs=LogConfig(log_level="error", log_format="json"),
     )
     _, engine = _configured(
         monkeypatch, str(tiny_model), "--port", "0", "--kv-blocks", "7", "--overlap"

@@ -23,6 +23,7 @@ from rootlace.wire.protocol import (
     PROTOCOL_VERSION,
     Append,
     Chunk,
+    Close,
     Done,
     Event,
     Failed,
@@ -379,3 +380,29 @@ async def test_a_client_that_does_not_read(
             assert connection.backlog_bytes < 4_000_000
             op += 2
         assert connection.identity not in w.server._connections
+
+
+async def test_a_drain_lets_programs_end(stories: Tokenizer) -> None:
+    async with world(stories) as w:
+        w.engine.paused = True
+        peer, idle = await w.ready(), await w.ready()
+        await peer.send(Open(1, 1), Append(2, 1, (Text("x"),)), Generate(3, 1))
+        await until(lambda: bool(w.engine.running))
+        assert w.server.busy
+        draining = asyncio.create_task(
+            w.gateway.drain.run(lambda: w.server.busy, 1e9, asyncio.Event())
+        )
+        await until(lambda: w.gateway.drain.begun)
+        # Its branches may fork; new ones, and strangers, are refused.
+        await peer.send(Open(4, 2, parent=1), Close(5, 2))
+        await idle.send(Open(1, 1), Close(2, 1))
+        refused = [await idle.terminal(1), await w.peer().hello()]
+        assert all(isinstance(one, Failed) and one.code == "unavailable" for one in refused)
+        assert not draining.done()
+        w.engine.paused = False
+        w.engine._schedule()
+        assert isinstance(await peer.terminal(3), Generated)
+        assert await peer.terminal(4) == Done(4)
+        await peer.send(Close(6, 1))
+        await peer.terminal(6)
+        await soon(draining)

@@ -16,6 +16,7 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
+from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -97,6 +98,7 @@ class Core:
         """When the engine last gave a token, by `time.monotonic`."""
         self.own_pooling = "last"
         """What vector of a text the model was trained for, as `ModelSource` says it."""
+        self.drain = Drain()
         self.session_count = 0
         self.branch_count = 0
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")

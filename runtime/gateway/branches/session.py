@@ -22,6 +22,7 @@ from rootlace.wire.errors import (
     Overloaded,
     ProtocolError,
     RootlaceError,
+    ServerUnavailable,
 )
 from rootlace.wire.protocol import (
     Append,
@@ -228,8 +229,10 @@ class Session:
             refused = InvalidRequest(f"parent branch {op.parent} is not open")
         else:
             try:
+                if parent is None:
+                    self._core.drain.check()
                 self._core.check_adapter(adapter)
-            except InvalidRequest as error:
+            except (InvalidRequest, ServerUnavailable) as error:
                 refused = error
         branch = Branch(op.branch, program, namespace, self._emit, adapter)
         self._branches[op.branch] = branch

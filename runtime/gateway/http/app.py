@@ -8,12 +8,14 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
 from rootlace.runtime.gateway.http.anthropic.messages import Messages
 from rootlace.runtime.gateway.http.auth import api_key_middleware
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
 from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.health import Health
@@ -29,7 +31,7 @@ from rootlace.runtime.gateway.http.openai.responses import Responses
 from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
 from rootlace.runtime.gateway.http.page import Page
 from rootlace.runtime.gateway.http.reference_page import Reference
-from rootlace.runtime.gateway.http.request_id import echo_request_id
+from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
 from rootlace.runtime.gateway.http.scores import RerankBody, ScoreBody, Scores
 from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
@@ -38,7 +40,6 @@ log = logging.getLogger(__name__)
 
 # Handlers still running this long after the server was told to stop are cancelled.
 SHUTDOWN_SECONDS = 0.5
-ACCESS_LOG = '%a "%r" %s %b %Dus %{X-Request-Id}o "%{User-Agent}i"'
 
 
 def endpoints(gateway: Gateway) -> list[Endpoint]:
@@ -155,9 +156,14 @@ def make_app(gateway: Gateway) -> web.Application:
     config = gateway.config
     served = endpoints(gateway)
     pages = Pages.of(config)
-    middlewares: list[Middleware] = [error_middleware, pages_middleware(pages)]
+    middlewares: list[Middleware] = [
+        request_id_middleware,
+        error_middleware,
+        pages_middleware(pages),
+    ]
     if config.api_key:
         middlewares.append(api_key_middleware(config.api_key))
+    middlewares.append(drain_middleware(gateway.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)
     app.add_routes([web.route(one.method, one.path, one.handler) for one in served])
@@ -181,5 +187,5 @@ def make_runner(gateway: Gateway) -> web.AppRunner:
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
         access_log=log,
-        access_log_format=ACCESS_LOG,
+        access_log_class=AccessLogger,
     )

@@ -14,6 +14,7 @@ from rootlace.wire.errors import (
     InvalidRequest,
     Overloaded,
     RootlaceError,
+    ServerUnavailable,
 )
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def error_response(error: Exception, path: str = "") -> web.Response:
         status = error.status
         # The header of a 405 that lists the allowed methods.
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | ServerUnavailable):
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

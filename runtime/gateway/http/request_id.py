@@ -7,12 +7,23 @@ import uuid
 
 from aiohttp import web
 
+from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.runtime.logs import request_id
+
 HEADER = "X-Request-Id"
 # Longer or stranger ids could forge lines of the log.
 _SENSIBLE = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 
 
+@web.middleware
+async def request_id_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Choose the id; all that is logged for this request has it."""
+    given = request.headers.get(HEADER, "")
+    # It stays set: the reply's headers are written after the handler's end, in the same task.
+    request_id.set(given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex)
+    return await handler(request)
+
+
 def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Write the id into the reply's headers."""
-    given = request.headers.get(HEADER, "")
-    response.headers[HEADER] = given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex
+    response.headers[HEADER] = request_id.get()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rootlace.runtime.config import GatewayConfig
+from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError
@@ -200,6 +201,7 @@ class FakeGateway:
         self.chat = FakeChat()
         self.healthy = True
         self.metrics = Metrics()
+        self.drain = Drain()
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
         self.sessions: list[FakeSession] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import math
 import time
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.http import health
 from rootlace.runtime.gateway.http.app import make_app, make_runner
+from rootlace.runtime.logs import JsonFormatter
 from rootlace.wire.errors import ServerUnavailable
 from rootlace.wire.protocol import Timing
 from tests.gateway.http.conftest import Serve, Served
@@ -330,3 +334,66 @@ def test_every_path_is_documented() -> None:
     for resource in app.router.resources():
         path = resource.canonical.replace("{name}", "{id}")
         assert f"{path}`" in page, f"docs/http.md does not name {path}"
+
+
+async def test_a_drain(serve: Serve) -> None:
+    """What runs when the server is told to stop goes on; what comes later is refused."""
+    gateway = FakeGateway()
+    served = await serve(gateway)
+    gateway.script = lambda prompt, index: "he" + PAUSE
+    stop = asyncio.Event()
+    async with served.http.post("/generate", json={"text": "a", "stream": True}) as reply:
+        await reply.content.readuntil(b"\n\n")
+        draining = asyncio.create_task(gateway.drain.run(lambda: False, 1e9, stop))
+        await until(lambda: gateway.drain.begun)
+        for path, method in (("/generate", "POST"), ("/ready", "GET"), ("/health_generate", "GET")):
+            async with served.http.request(method, path, json={"text": "b"}) as refused:
+                assert refused.status == 503 and int(refused.headers["Retry-After"]) > 0
+                assert "stopping" in (await refused.json())["error"]["message"]
+        for path in ("/health", "/metrics"):
+            async with served.http.get(path) as seen:
+                assert seen.status == 200
+        assert len(gateway.sessions) == 1 and not gateway.sessions[0].closed
+        assert not draining.done()
+    await soon(draining)  # its last client is gone
+    assert gateway.sessions[0].closed
+
+
+@pytest.mark.parametrize("seconds, stopped", [(0.0, False), (1e9, True)])
+async def test_the_end_of_a_drain(seconds: float, stopped: bool) -> None:
+    """It waits for what is busy, until its time is over or the server is told to stop now."""
+    drain, stop, busy = Drain(), asyncio.Event(), [True]
+    if stopped:
+        stop.set()
+    with drain.request():
+        await soon(drain.run(lambda: True, seconds, stop))
+    waiting = asyncio.create_task(drain.run(lambda: busy[0], 1e9, asyncio.Event()))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    busy[0] = False
+    await soon(waiting)
+
+
+async def test_logs_for_programs(
+    served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One JSON object per message; those of a request have its id, and none has its text."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError
+
+    caplog.set_level(logging.INFO)
+    caplog.handler.setFormatter(JsonFormatter("gateway"))
+    key = {"X-Request-Id": "r-1", "Authorization": "Bearer SECRET"}
+    monkeypatch.setattr(served.gateway, "open_session", broken)
+    body = {"text": "SECRET"}
+    async with served.http.post("/generate?key=SECRET", json=body, headers=key) as reply:
+        assert reply.status == 500
+    await until(lambda: len(caplog.records) == 2)
+    fault, access = map(json.loads, caplog.text.splitlines())
+    assert "SECRET" not in caplog.text
+    assert fault["request_id"] == access["request_id"] == "r-1"
+    assert (fault["level"], fault["process"]) == ("error", "gateway")
+    assert "ZeroDivisionError" in fault["exception"]
+    assert (access["method"], access["path"], access["status"]) == ("POST", "/generate", 500)
+    assert access["seconds"] >= 0 and access["bytes"] > 0

@@ -1,0 +1,63 @@
+"""Logs of the runtime's processes, on standard error: lines for people, or JSON for programs.
+
+What is logged never holds prompts, outputs or keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import msgspec
+
+from rootlace.runtime.config import LogConfig
+
+Process = Literal["gateway", "engine"]
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""The id of the HTTP request that the current task works for; the tasks it starts inherit it."""
+
+_TEXT = {
+    "gateway": "%(asctime)s %(levelname)s %(name)s: %(message)s",
+    "engine": "%(asctime)s engine %(levelname)s %(message)s",
+}
+_LEVELS = {"gateway": "warning", "engine": "info"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per message: `time`, `level`, `process`, `logger`, `message`, in an HTTP
+    request `request_id`, and the traceback as `exception`.
+
+    A message may bring more: `log.info(..., extra={"fields": {...}})`.
+    """
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if current := request_id.get():
+            line["request_id"] = current
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def set_up(config: LogConfig, process: Process) -> None:
+    """Log what `config` says from now on. Called once, as the process starts."""
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = config.log_format == "json"
+    handler.setFormatter(JsonFormatter(process) if as_json else logging.Formatter(_TEXT[process]))
+    level = config.log_level or _LEVELS[process]
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
