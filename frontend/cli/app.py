@@ -15,6 +15,7 @@ from rootlace.cli.models import models
 from rootlace.cli.run import run
 from rootlace.cli.serve import serve
 from rootlace.cli.simulate import simulate
+from rootlace.cli.top import top
 
 app = typer.Typer(
     name="rootlace",
@@ -30,6 +31,7 @@ app.command()(chat)
 app.command()(simulate)
 app.command()(doctor)
 app.command()(models)
+app.command()(top)
 app.command()(bench)
 app.add_typer(cache, name="cache")
 

@@ -1,4 +1,4 @@
-"""`rootlace cache` against a server of canned answers, which keeps what it was asked."""
+"""`rootlace cache` and `top` against a server of canned answers, which keeps what it was asked."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ ANSWERS: dict[str, Any] = {
     "/cache/tree": {"nodes": NODES, "total": 3, "tokens": 50},
     "/cache/lint": {"findings": [{"says": "prompts differ", "tokens_lost": 12345}]},
 }
+METRICS = (
+    "rootlace_time_to_first_token_seconds_sum {}\nrootlace_time_to_first_token_seconds_count {}\n"
+)
 
 
 class Canned(BaseHTTPRequestHandler):
@@ -41,6 +44,15 @@ class Canned(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if self.headers.get("Authorization") != "Bearer key":
             status, answer = 401, json.dumps({"error": {"message": "the API key is missing"}})
+        elif path == "/metrics":
+            looks = sum(asked == "/metrics" for asked, _ in self.asked)
+            status, answer = 200, METRICS.format(0.2 * looks, 4 * looks)
+        elif path == "/get_server_info":
+            looks = sum(asked == path for asked, _ in self.asked)
+            values = {"prompt_tokens": 100 * looks, "cached_tokens": 75 * looks, "running": 3}
+            values |= {"output_tokens": 1000 * looks, "blocks_total": 8, "blocks_used": 2}
+            answer = json.dumps({"served_model_name": "tiny[b]", "status": values})
+            status = 200
         elif path == "/flush_cache":
             status, answer = 200, "Cache flushed.\n"
         else:
@@ -107,3 +119,19 @@ def test_what_cannot_be_asked(server: HTTPServer, tmp_path: Path) -> None:
     assert result.exit_code == 1 and "No such file" in result.output
     result = CliRunner().invoke(app, ["cache", "lint", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 1 and "there is no server at" in result.output
+
+
+def test_top_shows_rates(server: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr("rootlace.cli.top.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("rootlace.cli.top.time.sleep", lambda seconds: None)
+    url = f"http://127.0.0.1:{server.server_port}"
+    arguments = ["top", "--once", "--url", url, "--api-key", "key"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    rows = {" ".join(line.split()) for line in result.output.splitlines()}
+    assert f"tiny[b] at {url}" in rows
+    assert {"generated 500.0 tokens/s", "prompts 50.0 tokens/s", "first token 50.0 ms"} <= rows
+    assert {"hit rate 75.0% (since the start 75.0%)", "requests 3 running, 0 waiting"} <= rows
+    assert "in the queue -" in rows and "12,345 tokens prompts differ" in rows
+    assert any(row.startswith("blocks 25.0% in use") for row in rows)

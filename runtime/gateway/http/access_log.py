@@ -22,7 +22,7 @@ class AccessLogger(AbstractAccessLogger):
         fields = {
             "client": request.remote or "-",
             "method": request.method,
-            "path": request.path,
+            "path": request.rel_url.raw_path,
             "status": response.status,
             "bytes": response.body_length,
             "seconds": round(time, 6),

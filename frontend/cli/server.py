@@ -1,0 +1,42 @@
+"""How a command asks a running server."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+
+import typer
+
+from rootlace.cli.failure import fail
+
+Url = Annotated[str, typer.Option(help="The running server.")]
+ApiKey = Annotated[str, typer.Option(help="The server's key.", envvar="ROOTLACE_API_KEY")]
+
+URL = "http://127.0.0.1:30000"
+_TIMEOUT = 60.0
+
+
+def ask(url: str, path: str, api_key: str, body: dict[str, Any] | None = None) -> Any:
+    """The server's answer; ends the command where there is none, or an error."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url.rstrip("/") + path, data=data)
+    request.add_header("Content-Type", "application/json")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            answer = response.read()
+            return json.loads(answer) if answer.startswith((b"{", b"[")) else answer
+    except urllib.error.HTTPError as error:
+        fail(f"{url}: {_message(error.read()) or error}")
+    except (OSError, ValueError) as error:
+        fail(f"there is no server at {url}: {getattr(error, 'reason', error)}")
+
+
+def _message(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""

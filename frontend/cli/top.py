@@ -1,0 +1,132 @@
+"""`rootlace top`: what a running server does, as it does it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rootlace.cli.server import URL, ApiKey, Url, ask
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_FINDINGS = 5
+_SUM = re.compile(r"^rootlace_(\w+_seconds)_(sum|count) (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the server said at a time: its counters, and sum and count of what it timed."""
+
+    when: float
+    info: dict[str, Any]
+    status: dict[str, float]
+    timed: dict[str, float]
+    findings: list[dict[str, Any]]
+
+
+def top(
+    *,
+    url: Url = URL,
+    api_key: ApiKey = "",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+) -> None:
+    """Watch a running server: tokens, hit rate, times, queue, blocks, and what the lint found.
+
+    Rates are those since the last look; the first ones are of the time between the first two.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    last = _look(url, api_key)
+    time.sleep(interval)
+    now = _look(url, api_key)
+    if once:
+        console.print(_frame(url, last, now))
+        return
+    try:
+        with Live(_frame(url, last, now), console=console, screen=console.is_terminal) as live:
+            while True:
+                time.sleep(interval)
+                last, now = now, _look(url, api_key)
+                live.update(_frame(url, last, now))
+    except KeyboardInterrupt:
+        return
+
+
+def _look(url: str, api_key: str) -> Sample:
+    info = ask(url, "/get_server_info", api_key)
+    metrics = ask(url, "/metrics", api_key).decode()
+    timed = {f"{name}_{part}": float(value) for name, part, value in _SUM.findall(metrics)}
+    findings = ask(url, "/cache/lint", api_key)["findings"]
+    return Sample(time.monotonic(), info, info["status"], timed, findings)
+
+
+def _frame(url: str, last: Sample, now: Sample) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(no_wrap=True)
+    for name, value in _rows(last, now):
+        table.add_row(name, value)
+    title = f"{now.info.get('served_model_name', '?')} at {url}"
+    lines: list[RenderableType] = [Text(title, style="bold"), table]
+    worst = sorted(now.findings, key=lambda each: -each["tokens_lost"])[:_FINDINGS]
+    if worst:
+        lines.append(Text("\nPrompts that could share more", style="bold"))
+    # What a prompt says is no markup.
+    lines += [Text(f"{each['tokens_lost']:>10,} tokens  {each['says']}") for each in worst]
+    return Group(*lines)
+
+
+def _rows(last: Sample, now: Sample) -> list[tuple[str, str]]:
+    """The figures of a frame, each with its name."""
+    seconds = max(now.when - last.when, 1e-6)
+    # A server that was started anew counts from 0 again.
+    restarted = now.status.get("computed_tokens", 0) < last.status.get("computed_tokens", 0)
+    since = {} if restarted else last.status
+
+    def more(*names: str) -> float:
+        return sum(now.status.get(name, 0) - since.get(name, 0) for name in names)
+
+    def mean(name: str) -> str:
+        count = now.timed.get(f"{name}_count", 0) - last.timed.get(f"{name}_count", 0)
+        total = now.timed.get(f"{name}_sum", 0) - last.timed.get(f"{name}_sum", 0)
+        return f"{1000 * total / count:,.1f} ms" if count > 0 else "-"
+
+    def at(name: str) -> float:
+        return now.status.get(name, 0)
+
+    prompt = more("prompt_tokens")
+    whole = at("cached_tokens") / at("prompt_tokens") if at("prompt_tokens") else 0.0
+    hits = f"{more('cached_tokens') / prompt:.1%}" if prompt else "-"
+    blocks = max(at("blocks_total"), 1)
+    return [
+        ("generated", f"{more('output_tokens', 'forced_tokens') / seconds:,.1f} tokens/s"),
+        ("prompts", f"{prompt / seconds:,.1f} tokens/s"),
+        ("hit rate", f"{hits} (since the start {whole:.1%})"),
+        ("first token", mean("time_to_first_token_seconds")),
+        ("between tokens", mean("time_per_output_token_seconds")),
+        ("in the queue", mean("queue_duration_seconds")),
+        ("requests", f"{at('running'):,.0f} running, {at('waiting'):,.0f} waiting"),
+        (
+            "blocks",
+            f"{at('blocks_used') / blocks:.1%} in use, {at('blocks_evictable') / blocks:.1%} "
+            f"cached, {at('blocks_free') / blocks:.1%} free of {at('blocks_total'):,.0f}",
+        ),
+        ("tree", f"{at('nodes'):,.0f} nodes, {at('tree_tokens'):,.0f} tokens"),
+        (
+            "given up",
+            f"{more('evicted_blocks') / seconds:,.1f} blocks/s evicted, "
+            f"{more('retractions') / seconds:,.1f} requests/s retracted",
+        ),
+    ]
