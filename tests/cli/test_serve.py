@@ -217,6 +217,14 @@ def test_every_option_reaches_the_configuration(
     assert engine.cache.num_blocks == 7 and engine.overlap is True
 
 
+def test_help_groups_options_by_their_part_of_the_configuration() -> None:
+    output = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "100"}).output
+    panels = [output.index(f"─ {name} ─") for name in ("Gateway", "Cache", "Scheduler", "Logs")]
+    assert panels == sorted(panels)
+    assert panels[0] < output.index("--drain-seconds") < panels[1] < output.index("--eviction")
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+
+
 def test_a_taken_port(tiny_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
