@@ -205,6 +205,9 @@ class GatewayConfig:
     served_name: str = option(
         "", "Name of the model for clients.", shown="the folder's", aliases=("served_model_name",)
     )
+    files: str = option(
+        "", "Folder that keeps uploaded files and batches; without it there are none.", shown="none"
+    )
     cache_reports: Literal["off", "own", "all"] = option(
         "own", "Whether clients are told why a prompt missed the cache."
     )

@@ -12,6 +12,10 @@ from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
 from rootlace.runtime.gateway.http.anthropic.messages import Messages
 from rootlace.runtime.gateway.http.auth import api_key_middleware
+from rootlace.runtime.gateway.http.batches.batches import BatchBody, Batches
+from rootlace.runtime.gateway.http.batches.files import Files
+from rootlace.runtime.gateway.http.batches.runner import Answering
+from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
 from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
 from rootlace.runtime.gateway.http.chat.chats import Chats
@@ -42,9 +46,24 @@ log = logging.getLogger(__name__)
 SHUTDOWN_SECONDS = 0.5
 
 
-def endpoints(gateway: Gateway) -> list[Endpoint]:
+def batch_service(gateway: Gateway, chats: Chats) -> BatchService:
+    """Batches whose rows are answered as requests are."""
+    completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
+    return BatchService(
+        gateway,
+        {
+            "/v1/chat/completions": Answering(CHAT_BODY, chat.answer),
+            "/v1/completions": Answering(COMPLETION_BODY, completions.answer),
+            "/v1/embeddings": Answering(EmbeddingBody, Embeddings(gateway).answer),
+        },
+    )
+
+
+def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[Endpoint]:
     """Every endpoint of `gateway`, in the order in which they are listed."""
     chats = Chats(gateway)
+    service = service or batch_service(gateway, chats)
+    files, batches = Files(service), Batches(service)
     info, health = Info(gateway), Health(gateway)
     answers, models = Answers(gateway, chats), Models(gateway, chats)
     responses = Responses(gateway, chats)
@@ -86,6 +105,15 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         ),
         Endpoint("POST", "/v1/score", scores.score, "how likely labels are", ScoreBody),
         Endpoint("POST", "/v1/rerank", scores.rerank, "texts by relevance", RerankBody),
+        Endpoint("POST", "/v1/files", files.upload, "send a file: a form with purpose and file"),
+        Endpoint("GET", "/v1/files", files.list, "the files that are kept, latest first"),
+        Endpoint("GET", "/v1/files/{id}", files.get, "about a file"),
+        Endpoint("GET", "/v1/files/{id}/content", files.content, "what a file holds"),
+        Endpoint("DELETE", "/v1/files/{id}", files.delete, "forget a file"),
+        Endpoint("POST", "/v1/batches", batches.create, "answer a file of requests", BatchBody),
+        Endpoint("GET", "/v1/batches", batches.list, "the batches, latest first"),
+        Endpoint("GET", "/v1/batches/{id}", batches.get, "how far a batch is"),
+        Endpoint("POST", "/v1/batches/{id}/cancel", batches.cancel, "end a batch"),
         Endpoint("GET", "/v1/models", info.models, "the served model"),
         # A model's name may hold slashes.
         Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),
@@ -154,7 +182,8 @@ def make_app(gateway: Gateway) -> web.Application:
     noticed only when something is written to it.
     """
     config = gateway.config
-    served = endpoints(gateway)
+    service = batch_service(gateway, Chats(gateway))
+    served = endpoints(gateway, service)
     pages = Pages.of(config)
     middlewares: list[Middleware] = [
         request_id_middleware,
@@ -177,6 +206,7 @@ def make_app(gateway: Gateway) -> web.Application:
         gateway.metrics.replied(path, response.status)
 
     app.on_response_prepare.append(add_headers)
+    app.cleanup_ctx.append(service.lifetime)
     return app
 
 

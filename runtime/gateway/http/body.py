@@ -30,7 +30,11 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
     Raises InvalidRequest when it is not JSON and InvalidParameter when a field is unknown, missing,
     refused or of a wrong type; a body beyond the application's bound raises aiohttp's 413.
     """
-    raw = await request.read()
+    return decode_body(await request.read(), kind)
+
+
+def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
+    """The same for a body that has been read."""
     try:
         body = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:

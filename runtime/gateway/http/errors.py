@@ -68,6 +68,17 @@ class ResponseNotFound(InvalidRequest):
         self.param = param
 
 
+class RecordNotFound(InvalidRequest):
+    """A file or batch that never was, or is no more."""
+
+    code = "not_found"
+    http_status = 404
+
+    def __init__(self, noun: str, id_: str, param: str | None = None) -> None:
+        super().__init__(f"there is no {noun} {id_!r}")
+        self.param = param
+
+
 class UnknownPath(InvalidRequest):
     """No endpoint has this path."""
 

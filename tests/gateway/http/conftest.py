@@ -20,6 +20,7 @@ class Served:
     url: str
     http: aiohttp.ClientSession
     api_key: str
+    runner: web.AppRunner
     clients: list[openai.AsyncOpenAI] = field(default_factory=list)
 
     def openai(self, api_key: str = "") -> openai.AsyncOpenAI:
@@ -33,6 +34,11 @@ class Served:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0
         )
+
+
+async def stop(served: Served) -> None:
+    """End the server as a signal does; the fixture closes its clients."""
+    await served.runner.cleanup()
 
 
 Serve = Callable[[FakeGateway], Awaitable[Served]]
@@ -51,7 +57,8 @@ async def serve() -> AsyncIterator[Serve]:
         await site.start()
         port = runner.addresses[0][1]
         url = f"http://127.0.0.1:{port}"
-        served.append(Served(gateway, url, aiohttp.ClientSession(url), gateway.config.api_key))
+        http = aiohttp.ClientSession(url)
+        served.append(Served(gateway, url, http, gateway.config.api_key, runner))
         return served[-1]
 
     yield start

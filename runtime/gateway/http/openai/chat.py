@@ -117,16 +117,20 @@ class ChatCompletions:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, CHAT_BODY)
-        asked = self._parse(body)
         if body.stream:
-            return await stream_events(request, self._stream(asked))
+            return await stream_events(request, self._stream(self._parse(body)))
+        return json_response(await self.answer(body))
+
+    async def answer(self, body: ChatBody) -> dict[str, Any]:
+        """The whole reply."""
+        asked = self._parse(body)
         result, answers = await self._chats.run(asked.prepared)
         choices = [
             self._choice(asked, index, output, answer)
             for index, (output, answer) in enumerate(zip(result.outputs, answers, strict=True))
         ]
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
-        return json_response({**head, "choices": choices, "usage": usage_of([result])})
+        return {**head, "choices": choices, "usage": usage_of([result])}
 
     def _parse(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)

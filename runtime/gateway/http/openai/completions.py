@@ -89,9 +89,13 @@ class Completions:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, COMPLETION_BODY)
-        asked = self._parse(body)
         if body.stream:
-            return await stream_events(request, self._stream(asked))
+            return await stream_events(request, self._stream(self._parse(body)))
+        return json_response(await self.answer(body))
+
+    async def answer(self, body: CompletionBody) -> dict[str, Any]:
+        """The whole reply."""
+        asked = self._parse(body)
         results = await one_shot.run(self._gateway, asked.jobs)
         choices = [
             self._choice(asked, prompt, result, index)
@@ -99,7 +103,7 @@ class Completions:
             for index in range(len(result.outputs))
         ]
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
-        return json_response({**head, "choices": choices, "usage": usage_of(results)})
+        return {**head, "choices": choices, "usage": usage_of(results)}
 
     def _parse(self, body: CompletionBody) -> _Request:
         model = check_model(self._gateway, body.model)

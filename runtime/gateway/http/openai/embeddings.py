@@ -37,7 +37,10 @@ class Embeddings:
         self._gateway = gateway
 
     async def handle(self, request: web.Request) -> web.Response:
-        body = await read_body(request, EmbeddingBody)
+        return json_response(await self.answer(await read_body(request, EmbeddingBody)))
+
+    async def answer(self, body: EmbeddingBody) -> dict[str, Any]:
+        """The whole reply."""
         model = check_model(self._gateway, body.model)
         size = self._gateway.engine.info.hidden_size
         if body.dimensions is not None and not 0 < body.dimensions <= size:
@@ -54,25 +57,23 @@ class Embeddings:
         )
         total = sum(vector.prompt_tokens for vector in found)
         cached = sum(vector.cached_tokens for vector in found)
-        return json_response(
-            {
-                "object": "list",
-                "model": model,
-                "data": [
-                    {
-                        "object": "embedding",
-                        "index": index,
-                        "embedding": _encoded(vector, body.encoding_format),
-                    }
-                    for index, vector in enumerate(found)
-                ],
-                "usage": {
-                    "prompt_tokens": total,
-                    "total_tokens": total,
-                    "prompt_tokens_details": {"cached_tokens": cached},
-                },
-            }
-        )
+        return {
+            "object": "list",
+            "model": model,
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": _encoded(vector, body.encoding_format),
+                }
+                for index, vector in enumerate(found)
+            ],
+            "usage": {
+                "prompt_tokens": total,
+                "total_tokens": total,
+                "prompt_tokens_details": {"cached_tokens": cached},
+            },
+        }
 
 
 def _encoded(vector: Vector, form: str | None) -> Any:

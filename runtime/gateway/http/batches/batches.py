@@ -1,0 +1,84 @@
+"""OpenAI's `/v1/batches`: many requests in a file."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.paging import page
+from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.fields import ignored
+from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.wire.errors import InvalidRequest, Overloaded
+
+MAX_UNFINISHED = 100
+_WINDOW = "24h"
+_WINDOW_SECONDS = 24 * 3600
+
+
+class BatchBody(Body, kw_only=True):
+    """`POST /v1/batches`."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = _WINDOW
+    metadata: dict[str, str] | None = None
+    output_expires_after: Annotated[
+        dict[str, Any] | None, ignored("files are kept for 30 days")
+    ] = None
+
+
+class Batches:
+    """The handlers."""
+
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def create(self, request: web.Request) -> web.Response:
+        body = await read_body(request, BatchBody)
+        storage = self._service.storage
+        storage.forget_old()
+        if body.endpoint not in self._service.answers:
+            known = ", ".join(self._service.answers)
+            raise InvalidParameter("endpoint", f"endpoint must be one of {known}")
+        if body.completion_window != _WINDOW:
+            raise InvalidParameter("completion_window", f"completion_window must be {_WINDOW!r}")
+        storage.files.records.get(body.input_file_id, "input_file_id")
+        if sum(batch.unfinished for batch in storage.batches.all()) >= MAX_UNFINISHED:
+            raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
+        now = int(time.time())
+        batch = Batch(
+            id=f"batch_{uuid.uuid4().hex}",
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            created_at=now,
+            expires_at=now + _WINDOW_SECONDS,
+            metadata=body.metadata,
+        )
+        storage.batches.put(batch)
+        self._service.runner.wake()
+        return json_response(batch)
+
+    async def get(self, request: web.Request) -> web.Response:
+        return json_response(self._batch(request))
+
+    async def list(self, request: web.Request) -> web.Response:
+        return json_response(page(request, self._service.storage.batches.all(), 20))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        await request.read()
+        batch = self._batch(request)
+        if not batch.unfinished:
+            raise InvalidRequest(f"the batch is {batch.status} and cannot be cancelled")
+        self._service.runner.cancel(batch)
+        return json_response(batch)
+
+    def _batch(self, request: web.Request) -> Batch:
+        return self._service.storage.batches.get(request.match_info["id"])

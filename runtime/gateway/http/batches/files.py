@@ -1,0 +1,103 @@
+"""OpenAI's `/v1/files`: what batches read and write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import BodyPartReader, web
+
+from rootlace.runtime.gateway.http.batches.paging import page
+from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.wire.errors import InvalidRequest
+
+_PIECE_BYTES = 2**16
+_FIELD_BYTES = 1024
+_IGNORED = ("expires_after[anchor]", "expires_after[seconds]")
+
+
+class Files:
+    """The handlers."""
+
+    def __init__(self, service: BatchService) -> None:
+        self._service = service
+
+    async def upload(self, request: web.Request) -> web.Response:
+        storage = self._service.storage
+        storage.forget_old()
+        storage.files.check_count()
+        if not request.content_type.startswith("multipart/form-data"):
+            raise InvalidRequest("send a form (multipart/form-data) with purpose and file")
+        content = storage.files.new_upload()
+        try:
+            fields, filename = await self._receive(request, content)
+            if filename is None:
+                raise InvalidParameter("file", "file is missing")
+            if fields.get("purpose") != "batch":
+                raise InvalidParameter("purpose", "purpose must be 'batch': files are for batches")
+            file = storage.files.add(content, filename, "batch")
+        finally:
+            content.unlink(missing_ok=True)
+        return json_response(file)
+
+    async def list(self, request: web.Request) -> web.Response:
+        purpose = request.query.get("purpose")
+        found = [
+            file
+            for file in self._service.storage.files.records.all()
+            if purpose in (None, "", file.purpose)
+        ]
+        return json_response(page(request, found, 10_000))
+
+    async def get(self, request: web.Request) -> web.Response:
+        return json_response(self._service.storage.files.records.get(request.match_info["id"]))
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        files = self._service.storage.files
+        file = files.records.get(request.match_info["id"])
+        return web.FileResponse(files.path(file.id), headers={"Content-Type": "application/jsonl"})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        storage = self._service.storage
+        file = storage.files.records.get(request.match_info["id"])
+        for batch in storage.batches.all():
+            if batch.unfinished and batch.input_file_id == file.id:
+                raise InvalidRequest(f"{batch.id} reads this file: cancel it first")
+        storage.files.delete(file.id)
+        return json_response({"id": file.id, "object": "file", "deleted": True})
+
+    async def _receive(
+        self, request: web.Request, content: Path
+    ) -> tuple[dict[str, str], str | None]:
+        """The form's fields and the file's name; the file is written to `content`."""
+        fields: dict[str, str] = {}
+        filename = None
+        try:
+            async for part in await request.multipart():
+                if not isinstance(part, BodyPartReader) or part.name is None:
+                    raise InvalidRequest("the form's parts must have names")
+                if part.name == "file":
+                    filename = (part.filename or "file.jsonl")[:_FIELD_BYTES]
+                    await self._write(part, content)
+                elif part.name in ("purpose", *_IGNORED):
+                    value = await part.read_chunk(_FIELD_BYTES)
+                    fields[part.name] = value.decode("utf-8", "replace")
+                else:
+                    raise InvalidParameter(part.name, f"{part.name}: unknown field of the form")
+        except ValueError as error:
+            raise InvalidRequest(f"the form cannot be read: {error}") from None
+        return fields, filename
+
+    async def _write(self, part: BodyPartReader, content: Path) -> None:
+        files = self._service.storage.files
+        size, most = 0, files.bounds.file_bytes
+        with content.open("wb") as file:
+            while piece := await part.read_chunk(_PIECE_BYTES):
+                size += len(piece)
+                if size > most:
+                    raise web.HTTPRequestEntityTooLarge(
+                        most, size, text=f"a file has at most {most} bytes"
+                    )
+                file.write(piece)
+        files.check_room(size)

@@ -1,0 +1,235 @@
+"""Runs batches, one after the other, a few rows at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.results import Answer, Results
+from rootlace.runtime.gateway.http.batches.storage import Storage
+from rootlace.runtime.gateway.http.body import Body, decode_body
+from rootlace.runtime.gateway.http.errors import InvalidParameter, error_body
+from rootlace.wire.errors import (
+    Cancelled,
+    InvalidRequest,
+    Overloaded,
+    RootlaceError,
+    ServerUnavailable,
+)
+
+log = logging.getLogger(__name__)
+
+# So few that requests of people who wait are hardly slowed.
+ROWS_AT_ONCE = 4
+MAX_ROWS = 50_000
+RETRY_SECONDS = 1.0
+# A row that the engine did not survive so often is an error.
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How the rows of one endpoint are answered: by what answers its requests."""
+
+    body: type[Any]
+    answer: Callable[[Any], Awaitable[dict[str, Any]]]
+
+
+class Row(Body, kw_only=True):
+    """One line of a batch's input."""
+
+    custom_id: str
+    method: Literal["POST"] = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a row stands in the input."""
+
+    number: int
+    offset: int
+    length: int
+
+
+class Runner:
+    """Runs what is unfinished in `storage`, the oldest batch first."""
+
+    def __init__(
+        self, gateway: Gateway, storage: Storage, answers: Mapping[str, Answering]
+    ) -> None:
+        self._gateway = gateway
+        self._storage = storage
+        self._answers = answers
+        self._more = asyncio.Event()
+        self._running: tuple[Batch, asyncio.Task[None]] | None = None
+        self._task = asyncio.create_task(self._run())
+
+    def wake(self) -> None:
+        """There is a new batch."""
+        self._more.set()
+
+    def cancel(self, batch: Batch) -> None:
+        """End a batch; what it has answered so far is kept."""
+        batch.enter("cancelling")
+        self._storage.batches.put(batch)
+        if self._running is not None and self._running[0] is batch:
+            self._running[1].cancel()
+
+    async def stop(self) -> None:
+        """Stop in the middle: the next server goes on."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            self._more.clear()
+            unfinished = (batch for batch in self._storage.batches.all() if batch.unfinished)
+            if (batch := next(unfinished, None)) is None:
+                await self._more.wait()
+                continue
+            try:
+                await self._finish(batch)
+            except OSError as error:
+                log.exception("batch %s", batch.id)
+                batch.fail("storage_error", str(error))
+                with contextlib.suppress(OSError):
+                    self._storage.batches.put(batch)
+
+    async def _finish(self, batch: Batch) -> None:
+        """Run the batch to one of its ends."""
+        with Results(self._storage.files, batch) as results:
+            end = "completed"
+            if batch.status != "cancelling":
+                batch.enter("in_progress")
+                self._storage.batches.put(batch)
+                running = asyncio.create_task(self._rows(batch, results))
+                self._running = batch, running
+                try:
+                    await asyncio.wait([running])
+                finally:  # cancelled: the server stops
+                    self._running = None
+                    running.cancel()
+                    await asyncio.wait([running])
+                error = None if running.cancelled() else running.exception()
+                if isinstance(error, RootlaceError):
+                    batch.fail(error.code, str(error))
+                elif error is not None:
+                    log.error("batch %s", batch.id, exc_info=error)
+                    batch.fail("server_error", "internal error")
+                elif time.time() >= batch.expires_at and not batch.request_counts.all_done:
+                    end = "expired"
+            if batch.status == "cancelling":
+                end = "cancelled"
+            results.keep()
+            if batch.status != "failed":
+                batch.enter(end)
+            self._storage.batches.put(batch)
+
+    async def _rows(self, batch: Batch, results: Results) -> None:
+        path = self._storage.files.path(batch.input_file_id)
+        total, places = await asyncio.to_thread(_places, path, results.done)
+        batch.request_counts.total = total
+        if not 0 < total <= MAX_ROWS:
+            raise InvalidRequest(f"the file has {total} rows; a batch has from 1 to {MAX_ROWS}")
+        left = iter(places)
+        workers = [
+            asyncio.create_task(self._work(batch, left, results)) for _ in range(ROWS_AT_ONCE)
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    async def _work(self, batch: Batch, left: Iterator[_Place], results: Results) -> None:
+        path = self._storage.files.path(batch.input_file_id)
+        for place in left:
+            if time.time() >= batch.expires_at:
+                return
+            answer = await self._answer(batch, _read(path, place))
+            results.write(place.number, answer)
+
+    async def _answer(self, batch: Batch, line: bytes) -> Answer:
+        """The reply to one row. Whatever is wrong with the row is its reply."""
+        custom_id = None
+        tries = 0
+        while True:
+            if self._gateway.drain.begun:
+                await asyncio.Event().wait()  # the server stops, and cancels this
+            try:
+                # A server that stops waits for the rows that have begun.
+                with self._gateway.drain.request():
+                    row = self._row(batch, line)
+                    custom_id = row.custom_id
+                    answering = self._answers[batch.endpoint]
+                    body = decode_body(row.body, answering.body)
+                    if getattr(body, "stream", None):
+                        raise InvalidParameter("stream", "stream: rows are answered whole")
+                    return Answer(custom_id, 200, await answering.answer(body))
+            except (Overloaded, ServerUnavailable, Cancelled) as error:
+                tries += not isinstance(error, Overloaded)
+                if tries == TRIES:
+                    return Answer(custom_id, error.http_status, error_body(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            except RootlaceError as error:
+                shown = custom_id or _custom_id(line)
+                return Answer(shown, error.http_status, error_body(error))
+            except Exception as error:
+                log.exception("a row of batch %s", batch.id)
+                return Answer(custom_id, 500, error_body(error))
+
+    def _row(self, batch: Batch, line: bytes) -> Row:
+        most = self._gateway.config.max_message_bytes
+        if len(line) > most:
+            raise InvalidRequest(f"the row has {len(line)} bytes, at most {most} are allowed")
+        row = decode_body(line, Row)
+        if row.url != batch.endpoint:
+            raise InvalidParameter(
+                "url", f"url: {row.url!r} is not the batch's endpoint, {batch.endpoint!r}"
+            )
+        return row
+
+
+def _places(path: Path, done: set[int]) -> tuple[int, list[_Place]]:
+    """How many rows a file has, and where those are that are not `done`. Lines count from 1;
+    empty ones are no rows."""
+    total = offset = 0
+    places = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                total += 1
+                if number not in done:
+                    places.append(_Place(number, offset, len(line)))
+            offset += len(line)
+    return total, places
+
+
+def _read(path: Path, place: _Place) -> bytes:
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        return file.read(place.length)
+
+
+def _custom_id(line: bytes) -> str | None:
+    """That of a row that is wrong, if it can be read."""
+    try:
+        row = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    found = row.get("custom_id") if isinstance(row, dict) else None
+    return found if isinstance(found, str) else None

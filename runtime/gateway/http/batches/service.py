@@ -1,0 +1,48 @@
+"""What the endpoints of files and batches share: the folder, while the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from aiohttp import web
+
+from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.batches.file_store import Bounds
+from rootlace.runtime.gateway.http.batches.runner import Answering, Runner
+from rootlace.runtime.gateway.http.batches.storage import Storage
+from rootlace.wire.errors import InvalidRequest
+
+
+class BatchService:
+    """`answers`: by path, the endpoints that rows may ask."""
+
+    def __init__(self, gateway: Gateway, answers: Mapping[str, Answering]) -> None:
+        self._gateway = gateway
+        self.answers = answers
+        self._open: tuple[Storage, Runner] | None = None
+
+    async def lifetime(self, app: web.Application) -> AsyncIterator[None]:
+        """While the application runs, batches are worked on, those of an earlier server first."""
+        if folder := self._gateway.config.files:
+            storage = Storage(Path(folder), Bounds())
+            self._open = storage, Runner(self._gateway, storage, self.answers)
+        yield
+        if self._open is not None:
+            storage, runner = self._open
+            await runner.stop()
+            storage.close()
+
+    @property
+    def storage(self) -> Storage:
+        """Raises InvalidRequest if the server was started without a folder."""
+        return self._opened()[0]
+
+    @property
+    def runner(self) -> Runner:
+        return self._opened()[1]
+
+    def _opened(self) -> tuple[Storage, Runner]:
+        if self._open is None:
+            raise InvalidRequest("this server keeps no files and batches: start it with --files")
+        return self._open

@@ -1,0 +1,44 @@
+"""The folder of `--files`: files and batches, for one server at a time."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import msgspec
+
+from rootlace.runtime.gateway.http.batches.batch import Batch
+from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
+from rootlace.runtime.gateway.http.batches.records import Records
+from rootlace.wire.errors import InvalidRequest
+
+# Of batches that have ended; the oldest are forgotten first.
+MAX_BATCHES = 1000
+
+
+class Storage:
+    """What the folder holds. Raises InvalidRequest if the folder cannot be used."""
+
+    def __init__(self, folder: Path, bounds: Bounds) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / "lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.files = FileStore(folder / "files", bounds)
+            self.batches = Records(folder / "batches", Batch, "batch")
+        except BlockingIOError:
+            raise InvalidRequest(f"{folder} is used by another server; give it its own") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise InvalidRequest(f"{folder} cannot keep files: {error}") from error
+        self.forget_old()
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def forget_old(self) -> None:
+        """Forget files whose time is over, and the oldest batches if there are too many."""
+        batches = self.batches.all()
+        ended = [batch for batch in batches if not batch.unfinished]
+        for batch in ended[: max(0, len(ended) - MAX_BATCHES)]:
+            self.batches.drop(batch.id)
+        self.files.forget_old({b.input_file_id for b in batches if b.unfinished})

@@ -1,0 +1,199 @@
+"""OpenAI's files and batches, by OpenAI's client, over a gateway of scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
+from rootlace.runtime.gateway.http.batches.storage import Storage
+from rootlace.wire.errors import InvalidRequest, Overloaded
+from tests.gateway.http.conftest import Serve, Served, stop
+from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
+
+CHAT = "/v1/chat/completions"
+
+
+def row(name: str, says: str = "hi", url: str = CHAT, **more: Any) -> dict[str, Any]:
+    body = {"model": "fake", "messages": [{"role": "user", "content": says}], **more}
+    return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+
+async def start(served: Served, rows: list[Any], endpoint: str = CHAT) -> Any:
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in rows]
+    client = served.openai()
+    content = "\n".join(lines).encode()
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose) == (len(content), "in.jsonl", "batch")
+    return await client.batches.create(
+        input_file_id=file.id,
+        endpoint=endpoint,  # type: ignore[arg-type]
+        completion_window="24h",
+        metadata={"a": "b"},
+    )
+
+
+async def until(served: Served, id_: str, *statuses: str) -> Any:
+    async with asyncio.timeout(20):
+        while True:
+            batch = await served.openai().batches.retrieve(id_)
+            if batch.status in statuses:
+                return batch
+            await asyncio.sleep(0.01)
+
+
+async def answers(served: Served, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    text = (await served.openai().files.content(file_id)).text
+    lines = [json.loads(line) for line in text.splitlines()]
+    found = {line["custom_id"]: line["response"] for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+async def test_rows_are_answered_as_requests_are(serve: Serve, tmp_path: Path) -> None:
+    served = await serve(FakeGateway(files=str(tmp_path)))
+    wrong = [
+        row("url", url="/v1/completions"),
+        row("field", stpo=1),
+        row("engine", says="boom"),
+        row("stream", stream=True),
+        "{",
+    ]
+    rows = [row("a", max_tokens=2), "", *wrong, row("b", n=2)]
+    batch = await start(served, rows)
+    assert batch.metadata == {"a": "b"}
+    batch = await until(served, batch.id, "completed")
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (7, 2, 5)
+    good = await answers(served, batch.output_file_id)
+    choices = {name: reply["body"]["choices"] for name, reply in good.items()}
+    contents = {n: [c["message"]["content"] for c in each] for n, each in choices.items()}
+    assert contents == {"a": ["he"], "b": ["hello", "ello"]}
+    bad = await answers(served, batch.error_file_id)
+    assert {name: reply["status_code"] for name, reply in bad.items()} == {
+        "url": 400, "field": 400, "engine": 400, "stream": 400, None: 400,
+    }  # fmt: skip
+    assert "stop" in bad["field"]["body"]["error"]["message"]
+    # Files and batches are listed in pages, latest first.
+    client = served.openai()
+    files = [file.id async for file in client.files.list(limit=1)]
+    assert files[-1] == batch.input_file_id and len(files) == 3
+    with pytest.raises(openai.BadRequestError, match="completed"):
+        await client.batches.cancel(batch.id)
+    assert (await client.files.delete(files[0])).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(files[0])
+    other = await start(
+        served,
+        [{**row("c", url="/v1/completions"), "body": {"prompt": "x", "max_tokens": 1}}],
+        "/v1/completions",
+    )
+    assert [each.id async for each in client.batches.list(limit=1)] == [other.id, batch.id]
+    other = await until(served, other.id, "completed")
+    reply = (await answers(served, other.output_file_id))["c"]
+    assert reply["body"]["choices"][0]["text"] == "h" and other.error_file_id is None
+
+
+async def test_another_server_goes_on_where_the_first_one_ended(
+    serve: Serve, tmp_path: Path
+) -> None:
+    gateway = FakeGateway(files=str(tmp_path))
+    gateway.script = lambda prompt, index: PAUSE if "wait" in prompt else "one"
+    served = await serve(gateway)
+    names = [f"r{i}" for i in range(12)]
+    batch = await start(
+        served, [row(n, "wait" if i % 3 == 2 else "go") for i, n in enumerate(names)]
+    )
+    output = tmp_path / "files" / f"file-{batch.id.removeprefix('batch_')}-output"
+    async with asyncio.timeout(20):
+        while gateway.drain.requests < 4:  # as many rows as are run at once stand still
+            await asyncio.sleep(0.01)
+    done = output.read_bytes()
+    assert 0 < done.count(b"\n") == 8
+    with pytest.raises(openai.BadRequestError, match="reads this file"):
+        await served.openai().files.delete(batch.input_file_id)
+    with pytest.raises(InvalidRequest, match="another server"):
+        Storage(tmp_path, Bounds())
+    await stop(served)
+    assert output.read_bytes() == done
+    # The server was killed while it wrote the last line.
+    output.write_bytes(done[:-5])
+
+    later = FakeGateway(files=str(tmp_path))
+    later.script = lambda prompt, index: "two"
+    served = await serve(later)
+    batch = await until(served, batch.id, "completed")
+    assert (batch.request_counts.total, batch.request_counts.completed) == (12, 12)
+    good = await answers(served, batch.output_file_id)
+    said = [good[name]["body"]["choices"][0]["message"]["content"] for name in names]
+    assert said.count("one") == 7 and len(later.sessions) == said.count("two") == 5
+
+
+async def test_ends(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rootlace.runtime.gateway.http.batches.runner.RETRY_SECONDS", 0.01)
+    gateway = FakeGateway(files=str(tmp_path))
+    gateway.script = lambda prompt, index: PAUSE if "wait" in prompt else "one"
+    served = await serve(gateway)
+    client = served.openai()
+    batch = await start(served, [row("a"), row("b", "wait")])
+    queued = await start(served, [row("c")])
+    async with asyncio.timeout(20):
+        while (await client.batches.retrieve(batch.id)).request_counts.completed < 1:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+    assert (await client.batches.retrieve(queued.id)).status == "validating"
+    gateway.fail = Overloaded("full")
+    assert (await client.batches.cancel(batch.id)).status == "cancelling"
+    batch = await until(served, batch.id, "cancelled")
+    assert list(await answers(served, batch.output_file_id)) == ["a"]
+    assert all(session.closed for session in gateway.sessions[:2])
+    # A row that the server has no room for waits.
+    await until(served, queued.id, "in_progress")
+    gateway.fail = None
+    await until(served, queued.id, "completed")
+    empty = await until(served, (await start(served, [""])).id, "failed")
+    assert "0 rows" in empty.errors.data[0].message
+
+
+async def test_refusals(serve: Serve, tmp_path: Path) -> None:
+    served = await serve(FakeGateway())
+    with pytest.raises(openai.BadRequestError, match="--files"):
+        await served.openai().files.create(file=b"{}", purpose="batch")
+    served = await serve(FakeGateway(files=str(tmp_path)))
+    client = served.openai()
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        await client.files.create(file=b"{}", purpose="assistants")
+    given: dict[str, Any] = {"input_file_id": "../lock", "completion_window": "24h"}
+    with pytest.raises(openai.NotFoundError, match="lock"):
+        await client.batches.create(endpoint=CHAT, **given)  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="endpoint"):
+        await client.batches.create(endpoint="/v1/responses", **given)
+    for path in ("/v1/files/..%2Flock/content", "/v1/batches/x"):
+        async with served.http.get(path) as reply:
+            assert reply.status == 404
+    async with served.http.post("/v1/files", json={}) as reply:
+        assert reply.status == 400
+    assert list((tmp_path / "files").iterdir()) == []
+
+
+def test_bounds(tmp_path: Path) -> None:
+    files = FileStore(tmp_path, Bounds(total_bytes=10, files=2, seconds=-1))
+    kept = []
+    for name in "ab":
+        files.check_count()
+        content = files.new_upload()
+        content.write_bytes(b"1234")
+        kept.append(files.add(content, name, "batch").id)
+    with pytest.raises(InvalidRequest, match="2 files"):
+        files.check_count()
+    files.check_room(2)
+    with pytest.raises(InvalidRequest, match="MiB"):
+        files.check_room(3)
+    files.forget_old({kept[0]})
+    again = FileStore(tmp_path, Bounds())
+    assert [file.id for file in again.records.all()] == kept[:1]
