@@ -17,6 +17,7 @@ from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.http.errors import Forbidden, Handler
+from rootlace.runtime.gateway.http.page import is_page
 
 _LOCAL = "localhost"
 _PREFLIGHT_SECONDS = "600"
@@ -50,17 +51,34 @@ class Pages:
         """Raises Forbidden for a host name or a page that is not allowed."""
         if not self.guarded:
             return
-        host = urlsplit(f"//{request.host}").hostname
+        host = _host_of(f"//{request.host}")
         if not self._is_ours(host):
             raise Forbidden(
-                f"this server is not known as {host!r}: start it with --allowed-hosts {host}, or "
-                "with an API key"
+                f"this server is not known as {host or request.host!r}: start it with "
+                "--allowed-hosts NAME, or with an API key"
             )
-        origin = request.headers.get("Origin")
-        if origin and not self.may_read(origin) and not self._is_ours(urlsplit(origin).hostname):
+        origin = request.headers.get("Origin", "")
+        if not self.may_read(origin) and self._is_foreign(request, origin):
             raise Forbidden(
-                f"pages of {origin} may not ask: start the server with --cors-origins {origin}"
+                f"pages of {origin or 'other origins'} may not ask: start the server with "
+                f"--cors-origins {origin or 'ORIGIN'}"
             )
+
+    def _is_foreign(self, request: web.Request, origin: str) -> bool:
+        """Whether a page of another origin asks, be it of this machine's: each port is another.
+
+        Browsers send Sec-Fetch-Site with every request, but Origin not with that of an image or a
+        link. A link to our own page, which shows nothing to whoever links to it, may be followed.
+        """
+        site = request.headers.get("Sec-Fetch-Site")
+        if site in ("cross-site", "same-site"):
+            return not (request.method == "GET" and is_page(request.path))
+        if site == "same-origin" or not origin:
+            return False
+        _, found, asked = origin.lower().partition("://")
+        if found and asked == request.host.lower():
+            return False
+        return _host_of(origin) not in self.hosts  # a proxy may have rewritten the Host
 
     def _is_ours(self, host: str | None) -> bool:
         """Whether the name is this machine's: an address cannot be made to resolve elsewhere."""
@@ -116,6 +134,13 @@ def allow_page(pages: Pages, request: web.Request, response: web.StreamResponse)
 
 def _listed(names: str) -> list[str]:
     return [name.strip().rstrip("/").lower() for name in names.split(",") if name.strip()]
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # such as an address that lacks its closing bracket
+        return None
 
 
 def _is_loopback(host: str) -> bool:

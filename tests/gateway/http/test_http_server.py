@@ -111,10 +111,35 @@ async def test_pages_are_kept_out_by_default(served: Served) -> None:
     async with served.http.post("/generate", json={"text": "a"}, headers=headers) as reply:
         assert reply.status == 403
     assert not served.gateway.sessions
-    async with served.http.post(
-        "/generate", json={"text": "a"}, headers={"Origin": "http://localhost:3000"}
-    ) as reply:
-        assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    "path, headers, status",
+    [
+        ("/flush_cache", {"Origin": "http://203.0.113.5"}, 403),
+        ("/flush_cache", {"Origin": "http://localhost:3000"}, 403),
+        ("/flush_cache", {"Origin": "http://127.0.0.1"}, 403),
+        ("/flush_cache", {"Origin": "http://["}, 403),
+        ("/flush_cache", {"Origin": "null"}, 403),
+        ("/flush_cache", {"Origin": "http://OURS"}, 200),
+        ("/flush_cache", {"Origin": "http://OURS", "Sec-Fetch-Site": "same-origin"}, 200),
+        # An <img> or a link sends no origin.
+        ("/flush_cache", {"Sec-Fetch-Site": "cross-site"}, 403),
+        ("/flush_cache", {"Sec-Fetch-Site": "same-site"}, 403),
+        ("/flush_cache", {"Sec-Fetch-Site": "none"}, 200),
+        ("/flush_cache", {}, 200),
+        ("/", {"Sec-Fetch-Site": "cross-site"}, 200),
+    ],
+)
+async def test_whose_pages_may_ask(
+    served: Served, path: str, headers: dict[str, str], status: int
+) -> None:
+    """Those of this server, and not those of an address or of another port of this machine."""
+    ours = served.url.removeprefix("http://")
+    given = {name: value.replace("OURS", ours) for name, value in headers.items()}
+    async with served.http.get(path, headers=given) as reply:
+        assert reply.status == status
+    assert served.gateway.flushed == (path == "/flush_cache" and status == 200)
 
 
 @pytest.mark.parametrize("allowed", ["*", "https://other.example, https://page.example/"])
@@ -141,6 +166,8 @@ async def test_pages_that_may_ask(serve: Serve, allowed: str) -> None:
         ({}, "127.0.0.1", 200),
         ({}, "[::1]:30000", 200),
         ({}, "rebound.example", 403),
+        ({}, "[::1", 403),
+        ({}, "[", 403),
         ({"allowed_hosts": "rebound.example"}, "rebound.example:80", 200),
         ({"api_key": "k"}, "rebound.example", 200),
         ({"host": "0.0.0.0"}, "server.example", 200),
