@@ -106,9 +106,9 @@ def _drawn(page: dict[str, Any]) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    shown = len(page["nodes"])
-    total, tokens = page["total"], page["tokens"]
-    root = Tree(f"{total:,} nodes, {tokens:,} tokens" + (f"; {shown:,} shown" * (shown < total)))
+    shown, total = len(page["nodes"]), page.get("total")
+    said = f"{shown:,} nodes" if total is None else f"{total:,} nodes, {page['tokens']:,} tokens"
+    root = Tree(said + ("" if page.get("complete", True) else f"; {shown:,} shown"))
     drawn: dict[int, Tree] = {}
     for node in page["nodes"]:
         text = node.get("head_text", "")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Reason = Literal["whole", "new", "differs", "evicted", "flushed", "namespace", "disabled"]
+Reason = Literal["whole", "new", "differs", "evicted", "flushed", "namespace", "scored", "disabled"]
 
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -17,6 +17,8 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
     - "disabled": the cache is switched off.
     - "whole": all of them were cached.
+    - "scored": those behind may be cached; they were computed because log-probabilities of the
+      prompt, or a vector made of all its tokens, were asked for.
     - "evicted", "flushed": `lost` tokens more had been, until `lost_seconds` ago. Evicted: to make
       room for a request, that of the program `lost_to` if it was of the same namespace.
     - "differs": something else followed there; `instead` are its first tokens, in the continuation
@@ -60,9 +62,10 @@ def describe(report: CacheReport) -> str:
         ago = f"{report.lost_seconds:.3g} s ago"
         why = "when the cache was flushed"
         if report.reason == "evicted":
-            whom = f"the program {report.lost_to!r}" if report.lost_to else "another request"
-            why = f"to make room for {whom}"
+            why = f"to make room for another {'program' if report.lost_to else 'request'}"
         return f"{cached}; {report.lost:,} more had been until {ago}, and were given up {why}."
+    if report.reason == "scored":
+        return f"{cached}; the others were computed because the prompt's own figures were wanted."
     at = f"Behind {report.before!r} the prompt goes on with {report.goes_on!r}"
     if report.reason == "differs":
         others = report.continuations - 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from rootlace.runtime.cache.node import Node
 MAX_TOKENS = 1 << 20
 """Evicted tokens that are remembered, four bytes each."""
 MAX_RECORDS = 4096
+_LOOKED_AT = 64
 
 _MASK = 2**64 - 1
 
@@ -27,7 +29,8 @@ class Cause(NamedTuple):
     flush: bool = False
 
 
-class Eviction(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Eviction:
     """`tokens` stood at the positions from `start` on; `digest` is that of the tokens before."""
 
     start: int
@@ -52,6 +55,9 @@ class Evicted:
         """On whose behalf the tree evicts now."""
         self._clock = clock
         self._records: deque[Eviction] = deque()
+        self._index: dict[tuple[int, int, int], list[Eviction]] = {}
+        """By where they stood, the digest before, and their first token."""
+        self._starts: Counter[int] = Counter()
         self._tokens = 0
         self._random = np.random.Generator(np.random.PCG64(0))
         self._factors = np.empty(0, np.uint64)
@@ -64,35 +70,54 @@ class Evicted:
         digest = self._digest(leaf.parent)
         if kept:
             digest = (digest + self._sum(leaf.tokens[:kept], leaf.start)) & _MASK
-        self._records.append(Eviction(end, digest, tokens, self._clock(), self.cause))
+        record = Eviction(end, digest, tokens, self._clock(), self.cause)
+        self._records.append(record)
+        self._index.setdefault(_key(end, digest, tokens), []).append(record)
+        self._starts[end] += 1
         self._tokens += len(tokens)
         while self._tokens > MAX_TOKENS or len(self._records) > MAX_RECORDS:
-            self._tokens -= len(self._records.popleft().tokens)
+            self._forget(self._records.popleft())
+
+    def _forget(self, record: Eviction) -> None:
+        self._tokens -= len(record.tokens)
+        key = _key(record.start, record.digest, record.tokens)
+        kept = self._index[key]
+        kept.remove(record)
+        if not kept:
+            del self._index[key]
+        self._starts[record.start] -= 1
+        if not self._starts[record.start]:
+            del self._starts[record.start]
 
     def beyond(
         self, namespace: Hashable, tokens: np.ndarray, known: int
     ) -> tuple[int, Eviction | None]:
         """How far `tokens` (int32) would be known if nothing had been evicted of what is
-        remembered, and the eviction that took the first of those behind the `known` ones."""
+        remembered, and the last eviction that took the first of those behind the `known` ones.
+
+        Costs O(tokens), and a look at the last `_LOOKED_AT` records for each place where tokens
+        like the prompt's own were evicted.
+        """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._upto(len(tokens))
-        sums = np.cumsum(terms, dtype=np.uint64) + np.uint64(_seed(namespace))
-        digests = np.concatenate((np.array([_seed(namespace)], np.uint64), sums)).tolist()
-        ours = [
-            record
-            for record in self._records
-            if record.start <= len(tokens) and digests[record.start] == record.digest
-        ]
-        ours.sort(key=lambda record: record.start)
-        reach, first = known, None
-        for record in ours:
-            if record.start > reach:
-                break
-            common = min(len(record.tokens), len(tokens) - record.start)
-            same = record.tokens[:common] == tokens[record.start : record.start + common]
-            end = record.start + (common if same.all() else int(same.argmin()))
-            if end > reach:
-                reach, first = end, first or record
-        return reach, first
+        seed = np.array([_seed(namespace)], np.uint64)
+        digests = np.concatenate((seed, seed + np.cumsum(terms, dtype=np.uint64)))
+        found = []
+        for start in sorted(start for start in self._starts if start < len(tokens)):
+            key = start, int(digests[start]), int(tokens[start])
+            for record in self._index.get(key, ())[-_LOOKED_AT:]:
+                common = min(len(record.tokens), len(tokens) - start)
+                same = record.tokens[:common] == tokens[start : start + common]
+                end = start + (common if same.all() else int(same.argmin()))
+                if end > known:
+                    found.append((start, end, record))
+        took = [record for start, end, record in found if start <= known < end]
+        if not took:
+            return known, None
+        reach = known
+        for start, end, _ in found:  # by start
+            if start <= reach:
+                reach = max(reach, end)
+        return reach, max(took, key=lambda record: record.at)
 
     def seconds_since(self, eviction: Eviction) -> float:
         return self._clock() - eviction.at
@@ -100,6 +125,8 @@ class Evicted:
     def reset(self) -> None:
         """Everything was lost at once: there is nothing to say of single evictions."""
         self._records.clear()
+        self._index.clear()
+        self._starts.clear()
         self._tokens = 0
 
     def check(self, node: Node) -> None:
@@ -132,6 +159,10 @@ class Evicted:
             more = self._random.integers(2**64, size=max(missing, 1024), dtype=np.uint64)
             self._factors = np.concatenate((self._factors, more))
         return self._factors[:count]
+
+
+def _key(start: int, digest: int, tokens: np.ndarray) -> tuple[int, int, int]:
+    return start, digest, int(tokens[0])
 
 
 def _seed(namespace: Hashable) -> int:

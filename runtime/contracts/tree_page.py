@@ -35,8 +35,10 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Some nodes, each behind its parent; `total` nodes with `tokens` tokens are in the tree."""
+    """Some nodes, each behind its parent; `complete` if there are no others. `total` nodes with
+    `tokens` tokens are in the tree; None where not all of it was asked for."""
 
     nodes: tuple[TreeNode, ...]
-    total: int
-    tokens: int
+    complete: bool = True
+    total: int | None = None
+    tokens: int | None = None

@@ -15,6 +15,7 @@ Scope = Literal["own", "all"]
 
 SHOWN = 16
 """So many tokens of what the tree holds instead are shown."""
+_LOST = 16
 _NAMESPACES = 64
 """At most so many other namespaces are looked into."""
 
@@ -24,7 +25,8 @@ def explain(
 ) -> CacheReport:
     """What the tree says of `tokens[:limit]` (int32) now. Changes nothing.
 
-    Costs O(nodes on the path) + O(tokens), and O(evictions that are remembered).
+    Fewer than `_LOST` evicted tokens that are not the rest of the prompt explain nothing where
+    something else follows in the tree: any two prompts may begin alike.
     """
     path, matched = tree.descend(namespace, tokens, limit)
     if matched >= limit:
@@ -34,7 +36,8 @@ def explain(
     elsewhere = _elsewhere(tree, namespace, tokens, limit) if scope == "all" else 0
     reason: Reason = "new"
     lost_to, lost_seconds = "", 0.0
-    if eviction is not None:
+    lost = reach - matched
+    if eviction is not None and (lost >= _LOST or reach == limit or not instead):
         cause = eviction.cause
         reason = "flushed" if cause.flush else "evicted"
         lost_to = cause.program if cause.namespace == namespace else ""
@@ -49,7 +52,7 @@ def explain(
         reason,
         instead=instead,
         continuations=continuations,
-        lost=reach - matched,
+        lost=lost,
         lost_seconds=lost_seconds,
         lost_to=lost_to,
         elsewhere=elsewhere if elsewhere > matched else 0,

@@ -15,6 +15,7 @@ from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.running import RunningSet
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.wire.cache_report import CacheReport
 
 
 class Prefill:
@@ -118,8 +119,11 @@ class Prefill:
     def _explain(self, sequence: Sequence) -> None:
         scope = sequence.request.report
         assert scope
+        last = sequence.prompt_len - 1
         limit = min(sequence.match_limit(), sequence.prompt_len)
         report = self._kv.explain(sequence.namespace, sequence.tokens, limit, scope)
+        if report.reason == "whole" and limit < last:
+            report = CacheReport(report.matched, last, "scored")
         saved = self._pace.seconds(report.matched)
         sequence.report = msgspec.structs.replace(report, saved_seconds=saved)
 

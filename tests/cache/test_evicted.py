@@ -52,6 +52,14 @@ def test_an_eviction_is_told_with_its_time_and_cause() -> None:
     assert reach == 9 and eviction is not None
     assert eviction.cause == Cause("ours", "agent")
     assert cache.tree.evicted.seconds_since(eviction) == 2.5
+    # Evicted once more, it is the last time that counts.
+    cache.keep([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    cache.tree.evicted.cause = Cause("ours", "other")
+    cache.tree.evict(1)
+    now[0] = 13.0
+    _, eviction = cache.tree.evicted.beyond("", array([1, 2, 3, 4, 5, 6, 7, 8, 9, 1]), 8)
+    assert eviction is not None and eviction.cause.program == "other"
+    assert cache.tree.evicted.seconds_since(eviction) == 0.5
     # What stood in one namespace says nothing of another.
     assert cache.tree.evicted.beyond("theirs", array([1, 2, 3, 4, 5, 6, 7, 8, 9]), 0) == (0, None)
 

@@ -22,7 +22,7 @@ NODES = [
 ]  # fmt: skip
 ANSWERS: dict[str, Any] = {
     "/cache/explain": {"matched": 3, "limit": 9, "reason": "new", "says": "3 of 9 were cached."},
-    "/cache/tree": {"nodes": NODES, "total": 3, "tokens": 50},
+    "/cache/tree": {"nodes": NODES, "complete": False, "total": 3, "tokens": 50},
     "/cache/lint": {"findings": [{"says": "prompts differ", "tokens_lost": 12345}]},
 }
 METRICS = (

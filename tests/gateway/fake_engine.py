@@ -128,7 +128,7 @@ class FakeEngine:
         await asyncio.sleep(0)
         tokens = self.submitted[-1].token_ids.tolist()
         node = TreeNode(1, 0, namespace or "", "", 0, len(tokens), tuple(tokens))
-        return TreePage((node,), total=1, tokens=len(tokens))
+        return TreePage((node,), True, 1, len(tokens))
 
     async def stats(self) -> dict[str, Any]:
         await asyncio.sleep(0)

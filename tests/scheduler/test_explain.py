@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.protocol import SamplingParams
@@ -66,6 +67,20 @@ def test_evicted_for_a_program_or_flushed() -> None:
     assert explain(world, PROMPT).reason == "whole"
 
 
+def test_a_few_evicted_tokens_do_not_hide_what_differs() -> None:
+    """Any two prompts begin alike."""
+    world = World()
+    world.run(PROMPT, max_tokens=0)
+    world.scheduler.flush()
+    world.run([PROMPT[0], 99, 98, *PROMPT[3:]], max_tokens=0)
+    report = explain(world, [*PROMPT[:3], *range(60, 80)])
+    assert (report.matched, report.lost, report.reason) == (1, 2, "differs")
+    assert report.instead[:2] == (99, 98)
+    # The rest of the prompt, or much of it, explains the miss.
+    assert explain(world, PROMPT[:4]).reason == "flushed"
+    assert explain(world, PROMPT).reason == "flushed"
+
+
 def test_another_namespace_is_told_of_only_where_that_is_asked() -> None:
     world = World()
     world.run(PROMPT, max_tokens=0, namespace="tenant")
@@ -79,10 +94,10 @@ def test_a_cache_that_is_switched_off() -> None:
     assert explain(world, PROMPT) == CacheReport(0, 29, "disabled")
 
 
-def submit(world: World, prompt: list[int], **more: object) -> int:
+def submit(world: World, prompt: list[int], scored_from: int | None = None, **more: object) -> int:
     """As `World.submit`, with a report."""
     rid = len(world.jobs)
-    params = SamplingParams(max_tokens=2, seed=0)
+    params = SamplingParams(max_tokens=2, seed=0, prompt_logprobs_from=scored_from)
     ids = np.array(prompt, np.int32)
     world.scheduler.add(Request(rid, ids, params, report="own", **more))  # type: ignore[arg-type]
     world.jobs[rid] = Job(prompt, params, "")
@@ -107,6 +122,16 @@ def test_the_report_comes_once_with_the_first_update(overlap: bool) -> None:
         (30, "differs"),
         (29, "whole"),
     ]
+
+
+def test_a_prompt_whose_own_figures_are_wanted_is_computed() -> None:
+    world = World()
+    world.run(PROMPT, max_tokens=0)
+    rids = [submit(world, PROMPT, scored_from=at) for at in (0, 10)]
+    world.drain()
+    reports = [world.jobs[rid].updates[0].report for rid in rids]
+    assert reports[0] == CacheReport(0, 29, "scored")
+    assert reports[1] == CacheReport(9, 29, "scored")
 
 
 def test_what_was_saved_follows_the_pace_of_large_steps() -> None:
@@ -153,8 +178,13 @@ def test_the_page_of_the_tree() -> None:
     assert long.head == tuple(PROMPT[10:30]) and long.programs == ("agent",) and not long.locked
     assert [node.namespace for node in page.nodes].count("tenant") == 1
 
-    assert {n.namespace for n in world.scheduler.tree_page("tenant", 0, 9).nodes} == {"tenant"}
-    assert len(world.scheduler.tree_page(None, 0, 2).nodes) == 2
+    # One tenant is not told how much the others have.
+    own = world.scheduler.tree_page("tenant", 0, 9)
+    assert {n.namespace for n in own.nodes} == {"tenant"} and own.complete and own.total is None
+    assert world.scheduler.tree_page("nobody", 0, 9) == TreePage(())
+    short = world.scheduler.tree_page(None, 0, 2)
+    assert len(short.nodes) == 2 and not short.complete and short.total == 4
+    assert page.complete and world.scheduler.tree_page(None, 0, 4).complete
     below = world.scheduler.tree_page("", shared.id, 9).nodes
     assert {node.parent for node in below} == {shared.id} and len(below) == 2
     assert world.scheduler.tree_page(None, 10**9, 9).nodes == ()

@@ -47,6 +47,7 @@ export class TreeView {
   constructor(report) {
     this.report = report;
     this.nodes = [];
+    this.anew = false;
     this.gone = []; // evicted nodes, with the time at which they went
     this.lines = 1;
     this.longest = 1;
@@ -56,7 +57,10 @@ export class TreeView {
     this.canvas = $("canvas");
     this.frame = 0;
     $("whole").addEventListener("click", () => this.whole());
-    $("salt").addEventListener("change", () => this.refresh(true).catch(report));
+    $("salt").addEventListener("change", () => {
+      this.anew = true; // what it shows next are other nodes, and none of these was evicted
+      this.refresh(true).catch(report);
+    });
     const canvas = this.canvas;
     canvas.addEventListener("wheel", (event) => this.zoom(event), { passive: false });
     canvas.addEventListener("pointerdown", (event) => this.grab(event));
@@ -77,10 +81,10 @@ export class TreeView {
 
   take(page) {
     const now = performance.now();
-    const known = new Set(page.nodes.map((node) => node.id));
+    const ids = new Set(page.nodes.map((node) => node.id));
     // A node that fell off the page is not gone: only what a whole page lacks was evicted.
-    if (page.nodes.length === page.total) {
-      for (const node of this.nodes) if (!known.has(node.id)) this.gone.push({ ...node, at: now });
+    if (page.complete && !this.anew) {
+      for (const node of this.nodes) if (!ids.has(node.id)) this.gone.push({ ...node, at: now });
     }
     const before = new Set(this.nodes.map((node) => node.id));
     this.nodes = page.nodes;
@@ -90,9 +94,12 @@ export class TreeView {
     ends.sort((a, b) => a - b);
     this.longest = Math.max(ends.at(-1) ?? 1, 1);
     this.usual = Math.max(1.05 * (ends[Math.floor(0.95 * ends.length)] ?? 1), 1);
-    const shown = page.nodes.length < page.total ? `, ${page.nodes.length} shown` : "";
-    $("tree-sum").textContent =
-      `${page.total.toLocaleString()} nodes, ${page.tokens.toLocaleString()} tokens${shown}`;
+    this.anew = false;
+    const total = page.total ?? null;
+    const count = `${(total ?? page.nodes.length).toLocaleString()} nodes`;
+    const tokens = total === null ? "" : `, ${page.tokens.toLocaleString()} tokens`;
+    const shown = page.complete ? "" : `, ${page.nodes.length.toLocaleString()} shown`;
+    $("tree-sum").textContent = count + tokens + shown;
     this.tell();
     this.draw();
   }

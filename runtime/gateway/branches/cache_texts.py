@@ -19,7 +19,7 @@ def with_texts(
     """The report on `prompt` (int32), with the texts around where the match ended. A character
     whose tokens were cut apart there shows as U+FFFD."""
     at = report.matched
-    if report.reason in ("whole", "disabled"):
+    if report.reason in ("whole", "scored", "disabled"):
         return report
 
     def text(tokens: list[int]) -> str:
