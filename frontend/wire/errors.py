@@ -78,6 +78,20 @@ class Overloaded(RootlaceError):
     http_status = 429
 
 
+class QuotaExceeded(Overloaded):
+    """An API key has used up its quota of requests or tokens; `retry_after` in seconds."""
+
+    code = "quota_exceeded"
+    retry_after = 60.0
+
+
+class DeadlineExceeded(RootlaceError):
+    """The request was not done within the time that its client gave it."""
+
+    code = "deadline_exceeded"
+    http_status = 408
+
+
 class Cancelled(RootlaceError):
     """The operation was cancelled by its client, or by an earlier operation that failed."""
 
@@ -111,6 +125,8 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         Unauthorized,
         ProtocolError,
         Overloaded,
+        QuotaExceeded,
+        DeadlineExceeded,
         Cancelled,
         ServerUnavailable,
         InternalError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -13,6 +14,7 @@ from rootlace.wire.errors import (
     InvalidConstraint,
     InvalidRequest,
     Overloaded,
+    QuotaExceeded,
     RootlaceError,
     ServerUnavailable,
 )
@@ -27,6 +29,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     422: "unprocessable_entity_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
@@ -122,7 +125,8 @@ def error_response(error: Exception, path: str = "") -> web.Response:
         # The header of a 405 that lists the allowed methods.
         headers = {k: v for k, v in error.headers.items() if k == "Allow"}
     if isinstance(error, Overloaded | ServerUnavailable):
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        seconds = error.retry_after if isinstance(error, QuotaExceeded) else RETRY_AFTER_SECONDS
+        headers["Retry-After"] = str(math.ceil(seconds))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return web.Response(

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
-from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.body import Body, Timeout, read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
@@ -78,6 +78,7 @@ class GenerateBody(Body):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     return_cache_report: bool | None = None
+    timeout: Timeout | None = None
 
     model: str | None = None
     lora_path: str | list[str | None] | None = None
@@ -189,6 +190,7 @@ class Generate:
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
                 adapter_of(self._gateway, model, paths[i], "lora_path"),
+                body.timeout,
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)

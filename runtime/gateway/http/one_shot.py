@@ -15,7 +15,7 @@ from typing import Self
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
-from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
+from rootlace.wire.errors import DeadlineExceeded, InvalidConstraint, RootlaceError, from_code
 from rootlace.wire.protocol import (
     Append,
     Chunk,
@@ -43,6 +43,8 @@ class Job:
     namespace: str = ""
     cache_report: bool = False
     adapter: str = ""
+    timeout: float | None = None
+    """Seconds from now until the request fails with DeadlineExceeded."""
 
 
 class OneShots:
@@ -55,6 +57,9 @@ class OneShots:
     def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:
         self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
         self._jobs = jobs
+        self._timeout = min((job.timeout for job in jobs if job.timeout is not None), default=None)
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = None if self._timeout is None else self._clock() + self._timeout
         self._session = gateway.open_session(self._events.put_nowait, client="http")
         ops: list[Op] = []
         for index, job in enumerate(jobs):
@@ -88,13 +93,27 @@ class OneShots:
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         left = len(self._jobs)
         while left:
-            for event in await self._events.get():
+            for event in await self._next():
                 index = (event.op - 1) // _OPS_PER_JOB
                 if isinstance(event, Failed):
                     raise self._error(event, index)
                 if isinstance(event, Chunk | Generated):
                     left -= isinstance(event, Generated)
                     yield index, event
+
+    async def _next(self) -> list[Event]:
+        if self._deadline is None:
+            return await self._events.get()
+        try:
+            # A queue that is never empty would let the timeout pass unseen.
+            if self._clock() >= self._deadline:
+                raise TimeoutError
+            async with asyncio.timeout_at(self._deadline):
+                return await self._events.get()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the request was not done within its timeout of {self._timeout:g} s"
+            ) from None
 
     def _error(self, event: Failed, index: int) -> RootlaceError:
         """The typed error; one about the constraint names the field that asked for it."""

@@ -223,6 +223,35 @@ async def test_a_disconnect_cancels(
     await until(lambda: served.gateway.sessions[0].closed)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+async def test_a_timeout_ends_the_request(served: Served, path: str) -> None:
+    served.gateway.script = lambda prompt, index: "he" + PAUSE
+    body = {"text" if path == "/generate" else "prompt": "a", "timeout": 0.05}
+    async with served.http.post(path, json=body) as reply:
+        assert reply.status == 408
+        error = (await reply.json())["error"]
+    assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
+    assert "0.05 s" in error["message"]
+    assert served.gateway.sessions[-1].closed
+    async with served.http.post(path, json={**body, "timeout": 0}) as reply:
+        assert reply.status == 400 and (await reply.json())["error"]["param"] == "timeout"
+    served.gateway.script = lambda prompt, index: "done"
+    async with served.http.post(path, json={**body, "timeout": 3600}) as reply:
+        assert reply.status == 200
+
+
+async def test_a_timeout_in_a_stream_is_its_last_event(served: Served) -> None:
+    served.gateway.script = lambda prompt, index: "he" + PAUSE
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ):
+        async with served.http.post(path, json={**body, "stream": True, "timeout": 0.1}) as reply:
+            text = await reply.text()
+        assert reply.status == 200 and '"h' in text and "its timeout of 0.1 s" in text
+        assert served.gateway.sessions[-1].closed
+
+
 async def _post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> None:
     async with client.post(path, json=body) as reply:
         await reply.read()

@@ -131,7 +131,13 @@ class Chats:
             parts = (*parts, Text(lead + prefix, special=True))
         return Prepared(
             job=one_shot.Job(
-                parts, params, asked, request.namespace, request.cache_report, request.adapter
+                parts,
+                params,
+                asked,
+                request.namespace,
+                request.cache_report,
+                request.adapter,
+                request.timeout,
             ),
             form=form,
             prompt_end=end + lead,

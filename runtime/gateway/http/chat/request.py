@@ -63,4 +63,5 @@ class ChatRequest:
     """Whether thoughts are told apart from content."""
     namespace: str = ""
     cache_report: bool = False
+    timeout: float | None = None
     adapter: str = ""

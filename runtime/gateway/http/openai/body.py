@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.body import Body, Timeout
 from rootlace.runtime.gateway.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
@@ -40,6 +40,7 @@ class SamplingBody(OpenAIConstraintBody):
     cache_salt: str | None = None
     return_cache_report: bool | None = None
     request_id: str | None = None
+    timeout: Timeout | None = None
 
     guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
     user: Annotated[str | None, ACCOUNT] = None

@@ -160,6 +160,7 @@ class ChatCompletions:
             reasoning=body.separate_reasoning is not False,
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
+            timeout=body.timeout,
             adapter=adapter_of(self._gateway, model, body.adapter),
         )
         return _Request(

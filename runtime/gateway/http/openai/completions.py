@@ -58,6 +58,7 @@ class _Request:
     params: SamplingParams
     constraint: Asked | None
     namespace: str
+    timeout: float | None
     adapter: str
     echo: bool
     top: int | None
@@ -76,6 +77,7 @@ class _Request:
                 self.namespace,
                 self.cache_report,
                 self.adapter,
+                self.timeout,
             )
             for prompt in self.prompts
         ]
@@ -124,6 +126,7 @@ class Completions:
             params=make_params(fields, vocab_size, {"top_logprobs": "logprobs"}),
             constraint=openai_constraint(body),
             namespace=body.cache_salt or "",
+            timeout=body.timeout,
             adapter=adapter_of(self._gateway, model, body.adapter),
             echo=bool(body.echo),
             top=body.logprobs,

@@ -93,6 +93,7 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             namespace=body.cache_salt or "",
+            timeout=body.timeout,
             adapter=adapter_of(self._gateway, model),
         )
         prepared = self._chats.prepare(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.body import Body, Timeout
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -94,6 +94,7 @@ class ResponsesBody(Body):
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
     cache_salt: str | None = None
+    timeout: Timeout | None = None
 
     user: Annotated[str | None, ACCOUNT] = None
     service_tier: Annotated[str | None, ACCOUNT] = None
