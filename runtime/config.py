@@ -194,6 +194,12 @@ class GatewayConfig:
         MISSING, "Where programs connect, tcp:// or ipc://.", shown="tcp, port + 1"
     )
     api_key: str = option("", "Refuse clients that do not have this key.")
+    keys_file: str = option(
+        "",
+        "File of API keys with names, quotas and namespaces: see `rootlace keys`.",
+        flag="--keys",
+        shown="none",
+    )
     cors_origins: str = option(
         "", "Origins of web pages that may ask, separated by commas; * for any.", shown="none"
     )

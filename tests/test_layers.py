@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.runtime.processes",
         "rootlace.runtime.assets",
         "rootlace.runtime.gateway.app",
+        "rootlace.runtime.gateway.keys.key_file",
         "rootlace.runtime.doctor",
         "rootlace.runtime.model.checkpoint.config",
         "rootlace.runtime.model.checkpoint.source",

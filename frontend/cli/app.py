@@ -11,6 +11,7 @@ from rootlace.cli.bench import bench
 from rootlace.cli.cache import cache
 from rootlace.cli.chat import chat
 from rootlace.cli.doctor import doctor
+from rootlace.cli.keys import keys
 from rootlace.cli.models import models
 from rootlace.cli.run import run
 from rootlace.cli.serve import serve
@@ -34,6 +35,7 @@ app.command()(models)
 app.command()(top)
 app.command()(bench)
 app.add_typer(cache, name="cache")
+app.add_typer(keys, name="keys")
 
 
 def _print_version(wanted: bool) -> None:

@@ -71,7 +71,7 @@ def serve(
         config = msgspec.convert(runtime_config(folder, program_address, settings), RuntimeConfig)
     except msgspec.ValidationError as error:
         fail(str(error))
-    if host not in _LOOPBACK and not config.gateway.api_key:
+    if host not in _LOOPBACK and not (config.gateway.api_key or config.gateway.keys_file):
         typer.echo(f"warning: listening on {host} without an API key", err=True)
     _serve_until_signal(config.gateway, config.engine)
 

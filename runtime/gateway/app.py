@@ -16,6 +16,7 @@ from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.app import make_runner
+from rootlace.runtime.gateway.keys.key_file import read_keys
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
@@ -47,6 +48,8 @@ async def serve(
     Raises a typed error if something cannot start, and ServerUnavailable if the engine is gone for
     good.
     """
+    if gateway_config.keys_file:
+        read_keys(gateway_config.keys_file)  # raises before anything is started
     stop, drain = stop or asyncio.Event(), drain or asyncio.Event()
     drain_seconds = gateway_config.drain_seconds
     gone: list[str] = []

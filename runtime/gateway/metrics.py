@@ -59,6 +59,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._keys = Counter(
+            _PREFIX + "key_usage",
+            "Requests, refused ones and tokens, by the name of the API key.",
+            ("key", "kind"),
+            registry=self._registry,
+        )
+
     def generated(self, timing: Timing, tokens: int) -> None:
         """A request has ended; each of its samples got `tokens` on average."""
         self._whole.observe(timing.total)
@@ -70,6 +77,10 @@ class Metrics:
 
     def replied(self, path: str, status: int) -> None:
         self._http.labels(path, str(status)).inc()
+
+    def key_used(self, key: str, kind: str, amount: int) -> None:
+        """`key` is its name."""
+        self._keys.labels(key, kind).inc(amount)
 
     def text(self, status: Mapping[str, Any] | None) -> bytes:
         """Everything in Prometheus's format; `status` are the counters, None if nobody answers."""

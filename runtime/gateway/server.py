@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import logging
 import time
 from collections import deque
@@ -22,7 +21,6 @@ from rootlace.wire.errors import (
     Overloaded,
     ProtocolError,
     RootlaceError,
-    Unauthorized,
 )
 from rootlace.wire.protocol import (
     PROTOCOL_VERSION,
@@ -192,16 +190,16 @@ class ProgramServer:
                 f"the client speaks protocol version {hello.version}, "
                 f"this server version {PROTOCOL_VERSION}"
             )
-        key = self._config.api_key
-        if key and not hmac.compare_digest(hello.api_key.encode(), key.encode()):
-            raise Unauthorized("the API key is missing or wrong")
+        account = self._gateway.keys.check(hello.api_key)
         self._gateway.drain.check()
         if len(self._connections) >= self._config.max_connections:
             raise Overloaded(f"{len(self._connections)} clients are connected already")
         connection = Connection(identity, time.monotonic())
+        client = hello.client if account is None else f"{account.name}:{hello.client}"
         connection.session = self._gateway.open_session(
-            partial(self._deliver, connection), hello.client
+            partial(self._deliver, connection), client, account
         )
+        connection.session.counts_requests = True
         self._connections[identity] = connection
         self._deliver(connection, [Welcome(0, PROTOCOL_VERSION, self._gateway.model_info)])
 

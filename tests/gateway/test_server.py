@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import zmq.asyncio
 from rootlace.client.connection import Connection
 from rootlace.runtime.gateway import server as server_module
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
 from rootlace.runtime.gateway.server import ProgramServer
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.errors import InvalidRequest
@@ -406,3 +408,26 @@ async def test_a_drain_lets_programs_end(stories: Tokenizer) -> None:
         await peer.send(Close(6, 1))
         await peer.terminal(6)
         await soon(draining)
+
+
+async def test_programs_have_keys_and_quotas_too(stories: Tokenizer, tmp_path: Path) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a", requests_per_minute=1)
+    write_keys(path, [entry])
+    async with world(stories, keys_file=path) as w:
+        refused = await w.peer().hello(api_key=key[:-1] + "x")
+        assert isinstance(refused, Failed) and refused.code == "unauthorized"
+        peer = w.peer()
+        assert isinstance(await peer.hello(api_key=key), Welcome)
+        await peer.send(Open(1, 1, namespace="s"), Append(2, 1, (Text("x"),)), Generate(3, 1))
+        assert isinstance(await peer.terminal(3), Generated)
+        assert w.engine.submitted[-1].namespace == "@a/s"
+        await peer.send(Generate(4, 1), Generate(5, 1), Close(6, 1))
+        refused = await peer.terminal(4)
+        assert isinstance(refused, Failed) and refused.code == "quota_exceeded"
+        assert "'a' has used its 1 requests per minute" in refused.message
+        assert isinstance(await peer.terminal(6), Done)
+        write_keys(path, [])
+        await peer.send(Open(7, 2), Append(8, 2, (Text("x"),)), Generate(9, 2))
+        refused = await peer.terminal(9)
+        assert isinstance(refused, Failed) and refused.code == "unauthorized"

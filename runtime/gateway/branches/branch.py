@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import Cancelled, InternalError, RootlaceError
 from rootlace.wire.protocol import Event, Failed
@@ -85,11 +86,13 @@ class Branch:
         namespace: str,
         emit: Callable[[Event], None],
         adapter: str = "",
+        account: Account | None = None,
     ) -> None:
         self.id = branch_id
         self.program = program
         self.namespace = namespace
         self.adapter = adapter
+        self.account = account
         self.state = BranchState()
         self.error: RootlaceError | None = None
         self._emit = emit

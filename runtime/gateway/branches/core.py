@@ -17,6 +17,7 @@ from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.drain import Drain
+from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
@@ -94,6 +95,7 @@ class Core:
         )
         self.lint = PromptLint(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
         self.metrics = Metrics()
+        self.keys = Keys(config.api_key, config.keys_file, self.metrics.key_used)
         self.last_token = -math.inf
         """When the engine last gave a token, by `time.monotonic`."""
         self.own_pooling = "last"
@@ -136,7 +138,8 @@ class Core:
         scope = self.config.cache_reports
         if scope == "off":
             raise InvalidRequest("this server does not explain its cache (cache_reports is off)")
-        return scope
+        # What other keys hold is not for whoever has one.
+        return "own" if self.config.keys_file else scope
 
     async def explain(self, prompt: np.ndarray, namespace: str, adapter: str = "") -> CacheReport:
         """How far `prompt` (int32) is cached, and why no further."""

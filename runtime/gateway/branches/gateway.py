@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.branches.core import Core, Engine
 from rootlace.runtime.gateway.branches.session import Session
+from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import Event
@@ -28,10 +29,17 @@ class Gateway(Core):
         self._sessions: set[Session] = set()
         self._next_session = 0
 
-    def open_session(self, on_events: Callable[[list[Event]], None], client: str = "") -> Session:
+    def open_session(
+        self,
+        on_events: Callable[[list[Event]], None],
+        client: str = "",
+        account: Account | None = None,
+    ) -> Session:
         """A client's session. `on_events` gets what happened, at most once per loop turn."""
         self._next_session += 1
-        session = Session(self, on_events, self._next_session, client, self._sessions.discard)
+        session = Session(
+            self, on_events, self._next_session, client, self._sessions.discard, account
+        )
         self._sessions.add(session)
         return session
 

@@ -92,7 +92,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
         nonlocal cached
         cached = update.cached_tokens if update.cached_tokens is not None else cached
 
-    requests = Requests(core.engine)
+    requests = Requests(core.engine, branch.account)
     params = SamplingParams(max_tokens=0, temperature=0.0, seed=0)
     requests.add(
         lambda rid: Request(

@@ -9,14 +9,19 @@ from functools import partial
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Engine
+from rootlace.runtime.gateway.keys.account import Account
 from rootlace.wire.errors import Cancelled, from_code
 
 
 class Requests:
-    """Submits requests, passes on their updates, and waits for all. If one fails, all end."""
+    """Submits requests, passes on their updates, and waits for all. If one fails, all end.
 
-    def __init__(self, engine: Engine) -> None:
+    Their tokens are charged to the `account`, also those of requests that do not end well.
+    """
+
+    def __init__(self, engine: Engine, account: Account | None = None) -> None:
         self._engine = engine
+        self._account = account
         self._running: set[int] = set()
         self._all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -24,7 +29,10 @@ class Requests:
         """Submit `make(rid)`. `on_update` may return True to end the request early."""
         rid = self._engine.next_rid()
         self._running.add(rid)
-        self._engine.submit(make(rid), partial(self._pass_on, on_update))
+        request = make(rid)
+        if self._account is not None:
+            self._account.used("prompt", len(request.token_ids))
+        self._engine.submit(request, partial(self._pass_on, on_update))
         return rid
 
     async def finish(self, wait: Callable[[asyncio.Future[None]], Awaitable[None]]) -> None:
@@ -43,6 +51,8 @@ class Requests:
     def _pass_on(self, on_update: Callable[[Update], object], update: Update) -> None:
         if update.rid not in self._running:
             return
+        if self._account is not None and update.token_ids:
+            self._account.used("completion", len(update.token_ids))
         try:
             if update.finish == "error":
                 raise from_code(update.code, update.error)

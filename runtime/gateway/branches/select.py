@@ -146,7 +146,7 @@ class Selection:
 
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core
-        requests = Requests(core.engine)
+        requests = Requests(core.engine, branch.account)
         for scored in prompts:
             params = SamplingParams(
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start

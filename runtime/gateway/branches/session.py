@@ -14,6 +14,7 @@ from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
 from rootlace.runtime.gateway.branches.vectors import find_vectors
+from rootlace.runtime.gateway.keys.account import Account, namespace_of
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import (
     Cancelled,
@@ -73,8 +74,12 @@ class Session:
         number: int,
         client: str,
         on_close: Callable[[Session], None],
+        account: Account | None = None,
     ) -> None:
         self.client = client
+        self.counts_requests = False
+        """Whether operations count as requests: those of HTTP were counted when they came."""
+        self._account = account
         self.closed = False
         self._core = core
         self._on_events = on_events
@@ -158,10 +163,13 @@ class Session:
         elif isinstance(op, Embed):
             size = _size(op)
             self._check_backlog(None, size)
+            self._admit()
             self._waiting_size += size
             self._spawn(op.op, self._embed(op), done=partial(self._forget, size))
         else:
             assert isinstance(op, FlushCache)
+            if self._account is not None:
+                raise InvalidRequest("the cache is not this key's alone; the operator may flush it")
             self._spawn(op.op, self._flush(op.op))
 
     def _on_branch(
@@ -179,6 +187,12 @@ class Session:
         core = self._core
         size = _size(op)
         self._check_backlog(branch, size)
+        if isinstance(op, Generate | Select):
+            try:
+                self._admit()
+            except RootlaceError as error:
+                branch.post(Work(op.op, partial(_raise, error)))
+                return
         if isinstance(op, Append):
             quotes = [self._quote(part.branch) for part in op.parts if isinstance(part, Quote)]
             run = partial(growth.append, core, branch, op, quotes)
@@ -205,6 +219,10 @@ class Session:
             branch.interrupt(error)
         raise error
 
+    def _admit(self) -> None:
+        if self._account is not None and self.counts_requests:
+            self._account.admit()
+
     def _forget(self, size: int) -> None:
         self._waiting_size -= size
 
@@ -215,7 +233,8 @@ class Session:
             raise InvalidRequest(f"branch {op.branch} is open already")
         parent = self._branches.get(op.parent) if op.parent is not None else None
         program = f"{self._number}:{op.program}" if op.program else ""
-        namespace, adapter = op.namespace, op.adapter or ""
+        namespace = namespace_of(self._account, op.namespace)
+        adapter = op.adapter or ""
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
@@ -234,7 +253,7 @@ class Session:
                 self._core.check_adapter(adapter)
             except (InvalidRequest, ServerUnavailable) as error:
                 refused = error
-        branch = Branch(op.branch, program, namespace, self._emit, adapter)
+        branch = Branch(op.branch, program, namespace, self._emit, adapter, self._account)
         self._branches[op.branch] = branch
         self._alive.add(branch)
         self._core.branch_count += 1
@@ -315,7 +334,8 @@ class Session:
             [(one,) for one in op.inputs],
             op.pooling,
             normalise=op.normalise,
-            namespace=op.namespace,
+            namespace=namespace_of(self._account, op.namespace),
+            account=self._account,
             adapter=op.adapter,
         )
         usage = Usage(

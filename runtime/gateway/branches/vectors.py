@@ -14,6 +14,7 @@ from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.growth import check_fits
 from rootlace.runtime.gateway.branches.requests import Requests
+from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import Part, SamplingParams, Text, Tokens
@@ -44,6 +45,7 @@ async def find_vectors(
     dimensions: int | None = None,
     namespace: str = "",
     adapter: str = "",
+    account: Account | None = None,
 ) -> list[Vector]:
     """A vector for each input. Those of one call are computed together, and with whatever else the
     engine does; a caller that is cancelled ends them.
@@ -59,7 +61,7 @@ async def find_vectors(
     core.check_adapter(adapter)
     chosen = _own_pooling(core) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
-    requests = Requests(core.engine)
+    requests = Requests(core.engine, account)
     prompts = [await _prompt(core, one, index) for index, one in enumerate(inputs)]
     for vector, prompt in zip(found, prompts, strict=True):
         vector.prompt_tokens = len(prompt)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 
 from aiohttp.abc import AbstractAccessLogger
-from aiohttp.web import BaseRequest, StreamResponse
+from aiohttp.web import BaseRequest, RequestKey, StreamResponse
 
 from rootlace.runtime.gateway.http.request_id import HEADER
+
+KEY_NAME = RequestKey("key_name", str)
+"""The name of the API key of a request, where it has one of the file's."""
 
 
 class AccessLogger(AbstractAccessLogger):
@@ -21,6 +24,7 @@ class AccessLogger(AbstractAccessLogger):
     def log(self, request: BaseRequest, response: StreamResponse, time: float) -> None:
         fields = {
             "client": request.remote or "-",
+            "key": request.get(KEY_NAME, "-"),
             "method": request.method,
             "path": request.rel_url.raw_path,
             "status": response.status,
@@ -30,8 +34,8 @@ class AccessLogger(AbstractAccessLogger):
             "user_agent": request.headers.get("User-Agent", "-"),
         }
         self.logger.info(
-            '%(client)s "%(method)s %(path)s" %(status)s %(bytes)s %(seconds)ss %(request_id)s '
-            '"%(user_agent)s"',
+            '%(client)s %(key)s "%(method)s %(path)s" %(status)s %(bytes)s %(seconds)ss '
+            '%(request_id)s "%(user_agent)s"',
             fields,
             extra={"fields": fields},
         )

@@ -190,8 +190,8 @@ def make_app(gateway: Gateway) -> web.Application:
         error_middleware,
         pages_middleware(pages),
     ]
-    if config.api_key:
-        middlewares.append(api_key_middleware(config.api_key))
+    if gateway.keys.needed:
+        middlewares.append(api_key_middleware(gateway.keys))
     middlewares.append(drain_middleware(gateway.drain))
     middlewares.append(unknown_path_middleware(served))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_message_bytes)

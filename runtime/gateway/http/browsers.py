@@ -41,7 +41,7 @@ class Pages:
         return cls(
             origins=frozenset(_listed(config.cors_origins)),
             hosts=frozenset(_listed(config.allowed_hosts)),
-            guarded=not config.api_key and _is_loopback(config.host),
+            guarded=not (config.api_key or config.keys_file) and _is_loopback(config.host),
         )
 
     def may_read(self, origin: str) -> bool:

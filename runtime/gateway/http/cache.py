@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
+from rootlace.runtime.contracts.tree_page import TreeNode
 from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.body import Body, read_body
@@ -26,9 +28,13 @@ from rootlace.runtime.gateway.http.replies import (
     json_response,
     report_fields,
 )
+from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.lint.finding import Finding
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import from_code
 from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open, Part
+
+T = TypeVar("T", Finding, TreeNode)
 
 MAX_NODES = 2000
 """Of one page of the tree: making more would hold the engine up."""
@@ -67,7 +73,8 @@ class Cache:
     async def lint(self, request: web.Request) -> web.Response:
         """What was noticed about prompts that could share more, what cost most first."""
         (namespace,) = self._query(request, "namespace")
-        return json_response({"findings": self._gateway.lint.findings(namespace)})
+        found = self._gateway.lint.findings(namespace)
+        return json_response({"findings": [_as_asked(finding) for finding in found]})
 
     async def tree(self, request: web.Request) -> web.Response:
         """A page of the radix tree: the nodes used last, each behind its parent."""
@@ -77,7 +84,10 @@ class Cache:
             _number(under or "0", "under", 2**53),
             _number(limit or "200", "limit", MAX_NODES),
         )
-        return json_response(page_with_texts(page, self._gateway.tokenizer))
+        page = page_with_texts(page, self._gateway.tokenizer)
+        return json_response(
+            msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
+        )
 
     def _query(self, request: web.Request, *names: str) -> tuple[str | None, ...]:
         """The named parameters, `namespace` among them: its default is the empty one, or all where
@@ -85,9 +95,11 @@ class Cache:
         for name in request.query.keys() - {*names}:
             raise InvalidParameter(name, f"{name}: there is {' and '.join(names)}")
         default = "" if self._gateway.report_scope() == "own" else None
-        return tuple(
-            request.query.get(name, default if name == "namespace" else None) for name in names
-        )
+        asked: dict[str, str | None] = {"namespace": default, **request.query}
+        account = caller()
+        if account is not None:
+            asked["namespace"] = account.namespace(asked["namespace"] or "")
+        return tuple(asked.get(name) for name in names)
 
     def _parts(self, body: ExplainBody) -> tuple[Part, ...]:
         if body.prompt is not None:
@@ -106,7 +118,7 @@ class Cache:
         self, parts: tuple[Part, ...], namespace: str, adapter: str
     ) -> CacheReport:
         events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        session = self._gateway.open_session(events.put_nowait, client="http")
+        session = self._gateway.open_session(events.put_nowait, client="http", account=caller())
         try:
             session.handle(
                 [
@@ -124,6 +136,14 @@ class Cache:
                         return event.report
         finally:
             session.close()
+
+
+def _as_asked(shown: T) -> T:
+    """A node or finding with its namespace as the client's `cache_salt` names it."""
+    account = caller()
+    if account is None:
+        return shown
+    return msgspec.structs.replace(shown, namespace=account.salt(shown.namespace))
 
 
 def _number(text: str, name: str, most: int) -> int:

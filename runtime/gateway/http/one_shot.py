@@ -15,6 +15,7 @@ from typing import Self
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
+from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import DeadlineExceeded, InvalidConstraint, RootlaceError, from_code
 from rootlace.wire.protocol import (
     Append,
@@ -60,7 +61,9 @@ class OneShots:
         self._timeout = min((job.timeout for job in jobs if job.timeout is not None), default=None)
         self._clock = asyncio.get_running_loop().time
         self._deadline = None if self._timeout is None else self._clock() + self._timeout
-        self._session = gateway.open_session(self._events.put_nowait, client="http")
+        self._session = gateway.open_session(
+            self._events.put_nowait, client="http", account=admitted()
+        )
         ops: list[Op] = []
         for index, job in enumerate(jobs):
             op, branch = index * _OPS_PER_JOB + 1, index + 1

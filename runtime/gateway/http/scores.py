@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, envelope, json_response
+from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import from_code
 from rootlace.wire.protocol import (
     Append,
@@ -233,7 +234,7 @@ class Scores:
     ) -> list[_Scored]:
         """Labels that are texts, scored by one `Select` for each prompt."""
         events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        session = self._gateway.open_session(events.put_nowait, client="http")
+        session = self._gateway.open_session(events.put_nowait, client="http", account=admitted())
         found: dict[int, _Scored] = {}
         try:
             for index, parts in enumerate(prompts):

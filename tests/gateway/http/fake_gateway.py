@@ -15,6 +15,8 @@ from typing import Any
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.gateway.drain import Drain
+from rootlace.runtime.gateway.keys.account import Account
+from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InvalidRequest, RootlaceError
@@ -201,6 +203,7 @@ class FakeGateway:
         self.chat = FakeChat()
         self.healthy = True
         self.metrics = Metrics()
+        self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
         self.drain = Drain()
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
@@ -211,7 +214,10 @@ class FakeGateway:
         self.script: Callable[[str, int], str] = lambda prompt, index: "hello"[index:]
 
     def open_session(
-        self, on_events: Callable[[list[Event]], None], client: str = ""
+        self,
+        on_events: Callable[[list[Event]], None],
+        client: str = "",
+        account: Account | None = None,
     ) -> FakeSession:
         session = FakeSession(self, on_events)
         self.sessions.append(session)

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from rootlace.runtime.config import GatewayConfig
 from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.gateway.app import load_chat, load_eos_ids
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.runtime.model.checkpoint.source import FolderSource
 from rootlace.wire.errors import Overloaded
@@ -36,6 +38,10 @@ def reference(folder: str) -> FastTokenizer:
 
 @pytest.fixture
 async def real(folder: str, serve: Serve, reference: FastTokenizer) -> Served:
+    return await _serve(folder, serve, reference)
+
+
+async def _serve(folder: str, serve: Serve, reference: FastTokenizer, **options: str) -> Served:
     source = FolderSource(Path(folder))
     tokenizer = Tokenizer.read(source)
     end = reference.token_to_id("<|end|>")
@@ -45,7 +51,7 @@ async def real(folder: str, serve: Serve, reference: FastTokenizer) -> Served:
         adapters=("formal", "short"),
         script=lambda message: [*reference.encode("héllo. bye").ids, end],
     )
-    config = GatewayConfig(model=folder, program_address="", served_name="tiny")
+    config = GatewayConfig(model=folder, program_address="", served_name="tiny", **options)  # type: ignore[arg-type]
     gateway = Gateway(
         config,
         engine,
@@ -289,3 +295,62 @@ async def test_adapters(real: Served) -> None:
         async with real.http.post("/v1/completions", json=body) as response:
             assert response.status == status
             assert (await response.json())["error"]["param"] == param
+
+
+async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    made = [new_key(name) for name in "ab"]
+    made.append(new_key("c", namespace="shared", tokens_per_minute=1))
+    write_keys(path, [entry for _, entry in made])
+    served = await _serve(folder, serve, reference, keys_file=path, api_key="operator")
+    engine = _engine(served)
+
+    async def ask(key: str, method: str, where: str, body: dict[str, Any] | None = None) -> Any:
+        headers = {"x-api-key": key}
+        async with served.http.request(method, where, json=body, headers=headers) as reply:
+            return reply.status, await reply.json(content_type=None) if reply.status < 500 else ""
+
+    a, b, c = (key for key, _ in made)
+    used = []
+    for key in (a, b, c, "operator"):
+        for salt in ("", "@a/"):
+            body = {"prompt": "hi", "max_tokens": 3, "cache_salt": salt}
+            status, _ = await ask(key, "POST", "/v1/completions", body)
+            # The one token of c's is spent with the first request.
+            assert status == (429 if (key, salt) == (c, "@a/") else 200)
+        used += [request.namespace for request in engine.submitted[len(used) :]]
+    assert used == ["@a/", "@a/@a/", "@b/", "@b/@a/", "", "", "@a/"]
+    status, _ = await ask(a, "POST", "/cache/explain", {"prompt": "hi"})
+    assert status == 200 and [(one[1], one[2]) for one in engine.explained] == [("@a/", "own")]
+    await ask(b, "POST", "/v1/embeddings", {"input": "hi", "cache_salt": "s"})
+    assert engine.submitted[-1].namespace == "@b/s"
+    assert (await ask(a, "POST", "/flush_cache"))[0] == 403 and not engine.flushes
+    async with served.http.get("/metrics", headers={"x-api-key": "operator"}) as reply:
+        text = await reply.text()
+    prompt = len(reference.encode("hi").ids)
+    assert f'rootlace_key_usage_total{{key="a",kind="prompt_tokens"}} {2 * prompt}.0' in text
+    assert 'rootlace_key_usage_total{key="a",kind="completion_tokens"} 6.0' in text
+    assert 'rootlace_key_usage_total{key="c",kind="refused"} 1.0' in text
+
+
+async def test_a_key_sees_its_own_part_of_the_tree(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a")
+    write_keys(path, [entry])
+    served = await _serve(folder, serve, reference, keys_file=path, cache_reports="all")
+    asked: list[str | None] = []
+
+    async def tree(namespace: str | None, under: int, limit: int) -> TreePage:
+        asked.append(namespace)
+        return TreePage((TreeNode(1, 0, namespace or "", "", 0, 1, (5,)),), 1, 1)
+
+    _engine(served).tree = tree  # type: ignore[method-assign]
+    for query, shown in (("", ""), ("?namespace=s", "s"), ("?namespace=@b/", "@b/")):
+        headers = {"Authorization": f"Bearer {key}"}
+        async with served.http.get(f"/cache/tree{query}", headers=headers) as reply:
+            (node,) = (await reply.json())["nodes"]
+        assert asked[-1] == f"@a/{shown}" and node["namespace"] == shown

@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
 def check_name(gateway: Gateway, asked: str) -> str:
@@ -75,12 +76,15 @@ class Models:
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         texts = [body.input] if isinstance(body.input, str) else body.input
+        account = admitted()
         found = await find_vectors(
             self._gateway,
             [Prompt(text=text).parts() for text in texts],
             None,
             normalise=True,
             dimensions=body.dimensions,
+            namespace=namespace_of(account, None),
+            account=account,
             adapter=adapter_of(self._gateway, model),
         )
         return json_response(

@@ -14,6 +14,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
 class EmbeddingBody(Body):
@@ -46,13 +47,15 @@ class Embeddings:
         if body.dimensions is not None and not 0 < body.dimensions <= size:
             raise InvalidParameter("dimensions", f"dimensions must be from 1 to {size}")
         prompts = parse_prompts(body.input, "input", self._gateway.model_info.vocab_size)
+        account = admitted()
         found = await find_vectors(
             self._gateway,
             [prompt.parts() for prompt in prompts],
             body.pooling,
             normalise=body.normalize is not False,
             dimensions=body.dimensions,
-            namespace=body.cache_salt or "",
+            namespace=namespace_of(account, body.cache_salt),
+            account=account,
             adapter=adapter_of(self._gateway, model, body.adapter),
         )
         total = sum(vector.prompt_tokens for vector in found)

@@ -24,6 +24,7 @@ class Stored:
     response: dict[str, Any]
     messages: tuple[dict[str, Any], ...]
     size: int
+    owner: str = ""
 
 
 class ResponseStore:
@@ -47,25 +48,29 @@ class ResponseStore:
         response: dict[str, Any],
         before: tuple[dict[str, Any], ...],
         new: list[dict[str, Any]],
+        owner: str = "",
     ) -> None:
-        """Keep a response to the messages `before` and `new`, the last of which is its answer."""
+        """Keep a response to the messages `before` and `new`, the last of which is its answer.
+
+        `owner` is the name of the API key; with another one it is not found.
+        """
         # A tuple of references beside the texts: eight bytes a message.
         size = len(msgspec.json.encode([response, new])) + 8 * len(before)
-        self._stored[response["id"]] = Stored(response, (*before, *new), size)
+        self._stored[response["id"]] = Stored(response, (*before, *new), size, owner)
         self._bytes += size
         while len(self._stored) > self._max_responses or self._bytes > self._max_bytes:
             _, oldest = self._stored.popitem(last=False)
             self._bytes -= oldest.size
 
-    def get(self, response_id: str, param: str | None = None) -> Stored:
+    def get(self, response_id: str, param: str | None = None, owner: str = "") -> Stored:
         """Raises ResponseNotFound, about the field `param`, for one that is not kept."""
         found = self._stored.get(response_id)
-        if found is None:
+        if found is None or found.owner != owner:
             raise ResponseNotFound(response_id, param)
         self._stored.move_to_end(response_id)
         return found
 
-    def delete(self, response_id: str) -> None:
+    def delete(self, response_id: str, owner: str = "") -> None:
         """Raises ResponseNotFound for one that is not kept."""
-        self.get(response_id)
+        self.get(response_id, owner=owner)
         self._bytes -= self._stored.pop(response_id).size

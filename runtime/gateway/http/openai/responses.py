@@ -32,6 +32,7 @@ from rootlace.runtime.gateway.http.openai.responses_body import (
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
+from rootlace.runtime.gateway.keys.account import caller
 from rootlace.wire.errors import RootlaceError
 from rootlace.wire.protocol import Generated, Usage
 
@@ -65,18 +66,19 @@ class Responses:
         return json_response(self._ended(asked, blocks_of(answer), generated))
 
     async def get(self, request: web.Request) -> web.Response:
-        return json_response(self._store.get(request.match_info["id"]).response)
+        return json_response(self._store.get(request.match_info["id"], owner=_owner()).response)
 
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
-        self._store.delete(response_id)
+        self._store.delete(response_id, _owner())
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     def _parse(self, body: ResponsesBody) -> _Request:
         model = check_model(self._gateway, body.model)
         before: tuple[dict[str, Any], ...] = ()
         if body.previous_response_id is not None:
-            before = self._store.get(body.previous_response_id, "previous_response_id").messages
+            previous = self._store.get(body.previous_response_id, "previous_response_id", _owner())
+            before = previous.messages
         new = messages_of(body.input)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -148,8 +150,13 @@ class Responses:
             response["output"][-1]["status"] = "incomplete"
         if asked.store:
             answer = _message(blocks, asked.items)
-            self._store.put(response, asked.before, [*asked.new, answer])
+            self._store.put(response, asked.before, [*asked.new, answer], _owner())
         return response
+
+
+def _owner() -> str:
+    account = caller()
+    return "" if account is None else account.name
 
 
 def _head(body: ResponsesBody, model: str) -> dict[str, Any]:
