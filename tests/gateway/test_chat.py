@@ -204,6 +204,17 @@ def test_refusals() -> None:
     unsafe = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(InvalidRequest):
         ChatTemplate(unsafe).render([{"role": "user", "content": "x"}])
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        ChatTemplate(CHATML, SPECIAL).render([{"role": "user", "content": "x"}], more=deep)
+
+
+def test_a_variable_of_any_name() -> None:
+    names = {"self": 1, "value": 2, "context": 3}
+    (part,) = ChatTemplate("{{ value + context }}").render([], **names)
+    assert part == Text("5", special=True)
 
 
 def test_globals_and_tags(tmp_path: Path) -> None:

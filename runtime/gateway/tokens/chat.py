@@ -63,6 +63,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
@@ -73,15 +74,19 @@ class ChatTemplate:
 
         The template's text is special, and so is content that holds no special token; of special
         tokens in the messages (or tools) the first character is ordinary text, so that they are not
-        recognised. Raises InvalidRequest where the template refuses the conversation.
+        recognised. `more` are further variables of the template. Raises InvalidRequest where the
+        template refuses the conversation, or values are nested too deeply.
         """
         if self._template is None:
             parts = chat_format.write(self.format, messages, add_generation_prompt)
             return parts[:-1] if continue_final else parts
         flat = [_flat(m) for m in messages]
         given = {"messages": flat, "tools": tools or None, **more}
-        mark = _unused_character(given)
-        marked = _marked(given, self._special, mark)
+        try:
+            mark = _unused_character(given)
+            marked = _marked(given, self._special, mark)
+        except RecursionError:
+            raise InvalidRequest("the conversation holds values nested too deeply") from None
         if continue_final:
             last = marked["messages"][-1]
             last["content"] = (last.get("content") or "") + 2 * mark
@@ -92,7 +97,7 @@ class ChatTemplate:
                 raise InvalidRequest("the chat template does not write the last message's content")
         return tuple(_split(text, mark))
 
-    def _render(self, **context: Any) -> str:
+    def _render(self, /, **context: Any) -> str:
         assert self._template is not None
         context.setdefault("tools", None)
         context.setdefault("documents", None)

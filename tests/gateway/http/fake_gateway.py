@@ -74,6 +74,7 @@ class FakeChat:
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **kw: Any,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from rootlace.runtime.gateway.http.suggestions import field_suggestion, nearest
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.wire.protocol import Text
 from tests.gateway.http.conftest import Served
 
@@ -90,3 +92,32 @@ def test_suggestions_look_where_the_field_stands() -> None:
     assert nearest("/v1/chat/completion", ["/v1/completions", "/v1/chat/completions"]) == [
         "/v1/chat/completions"
     ]
+
+
+DEEP = json.loads("[" * 600 + "]" * 600)
+
+
+@pytest.mark.parametrize(
+    "path, given, status",
+    [
+        (path, {"chat_template_kwargs": kwargs}, status)
+        for path in ("/v1/chat/completions", "/tokenize")
+        for kwargs, status in (({"self": 1}, 200), ({"x": DEEP}, 400))
+    ]
+    + [
+        ("/v1/chat/completions", {"tools": [tool], "tool_choice": "required"}, 400)
+        for tool in (
+            {"type": "function", "function": {"name": "f", "parameters": {"$defs": [1]}}},
+            {"type": "function", "function": {"name": "f", "parameters": {"$defs": "x"}}},
+            {"type": "function", "function": {"name": "f", "parameters": {"x": DEEP}}},
+        )
+    ],
+)
+async def test_values_that_a_template_could_stumble_over(
+    served: Served, path: str, given: dict[str, Any], status: int
+) -> None:
+    chat: Any = ChatTemplate("{{ messages[0].content }}", ["<|im_end|>"])
+    served.gateway.chat = chat
+    body = {"messages": CHAT["messages"], **given}
+    async with served.http.post(path, json=body) as reply:
+        assert reply.status == status, await reply.text()

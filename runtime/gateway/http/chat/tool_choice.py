@@ -98,7 +98,10 @@ def _one_of(tools: Sequence[Tool]) -> dict[str, Any]:
 
 def _call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(_parameters(tool))
-    for name, definition in parameters.pop("$defs", {}).items():
+    own = parameters.pop("$defs", {})
+    if not isinstance(own, dict):
+        raise InvalidParameter("tools", f"the $defs of tool {tool.name!r} must be an object")
+    for name, definition in own.items():
         if definitions.setdefault(name, definition) != definition:
             raise InvalidParameter("tools", f"two tools define {name!r} differently")
     return {
