@@ -19,7 +19,7 @@ import torch
 from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
-from rootlace.runtime.contracts.plan import StepResult, TokenScores
+from rootlace.runtime.contracts.plan import PooledRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.decoder import native_decoder
@@ -227,6 +227,23 @@ def test_scored_tokens_are_those_of_prefixes(load: Load) -> None:
             assert alone.top_ids[0, :3].tolist() == scores.top_ids[i].tolist()
             assert alone.top_logprobs[0, :3].tolist() == scores.top_logprobs[i].tolist()
         assert bits(result.scores[1]) == cold(runner, PROMPTS[3])
+
+
+def test_tokens_that_are_wanted_several_times(load: Load) -> None:
+    """The last layer then has more rows than the step has tokens."""
+    runner = load()
+    prompt = tokens(40, seed=11)
+    everything = PooledRow(0, len(prompt))
+
+    def plan(times: int, **work: Any) -> StepPlan:
+        [row] = rows_of(runner, [prompt])
+        return replace(make_plan([Work(row, **work)]), pooled=[everything] * times)
+
+    [expected] = runner.run(plan(1, params=None)).pooled
+    result = runner.run(plan(9, params=ALL, score_from=1))
+    for found in result.pooled:
+        assert (found == expected).all()
+    assert bits(result.scores[0]) == cold(runner, prompt)
 
 
 def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,21 +46,21 @@ template <class T>
 class Forward {
  public:
   Forward(RlWorkspace& space, const RlModel& model, const RlStep& step)
-      : space_(space), model_(model), step_(step), mixture_(model, step.tokens) {
+      : space_(space), model_(model), step_(step), mixture_(model, most_rows()) {
     q_size_ = model.heads * model.head_dim;
     kv_size_ = model.kv_heads * model.head_dim;
     qkv_size_ = q_size_ + 2 * kv_size_;
-    size_t tokens = step.tokens, hidden = model.hidden;
+    size_t tokens = step.tokens, most = most_rows(), hidden = model.hidden;
     narrow_stride_ = spread<T>(std::max(model.hidden, q_size_));
     wide_stride_ = spread<T>(std::max(qkv_size_, model.inner));
     size_t wanted = step.wanted_tokens ? step.wanted : 0;
     ordered_stride_ = has_orders() ? std::max(narrow_stride_, wide_stride_) : 0;
-    size_t besides = model.parallel ? tokens : 0, normed = has_out_norms() ? tokens : 0;
-    size_t sizes[] = {tokens * hidden * sizeof(float),       tokens * narrow_stride_ * sizeof(T),
-                      tokens * wide_stride_ * sizeof(T),     wanted * hidden * sizeof(float),
-                      wanted * narrow_stride_ * sizeof(T),   tokens * ordered_stride_ * sizeof(T),
+    size_t besides = model.parallel ? most : 0, normed = has_out_norms() ? most : 0;
+    size_t sizes[] = {tokens * hidden * sizeof(float),      most * narrow_stride_ * sizeof(T),
+                      most * wide_stride_ * sizeof(T),      wanted * hidden * sizeof(float),
+                      wanted * narrow_stride_ * sizeof(T),  most * ordered_stride_ * sizeof(T),
                       besides * narrow_stride_ * sizeof(T), normed * hidden * sizeof(float),
-                      mixture_.bytes(),                      adapter_bytes()};
+                      mixture_.bytes(),                     adapter_bytes()};
     size_t total = 0;
     for (size_t& size : sizes) total += size = (size + 63) / 64 * 64;
     char* memory = space.memory.take(total);
@@ -248,6 +248,12 @@ class Forward {
     rootlace::add(positions + static_cast<int64_t>(step_.positions[t]) * hidden, 1, hidden, residual);
   }
 
+  // How many rows a product has at most: those of the last layer are the wanted tokens, of which one
+  // may be wanted several times.
+  int most_rows() const {
+    return std::max(step_.tokens, step_.wanted_tokens ? step_.wanted : 0);
+  }
+
   bool has_out_norms() const {
     return step_.tokens && (model_.layers[0].attention_out_norm.weight ||
                             model_.layers[0].mlp_out_norm.weight);
@@ -423,14 +429,15 @@ class Forward {
   int q_size_, kv_size_, qkv_size_;
   size_t narrow_stride_, wide_stride_;  // elements from row to row
   float* residual_;         // [T, hidden]
-  T* narrow_;               // [T, hidden or q]: what is normed, what attention finds
-  T* wide_;                 // [T, qkv or inner]
+  // M, the most rows of a product: T, or N where that is more.
+  T* narrow_;               // [M, hidden or q]: what is normed, what attention finds
+  T* wide_;                 // [M, qkv or inner]
   float* wanted_residual_;  // [N, hidden]
   T* wanted_q_;             // [N, q]
   size_t ordered_stride_;
-  T* ordered_;              // [T, q, hidden or inner]: activations in the order of weights' columns
-  T* beside_;               // [T, hidden]: what the MLP reads beside attention
-  float* branch_;           // [T, hidden]: what is normed before it is added
+  T* ordered_;              // [M, q, hidden or inner]: activations in the order of weights' columns
+  T* beside_;               // [M, hidden]: what the MLP reads beside attention
+  float* branch_;           // [M, hidden]: what is normed before it is added
   Mixture<T> mixture_;
   AdapterMemory<T> lines_{};
   size_t adapted_rows_ = 0;
