@@ -25,7 +25,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer 
 @cache.command()
 def explain(
     file: Annotated[
-        str, typer.Argument(help="A prompt's text, or a request's JSON body; - for standard input.")
+        str,
+        typer.Argument(
+            help="A text, or the JSON body of a (chat) completion; - for standard input."
+        ),
     ],
     *,
     url: Url = URL,
@@ -91,15 +94,14 @@ def _read(file: str) -> str:
 
 
 def _body(text: str) -> dict[str, Any]:
-    """What to explain: a request that was saved (only what makes its prompt counts), or text."""
+    """What to explain: a completion or chat completion that was saved, or text."""
     try:
         given = json.loads(text)
     except ValueError:
         return {"prompt": text}
-    if not isinstance(given, dict) or not {"prompt", "messages"} & given.keys():
+    if not isinstance(given, dict):
         return {"prompt": text}
-    known = ("prompt", "messages", "tools", "chat_template_kwargs", "add_generation_prompt")
-    return {name: given[name] for name in (*known, "cache_salt") if name in given}
+    return given
 
 
 def _drawn(page: dict[str, Any]) -> Tree:

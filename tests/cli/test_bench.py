@@ -154,7 +154,7 @@ def test_a_trace_shares_what_its_blocks_share(tmp_path: Path) -> None:
 
 def test_figures_of_known_times() -> None:
     timed = [
-        Timed(0.0, at / 10, at / 10 + 1.0, [at / 10 + 0.1 + at / 1000, at / 10 + 1.0], 10, 5, 4)
+        Timed(None, at / 10, at / 10 + 1.0, [at / 10 + 0.1 + at / 1000, at / 10 + 1.0], 10, 5, 4)
         for at in range(10)
     ]
     timed.append(Timed(0.0, error="503: busy"))
@@ -165,5 +165,8 @@ def test_figures_of_known_times() -> None:
     assert found.rates["requests"] == 10
     assert found.rates["output tokens per second"] == pytest.approx(40 / 1.9)
     assert found.rates["cached prompt tokens, %"] == 50
+    # By a clock, what a request waited for room counts.
+    late = Timed(1.0, 3.0, 5.0, [3.5, 5.0], 10, 0, 2)
+    assert (late.first, late.whole, late.between) == (2.5, 4.0, 1.5)
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0, 3.0, 3.0)
     assert Figures.of([Timed(0.0, error="x")]).spreads == {}

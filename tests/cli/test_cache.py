@@ -92,7 +92,8 @@ def test_explain_text_and_saved_requests(server: HTTPServer, tmp_path: Path) -> 
     assert Canned.asked[-1] == ("/cache/explain", body)
     result = run(server, "explain", str(request), "--json")
     assert json.loads(result.output) == ANSWERS["/cache/explain"]
-    assert Canned.asked[-1] == ("/cache/explain", {"messages": messages})
+    asked = {"messages": messages, "model": "m", "max_tokens": 3}
+    assert Canned.asked[-1] == ("/cache/explain", asked)
 
 
 def test_the_tree_is_drawn(server: HTTPServer) -> None:

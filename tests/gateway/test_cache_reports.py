@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.cache_report import CacheReport, describe
 from rootlace.wire.protocol import (
@@ -142,14 +143,54 @@ async def test_wrong_questions_about_the_tree(
         assert (await reply.json())["error"]["param"] == param
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": []}, {"prompt": ""}])
-async def test_wrong_prompts_to_explain(serve: Serve, stories: Tokenizer, body: Any) -> None:
+async def test_what_is_explained_is_what_would_be_sent(serve: Serve, stories: Tokenizer) -> None:
+    """The body of a completion or chat completion, template, tools and forced calls included."""
+    gateway, engine = make_gateway(stories)
+    gateway.chat = ChatTemplate(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ think }}"
+        "{% if tools %}{{ tools | length }}{% endif %}"
+    )
+    served = await serve(gateway)  # type: ignore[arg-type]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    for path, body in [
+        ("/v1/completions", {"prompt": "Once upon", "add_special_tokens": False}),
+        ("/v1/chat/completions", {"messages": messages}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": messages,
+                "tools": [tool],
+                "tool_choice": "required",
+                "chat_template_kwargs": {"think": "hard"},
+            },
+        ),
+    ]:
+        salted = {**body, "max_tokens": 1, "cache_salt": "s"}
+        status, reply = await ask(served, path, salted)
+        assert status == 200, reply
+        status, reply = await ask(served, "/cache/explain", salted)
+        assert status == 200, reply
+        sent = engine.submitted[-1]
+        assert engine.explained[-1][:2] == (sent.token_ids.tolist(), sent.namespace)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"messages": [], "prompt": "a"}, "prompt"),
+        ({"input": "a"}, "input"),
+        ({"messages": [{"role": "user", "content": "a"}], "system": "b"}, "system"),
+    ],
+)
+async def test_wrong_prompts_to_explain(
+    serve: Serve, stories: Tokenizer, body: Any, param: str
+) -> None:
     gateway, _ = make_gateway(stories)
     status, reply = await ask(await serve(gateway), "/cache/explain", body)  # type: ignore[arg-type]
-    if body == {"prompt": ""}:  # BOS alone
-        assert status == 200 and reply["limit"] == 0
-    else:
-        assert status == 400 and reply["error"]["param"] == "prompt"
+    assert status == 400 and reply["error"]["param"] == param
 
 
 def test_reports_in_words() -> None:

@@ -48,7 +48,8 @@ def bench(
     requests: Annotated[int, typer.Option(min=1, help="How many requests.")] = 100,
     concurrency: Annotated[int, typer.Option(min=1, help="At most so many at a time.")] = 16,
     rate: Annotated[
-        float, typer.Option(min=0.0, help="Requests per second (Poisson); 0: as fast as they end.")
+        float,
+        typer.Option(min=0.0, help="Requests a second (Poisson); 0: as others end."),
     ] = 0.0,
     speed: Annotated[float, typer.Option(min=0.001, help="How fast a trace is played.")] = 1.0,
     input_tokens: Annotated[int, typer.Option("--input", min=1, help="Tokens of a prompt.")] = 256,

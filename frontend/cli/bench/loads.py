@@ -33,11 +33,11 @@ class BadTrace(Exception):
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, `at` so many seconds after the first."""
+    """One request, `at` so many seconds after the first; None: as soon as there is room."""
 
     prompt: str
     max_tokens: int
-    at: float = 0.0
+    at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ LOADS: dict[str, Callable[[Shape], list[Ask]]] = {
 
 
 def arriving(asks: list[Ask], rate: float, seed: int) -> list[Ask]:
-    """The requests at random times, `rate` per second; 0: all at once."""
+    """The requests at random times, `rate` per second; 0: each as soon as there is room."""
     if not rate:
         return asks
     rng = random.Random(f"arrivals {seed}")
@@ -135,8 +135,9 @@ def of_trace(path: Path, shape: Shape, speed: float) -> list[Ask]:
         raise BadTrace(f"{path}, line {number}: {type(error).__name__}: {error}") from error
     if not asks:
         raise BadTrace(f"{path} holds no requests")
-    first = min(ask.at for ask in asks)
-    return sorted((replace(ask, at=ask.at - first) for ask in asks), key=lambda ask: ask.at)
+    asks.sort(key=lambda ask: ask.at or 0.0)
+    first = asks[0].at or 0.0
+    return [replace(ask, at=(ask.at or 0.0) - first) for ask in asks]
 
 
 def _asked(line: dict[str, object], shape: Shape, speed: float) -> Ask:

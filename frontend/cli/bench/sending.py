@@ -40,9 +40,14 @@ class Server:
 
 @dataclass
 class Timed:
-    """One request: seconds since the first was due. `pieces` are when its text came."""
+    """One request: seconds since the first was due. `pieces` are when its text came.
 
-    due: float
+    Times count from when it was due, if requests come by a clock: one that had to wait for an
+    earlier one (`--concurrency`) waited for the server. `due` is None where each is sent as soon as
+    there is room.
+    """
+
+    due: float | None
     sent: float = 0.0
     ended: float = 0.0
     pieces: list[float] = field(default_factory=list)
@@ -54,11 +59,15 @@ class Timed:
     @property
     def first(self) -> float:
         """Seconds until the first token."""
-        return self.pieces[0] - self.sent
+        return self.pieces[0] - self.begun
 
     @property
     def whole(self) -> float:
-        return self.ended - self.sent
+        return self.ended - self.begun
+
+    @property
+    def begun(self) -> float:
+        return self.sent if self.due is None else self.due
 
     @property
     def between(self) -> float:
@@ -116,7 +125,7 @@ async def send_all(
 
     async def one(ask: Ask) -> Timed:
         timed = Timed(ask.at)
-        await asyncio.sleep(max(ask.at - (time.perf_counter() - begun), 0))
+        await asyncio.sleep(max((ask.at or 0.0) - (time.perf_counter() - begun), 0))
         async with free:
             timed.sent = time.perf_counter() - begun
             try:
@@ -148,8 +157,8 @@ async def _send(
             timed.error = _said(await reply.text(), reply.status)
             return
         async for event in _events(reply):
-            if "error" in event:
-                timed.error = str(event["error"].get("message", event["error"]))
+            if error := event.get("error"):
+                timed.error = str(error["message"] if isinstance(error, dict) else error)
                 return
             if any(choice.get("text") for choice in event.get("choices", ())):
                 timed.pieces.append(time.perf_counter() - begun)

@@ -141,12 +141,14 @@ export class Playground {
     if (chat) this.turn("you").text.textContent = $("prompt").value;
     const answer = new Answer(this.turn(chat ? "model" : "completion"));
     this.running = new AbortController();
+    let whole = false;
     $("send").disabled = true;
     $("stop").disabled = false;
     try {
       for await (const event of events(asked.path, asked.body, this.running.signal)) {
         answer.take(event);
       }
+      whole = true;
     } catch (error) {
       if (error.name !== "AbortError") answer.fail(error.message);
       if (error.status === 401) this.report(error);
@@ -156,9 +158,9 @@ export class Playground {
       $("stop").disabled = true;
     }
     answer.finish();
-    if (chat && answer.content) {
-      this.messages.push(asked.body.messages.at(-1));
-      this.messages.push({ role: "assistant", content: answer.content });
+    // An answer that was stopped or failed is no part of the conversation.
+    if (chat && whole) {
+      this.messages.push(asked.body.messages.at(-1), answer.message());
       $("prompt").value = "";
     }
   }
@@ -242,11 +244,27 @@ class Answer {
     }
   }
 
-  call(call) {
-    this.calls[call.index] ??= element("div", "text");
-    const shown = this.calls[call.index];
-    if (!shown.isConnected) this.turn.text.after(shown);
-    shown.textContent += (call.function?.name ? `→ ${call.function.name} ` : "") + (call.function?.arguments ?? "");
+  call(delta) {
+    this.calls[delta.index] ??= { id: "", name: "", arguments: "", shown: element("div", "text") };
+    const call = this.calls[delta.index];
+    call.id ||= delta.id ?? "";
+    call.name ||= delta.function?.name ?? "";
+    call.arguments += delta.function?.arguments ?? "";
+    if (!call.shown.isConnected) this.turn.facts.before(call.shown);
+    call.shown.textContent = `→ ${call.name} ${call.arguments}`;
+  }
+
+  /** What it is in the conversation. */
+  message() {
+    const said = { role: "assistant", content: this.content };
+    if (this.calls.length) {
+      said.tool_calls = this.calls.map((call) => ({
+        id: call.id,
+        type: "function",
+        function: { name: call.name, arguments: call.arguments },
+      }));
+    }
+    return said;
   }
 
   fail(message) {

@@ -17,7 +17,7 @@ from rootlace.runtime.gateway.http.batches.files import Files
 from rootlace.runtime.gateway.http.batches.runner import Answering
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
-from rootlace.runtime.gateway.http.cache import Cache, ExplainBody
+from rootlace.runtime.gateway.http.cache import Cache
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
@@ -70,7 +70,8 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
     messages = Messages(gateway, chats)
     scores = Scores(gateway, chats)
     tokenization = Tokenization(gateway, chats)
-    cache = Cache(gateway, chats)
+    completions, chat = Completions(gateway), ChatCompletions(gateway, chats)
+    cache = Cache(gateway, completions, chat)
     page = Page()
     listed: list[Endpoint] = []
     reference = Reference(gateway, listed)
@@ -78,14 +79,14 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint(
             "POST",
             "/v1/completions",
-            Completions(gateway).handle,
+            completions.handle,
             "OpenAI's completions",
             COMPLETION_BODY,
         ),
         Endpoint(
             "POST",
             "/v1/chat/completions",
-            ChatCompletions(gateway, chats).handle,
+            chat.handle,
             "OpenAI's chat completions",
             CHAT_BODY,
         ),
@@ -163,8 +164,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             "POST",
             "/cache/explain",
             cache.explain,
-            "how far a prompt is cached, and why no further",
-            ExplainBody,
+            "how far the prompt of a completion or chat completion is cached, and why no further",
         ),
         Endpoint("GET", "/openapi.json", reference.openapi, "this list for machines: OpenAPI"),
         Endpoint("GET", "/docs", reference.page, "this list for people"),

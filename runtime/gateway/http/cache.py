@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -11,28 +11,17 @@ from aiohttp import web
 from rootlace.runtime.contracts.tree_page import TreeNode
 from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.body import Body, read_body
-from rootlace.runtime.gateway.http.chat.chats import Chats
-from rootlace.runtime.gateway.http.chat.request import ChatRequest
+from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
-from rootlace.runtime.gateway.http.openai.conversation import (
-    template_arguments,
-    template_messages,
-    tools_of,
-)
-from rootlace.runtime.gateway.http.openai.messages import Message, Tool
-from rootlace.runtime.gateway.http.prompts import parse_prompts
-from rootlace.runtime.gateway.http.replies import (
-    adapter_of,
-    check_model,
-    json_response,
-    report_fields,
-)
+from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
+from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
+from rootlace.runtime.gateway.http.replies import json_response, report_fields
 from rootlace.runtime.gateway.keys.account import caller
 from rootlace.runtime.gateway.lint.finding import Finding
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import from_code
-from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open, Part
+from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open
 
 T = TypeVar("T", Finding, TreeNode)
 
@@ -40,35 +29,31 @@ MAX_NODES = 2000
 """Of one page of the tree: making more would hold the engine up."""
 
 
-class ExplainBody(Body):
-    """`POST /cache/explain`: a prompt (text or token ids), or a conversation that the chat template
-    writes, as it would be sent to be answered."""
-
-    prompt: str | list[int] | None = None
-    messages: list[Message] | None = None
-    model: str | None = None
-    tools: list[Tool] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
-
-
 class Cache:
     """The handlers."""
 
-    def __init__(self, gateway: Gateway, chats: Chats) -> None:
+    def __init__(self, gateway: Gateway, completions: Completions, chat: ChatCompletions) -> None:
         self._gateway = gateway
-        self._chats = chats
+        self._completions = completions
+        self._chat = chat
 
     async def explain(self, request: web.Request) -> web.Response:
         """How far a prompt is cached now, and why no further; nothing is computed."""
-        body = await read_body(request, ExplainBody)
-        adapter = adapter_of(self._gateway, check_model(self._gateway, body.model))
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidParameter("prompt", "give either prompt or messages")
-        report = await self._explained(self._parts(body), body.cache_salt or "", adapter)
-        return json_response(report_fields(report))
+        (job,) = await self._jobs(request)
+        return json_response(report_fields(await self._explained(job)))
+
+    async def _jobs(self, request: web.Request) -> list[one_shot.Job]:
+        """What the body of a completion or chat completion asks for, read as it would be there."""
+        try:
+            given = msgspec.json.decode(await request.read())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            given = None  # read again below, where it is told what is wrong
+        if isinstance(given, dict) and "messages" in given:
+            return self._chat.jobs(await read_body(request, CHAT_BODY))
+        jobs = self._completions.jobs(await read_body(request, COMPLETION_BODY))
+        if len(jobs) != 1:
+            raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")
+        return jobs
 
     async def lint(self, request: web.Request) -> web.Response:
         """What was noticed about prompts that could share more, what cost most first."""
@@ -101,29 +86,14 @@ class Cache:
             asked["namespace"] = account.namespace(asked["namespace"] or "")
         return tuple(asked.get(name) for name in names)
 
-    def _parts(self, body: ExplainBody) -> tuple[Part, ...]:
-        if body.prompt is not None:
-            (prompt,) = parse_prompts(body.prompt, "prompt", self._gateway.model_info.vocab_size)
-            return prompt.parts()
-        request = ChatRequest(
-            template_messages(body.messages or []),
-            {},
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final=bool(body.continue_final_message),
-            template=template_arguments(body.chat_template_kwargs),
-        )
-        return self._chats.render(request, tools_of(body.tools))
-
-    async def _explained(
-        self, parts: tuple[Part, ...], namespace: str, adapter: str
-    ) -> CacheReport:
+    async def _explained(self, job: one_shot.Job) -> CacheReport:
         events: asyncio.Queue[list[Event]] = asyncio.Queue()
         session = self._gateway.open_session(events.put_nowait, client="http", account=caller())
         try:
             session.handle(
                 [
-                    Open(1, 1, namespace=namespace, adapter=adapter),
-                    Append(2, 1, parts),
+                    Open(1, 1, namespace=job.namespace, adapter=job.adapter),
+                    Append(2, 1, job.parts),
                     Explain(3, 1),
                     Close(4, 1),
                 ]

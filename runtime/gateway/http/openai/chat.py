@@ -20,6 +20,7 @@ from rootlace.runtime.gateway.formats.deltas import (
     Delta,
     Reasoning,
 )
+from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import convert, read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared, finish_reason
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, ToolChoice
@@ -131,6 +132,10 @@ class ChatCompletions:
         ]
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of([result])}
+
+    def jobs(self, body: ChatBody) -> list[one_shot.Job]:
+        """What is run for a body."""
+        return [self._parse(body).prepared.job]
 
     def _parse(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)

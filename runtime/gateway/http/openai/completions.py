@@ -107,6 +107,10 @@ class Completions:
         head = envelope("cmpl", "text_completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": usage_of(results)}
 
+    def jobs(self, body: CompletionBody) -> list[one_shot.Job]:
+        """What is run for a body."""
+        return self._parse(body).jobs
+
     def _parse(self, body: CompletionBody) -> _Request:
         model = check_model(self._gateway, body.model)
         vocab_size = self._gateway.model_info.vocab_size
