@@ -134,6 +134,8 @@ def test_every_keyword_has_its_place() -> None:
         "constraint_backend": "engine.constraints.backend",
         "grammar_backend": "engine.constraints.backend",
         "jump_forward": "engine.constraints.jump_forward", "overlap": "engine.overlap",
+            "files": "gateway.files", "drain_seconds": "gateway.drain_seconds",
+            "log_level": "engine.logs.log_level", "log_format": "engine.logs.log_format",
     }  # fmt: skip
     for keyword, place in places.items():
         found: Any = runtime_module.runtime_config("m", "ipc://x", {keyword: True})

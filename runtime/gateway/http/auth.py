@@ -6,13 +6,16 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.http.access_log import KEY_NAME
-from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.runtime.gateway.http.errors import Forbidden, Handler
 from rootlace.runtime.gateway.http.page import is_page
 from rootlace.runtime.gateway.keys.account import Account, set_caller
 from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.wire.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+
+# What they change or show is not one key's alone.
+OPERATORS_PATHS = ("/flush_cache", "/metrics", "/v1/files", "/v1/batches")
 
 
 def api_key_middleware(keys: Keys) -> Middleware:
@@ -33,6 +36,9 @@ def api_key_middleware(keys: Keys) -> Middleware:
                     f"{error} (Authorization: Bearer ... or x-api-key: ...)"
                 ) from None
         if account is not None:
+            resource = request.match_info.route.resource
+            if resource is not None and resource.canonical.startswith(OPERATORS_PATHS):
+                raise Forbidden(f"{request.path} is for the operator's key")
             request[KEY_NAME] = account.name
         set_caller(account)
         return await handler(request)
