@@ -41,6 +41,7 @@ class Template(Protocol):
     def render(
         self,
         messages: Sequence[dict[str, Any]],
+        /,
         tools: None = None,
         add_generation_prompt: bool = True,
     ) -> tuple[Part, ...]: ...
