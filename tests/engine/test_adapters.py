@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.engine.harness import Harness, Outcome, greedy
 from tests.model import lora
@@ -95,6 +96,10 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "transposed": ("gpt2", r"transformer\.h\.\d\.(attn|mlp)\.c_\w+", {}),
     "by pattern": ("llama", ALL, {"ranks": {"k_proj": 2}, "alphas": {"up_proj": 3.0}}),
     "parallel": ("cohere2", ALL, {}),
+    "latent": ("deepseek_v2", r"model\.layers\.\d\.self_attn\.(q|o|kv_a)_proj\w*", {}),
+    "latent queries": ("deepseek_v3", r"model\.layers\.\d\.self_attn\.(q_a|q_b)_proj", {}),
+    "beside experts": ("gpt_oss", r"model\.layers\.\d\.self_attn\.[qkvo]_proj", {}),
+    "by group": ("falcon-grouped", r"transformer\.h\.\d\.(self_attention|mlp)\.\w+", {}),
 }
 
 
@@ -104,7 +109,8 @@ def test_families(case, tmp_path) -> None:
     model = save(configs()[family], tmp_path)
     changed = lora.write(tmp_path / "a", model, modules, **more)
     some = asked(("a",))[2:4]
-    for kernels in ("native", "reference"):
+    latent = ModelConfig.read(tmp_path).spec.attention.latent is not None
+    for kernels in ("reference",) if latent else ("native", "reference"):
         runner = load(tmp_path, {"a": tmp_path / "a"}, kernels)
         check({"": model, "a": changed}, some, run(runner, some))
 

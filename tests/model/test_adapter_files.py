@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_what_is_refused(folder, copied, keys, why) -> None:
     change(copied, **keys)
     with pytest.raises(UnsupportedModel, match=why):
         load(folder, copied)
+
+
+@pytest.mark.parametrize("module", ["self_attn.kv_b_proj", "mlp.shared_experts.down_proj"])
+def test_products_that_adapters_may_not_change(module, tmp_path) -> None:
+    model = save(configs()["deepseek_v2"], tmp_path)
+    lora.write(tmp_path / "a", model, rf"model\.layers\.\d\.{re.escape(module)}")
+    with pytest.raises(UnsupportedModel, match=rf"it changes .*{module}, which is not supported"):
+        load(tmp_path, tmp_path / "a")
 
 
 def test_tensors_that_do_not_fit(folder, copied) -> None:

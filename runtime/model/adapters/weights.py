@@ -16,7 +16,9 @@ from rootlace.runtime.model.checkpoint.weights import (
 )
 from rootlace.runtime.model.families.spec import ModelSpec, WeightNames
 
-PRODUCTS = ("qkv", "output", "gate_up", "down")
+CHANGED = ("qkv", "q_up", "output", "gate_up", "down")
+"""The products of a layer that adapters may change, by their fields of `LayerWeights`: not those of
+experts, and not `kv_up`, which no token is multiplied by."""
 FILE = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What PEFT puts before the name that a module has in the model."""
@@ -58,7 +60,7 @@ def load_adapter(
     for index in range(spec.num_layers):
         found = {}
         for name, part in layer_parts(spec, index).items():
-            modules = _targeted(config, spec, names, part) if name in changed(spec, index) else {}
+            modules = _targeted(config, spec, names, part) if _changed(spec, index, name) else {}
             if not modules:
                 continue
             expected |= {module + end for module in modules.values() for end in (A, B)}
@@ -67,6 +69,9 @@ def load_adapter(
         layers.append(found)
     extra = sorted(stored.keys() - expected)
     if extra:
+        module = extra[0].removesuffix(A).removesuffix(B)
+        if config.targets(module):
+            raise config.refuse(f"it changes {module}, which is not supported")
         raise config.refuse(
             f"{FILE} has {extra[0]}, of no product of a layer that target_modules names"
         )
@@ -75,10 +80,11 @@ def load_adapter(
     return Adapter(config.name, layers)
 
 
-def changed(spec: ModelSpec, index: int) -> tuple[str, ...]:
-    """The products of a layer that adapters may change: all but those of experts."""
+def _changed(spec: ModelSpec, index: int, name: str) -> bool:
+    """Whether adapters may change the part `name` of a layer. The MLP that all tokens have beside
+    experts counts as one of them."""
     experts = spec.experts is not None and index in spec.experts.layers
-    return ("qkv", "output") if experts else PRODUCTS
+    return name in CHANGED and not (experts and name in ("gate_up", "down"))
 
 
 def _tensors(config: AdapterConfig) -> dict[str, torch.Tensor]:

@@ -10,6 +10,8 @@ and neither are values made: what a head attends to is the sum of weights times 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from rootlace.kernels import KernelSet
@@ -30,15 +32,21 @@ class LatentAttention:
         self._kernels = kernels
 
     def queries_and_key(
-        self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        x: torch.Tensor,
+        layer: LayerWeights,
+        product: Callable[[torch.Tensor, str], torch.Tensor],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x [T, H] -> queries [T, N, R + r], and what is cached, [T, R + r]. Of a row of cos and
-        sin the first r / 2 numbers are for these heads."""
-        latent, rotated, linear = self._latent, self._rotated, self._kernels.linear
-        q, c, k_rotated = _split(linear(x, layer.qkv), -1, latent.rank, rotated)
+        """x [T, H] -> queries [T, N, R + r], and what is cached, [T, R + r]. `product`: of rows and
+        the part of the layer that has this name, adapters included. Of a row of cos and sin the
+        first r / 2 numbers are for these heads."""
+        latent, rotated = self._latent, self._rotated
+        q, c, k_rotated = _split(product(x, "qkv"), -1, latent.rank, rotated)
         if layer.q_up is not None and layer.q_norm is not None:
             q = self._kernels.rms_norm(q.contiguous(), layer.q_norm, latent.eps)
-            q = linear(q, layer.q_up)
+            q = product(q, "q_up")
         assert layer.k_norm is not None
         c = self._kernels.rms_norm(c.contiguous(), layer.k_norm, latent.eps)
         cos, sin = cos[:, : rotated // 2], sin[:, : rotated // 2]

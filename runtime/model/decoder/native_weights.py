@@ -15,7 +15,7 @@ from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import DTYPES, Arena, Epilogue, PackedLinear
 from rootlace.kernels.reference.linear import dense
 from rootlace.kernels.weights import CODES, parts_of
-from rootlace.runtime.model.adapters.weights import PRODUCTS, Adapter
+from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
 from rootlace.runtime.model.families.spec import ModelSpec
 
@@ -26,6 +26,8 @@ PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GEL
 """What follows an MLP's first product, by its activation, with a gate and without one."""
 KINDS = frozenset({"dense", *CODES})
 """The kinds of weights that the native kernels multiply by."""
+ADAPTED = ("qkv", "output", "gate_up", "down")
+"""The products that an `RlLowRank` is added to, in its order."""
 
 
 class NativeWeights:
@@ -100,11 +102,12 @@ class NativeWeights:
         layers = [layer for adapter in adapters for layer in adapter.layers]
         if not layers:
             return None
-        found = (native.LowRank * (len(layers) * len(PRODUCTS)))()
+        found = (native.LowRank * (len(layers) * len(ADAPTED)))()
         for index, layer in enumerate(layers):
-            for at, name in enumerate(PRODUCTS):
+            assert layer.keys() <= set(ADAPTED), "it would be ignored"
+            for at, name in enumerate(ADAPTED):
                 if name in layer:
-                    to, part = found[index * len(PRODUCTS) + at], layer[name]
+                    to, part = found[index * len(ADAPTED) + at], layer[name]
                     to.a, to.b = self._linear(Dense(part.a)), self._linear(Dense(part.b))
         self._held.append(found)
         return found

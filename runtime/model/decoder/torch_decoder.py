@@ -196,7 +196,7 @@ class Decoder:
         rotations = self._rotations(step)
         groups: Groups = [(one.adapter, one.tokens) for one in step.adapted]
         for index, layer in enumerate(weights.layers):
-            q = self._write(index, layer, x, rotations[index], step, cache)
+            q = self._write(index, layer, x, rotations[index], step, cache, groups)
             # Beyond its keys and values, the last layer is needed only where logits are wanted.
             if index == last and step.wanted is not None and not len(step.wanted):
                 return x[:0]
@@ -206,8 +206,7 @@ class Decoder:
                 residual = residual.index_select(0, step.wanted)
                 x = x.index_select(0, step.wanted) if spec.parallel else x
                 groups = [(one.adapter, one.wanted) for one in step.adapted]
-            out = kernels.linear(attended, layer.output)
-            self._adapt(out, attended, index, "output", groups)
+            out = self._product(attended, layer, index, "output", groups)
             out = _scaled(out, spec.residual_multiplier)
             if spec.parallel:
                 post_norm = layer.norm("post_norm")
@@ -229,28 +228,22 @@ class Decoder:
     ) -> torch.Tensor:
         if self._experts is not None and layer.experts:
             out = self._experts(x, layer)
-        elif groups:
-            assert layer.gate_up is not None and layer.down is not None
-            inner = self._kernels.linear(x, layer.gate_up)
-            self._adapt(inner, x, index, "gate_up", groups)
-            inner = self._activate(inner)
-            out = self._kernels.linear(inner, layer.down)
-            self._adapt(out, inner, index, "down", groups)
         else:
-            assert layer.gate_up is not None and layer.down is not None
-            inner = self._activate(self._kernels.linear(x, layer.gate_up))
-            out = self._kernels.linear(inner, layer.down)
+            inner = self._activate(self._product(x, layer, index, "gate_up", groups))
+            out = self._product(inner, layer, index, "down", groups)
         return _scaled(out, self._spec.residual_multiplier)
 
-    def _adapt(
-        self, y: torch.Tensor, x: torch.Tensor, index: int, name: str, groups: Groups
-    ) -> None:
-        """Add to the product y of x, the part `name` of a layer, what adapters do to their rows."""
+    def _product(
+        self, x: torch.Tensor, layer: LayerWeights, index: int, name: str, groups: Groups
+    ) -> torch.Tensor:
+        """x times the part `name` of a layer, with what adapters add to their rows of it."""
+        y = self._kernels.linear(x, layer.part(name))
         for number, rows in groups:
             found = self._adapters[number].layers[index].get(name)
             if found is not None:
                 inner = torch.nn.functional.linear(x.index_select(0, rows), found.a)
                 y.index_add_(0, rows, torch.nn.functional.linear(inner, found.b))
+        return y
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> float32 [N, V], or the scores of labels."""
@@ -319,16 +312,18 @@ class Decoder:
         rotations: Rotations,
         step: StepInput,
         cache: torch.Tensor,
+        groups: Groups,
     ) -> torch.Tensor:
         """Write this layer's keys and values. x [T, H] -> the queries [T, Nq, D]."""
         spec = self._spec
         if self._latent is not None:
-            q, key = self._latent.queries_and_key(x, layer, *rotations)
+            q, key = self._latent.queries_and_key(
+                x, layer, lambda x, name: self._product(x, layer, index, name, groups), *rotations
+            )
             key = key if step.write_tokens is None else key.index_select(0, step.write_tokens)
             cache[index, 0].view(-1, key.shape[-1]).index_copy_(0, step.write_slots, key)
             return q
-        qkv = self._kernels.linear(x, layer.qkv)
-        self._adapt(qkv, x, index, "qkv", [(one.adapter, one.tokens) for one in step.adapted])
+        qkv = self._product(x, layer, index, "qkv", groups)
         q_norm, k_norm = layer.q_norm, layer.k_norm
         if spec.attention.joint_norm and q_norm is not None and k_norm is not None:
             q, k, v = qkv.split((len(q_norm), len(k_norm), len(k_norm)), dim=1)
