@@ -66,7 +66,7 @@ GPT2: dict[str, Any] = {
 }
 OPT = {key: value for key, value in MULTI_HEAD.items() if key != "intermediate_size"}
 OPT["ffn_dim"] = 96
-FALCON = {**{key: value for key, value in OPT.items() if key != "ffn_dim"}, "ffn_hidden_size": 96}
+FALCON = {**{key: value for key, value in OPT.items() if key != "ffn_dim"}, "ffn_hidden_size": 128}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 LATENT = {
     "kv_lora_rank": 20,

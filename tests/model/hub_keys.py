@@ -1,6 +1,8 @@
 """What files on the hub say beside the keys of their class: of Phi-4-mini, Gemma 2 (9B), Gemma 3
-(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2, GPT-NeoX (20B),
-GPT-2, OPT and Galactica, StableLM 2, Qwen3-30B-A3B, gpt-oss, DeepSeek-V3 and Llama 3.2's like."""
+(1B and 270M), SmolLM3, OLMo 3, GLM-4, Command R7B, EXAONE 4 (32B), StarCoder2, GPT-NeoX (20B) and
+Dolly, GPT-2 of all sizes and DistilGPT-2, OPT and Galactica, Falcon (7B and 2 11B), StableLM 2,
+Mixtral, Qwen1.5-MoE, Qwen3-30B-A3B and Qwen3-Coder, OLMoE, gpt-oss, DeepSeek-V2-Lite and V3, and
+Llama 3.2's like."""
 
 from __future__ import annotations
 
@@ -94,15 +96,28 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "rope_parameters": None,
     },
+    "falcon-grouped": {
+        "activation": "gelu",
+        "ff_factor": 2,
+        "num_ln_in_parallel_attn": 2,
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 500042.0,
+    },
     "gpt_neox": {
         "attention_probs_dropout_prob": 0,
+        "custom_pipelines": {"text-generation": {"impl": "instruct_pipeline.X", "pt": "Y"}},
         "hidden_dropout_prob": 0,
         "rope_parameters": None,
         "rotary_emb_base": 10000,
         "rotary_pct": 0.5,
     },
     "gpt2": {
+        "_num_labels": 1,
         "n_ctx": 256,
+        "n_special": 0,
+        "output_past": True,
+        "predict_special_tokens": True,
         "summary_activation": None,
         "summary_proj_to_labels": True,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
@@ -110,6 +125,7 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
     "opt": {
         "activation_dropout": 0.0,
         "learned_embeddings": True,
+        "output_projection": True,
         "prefix": "</s>",
         "scale_embeddings": False,
     },
@@ -118,10 +134,56 @@ HUB_KEYS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "max_window_layers": 48,
         "num_experts": 6,
+        "qkv_bias": False,
         "rope_parameters": None,
         "rope_scaling": None,
         "rope_theta": 1000000.0,
         "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 0,
+        "use_qk_norm": True,
+    },
+    "mixtral": {
+        "output_router_logits": False,
+        "rope_parameters": None,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "router_jitter_noise": 0.0,
+    },
+    "qwen2_moe": {
+        "layer_types": None,
+        "max_window_layers": 21,
+        "num_experts": 6,
+        "rope_parameters": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 6,
+        "use_sliding_window": False,
+    },
+    "olmoe": {
+        "clip_qkv": None,
+        "output_router_logits": False,
+        "rope_parameters": None,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+    },
+    "deepseek_v2": {
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV2Config"},
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "moe_layer_freq": 1,
+        "pretraining_tp": 1,
+        "rope_parameters": None,
+        "rope_scaling": {
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "factor": 40,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 64,
+            "type": "yarn",
+        },
+        "rope_theta": 10000,
+        "scoring_func": "softmax",
+        "seq_aux": True,
     },
     "deepseek_v3": {
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},

@@ -356,6 +356,9 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     # transformers takes these for files without a scaling, and we would not.
     ("gemma3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
     ("olmo3", OLD_LINEAR, ["rope_scaling", "write `rope_type`"]),
+    ("falcon", {"ff_factor": 4}, ["ff_factor 4", "ffn_hidden_size is 128"]),
+    ("qwen3_moe", {"use_qk_norm": False}, ["use_qk_norm False", "only True"]),
+    ("qwen3_moe", {"shared_expert_intermediate_size": 8}, ["shared_expert_inter", "only 0"]),
     ("gemma2", {"sliding_window_size": 7}, ["sliding_window_size 7", "only 6"]),
     ("gemma2", {"hidden_act": "relu"}, ["hidden_act 'relu'", "hidden_activation"]),
     ("gemma3", {"hidden_act": "silu"}, ["hidden_act 'silu'", "hidden_activation"]),

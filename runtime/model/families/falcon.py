@@ -54,7 +54,11 @@ def _read(file: Given) -> ModelSpec:
         attention = replace(attention, num_kv_heads=1)
     elif not grouped and attention.num_kv_heads != attention.num_heads:
         given.refuse("num_key_value_heads", "it is not num_attention_heads")
-    inner_size = given("intermediate_size", SIZE.or_none(), None) or 4 * given.size("hidden_size")
+    hidden = given.size("hidden_size")
+    inner_size = given("intermediate_size", SIZE.or_none(), None) or 4 * hidden
+    factor = given("ff_factor", SIZE.or_none(), None)
+    if factor and factor * hidden != inner_size:
+        given.refuse("ff_factor", f"{given.name('intermediate_size')} is {inner_size}")
     return decoder(
         given,
         replace(names, qkv_by_group=not one_key),

@@ -34,9 +34,9 @@ IGNORED = _names(
     "neftune_noise_alpha gradient_checkpointing use_cache pretraining_tp pad_token_id "
     "chunk_size_feed_forward output_attentions output_hidden_states return_dict torchscript "
     "use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation "
-    "_attn_implementation_autoset _flash_attn_2_enabled "
+    "_attn_implementation_autoset _flash_attn_2_enabled output_past custom_pipelines "
     # Other tasks than continuing a text.
-    "id2label label2id num_labels problem_type finetuning_task task_specific_params "
+    "id2label label2id num_labels _num_labels problem_type finetuning_task task_specific_params "
     # The tokenizer, and how long a text it was used for.
     "tokenizer_class prefix unk_token_id sep_token_id cls_token_id model_max_length "
     "max_sequence_length tokenizer_model_max_length "

@@ -46,9 +46,11 @@ def _read(file: Given) -> ModelSpec:
     given = file.renamed(KEYS)
     given.only("scale_attn_by_inverse_layer_idx", False)
     given.only("n_ctx", given.size("max_position_embeddings"))
+    given.only("n_special", 0)
     given.pass_over(
         # What precision scores have in training, and heads of other tasks.
         "reorder_and_upcast_attn",
+        "predict_special_tokens",
         *("summary_type", "summary_use_proj", "summary_proj_to_labels", "summary_first_dropout"),
     )
     given("summary_activation", TEXT.or_none(), None)

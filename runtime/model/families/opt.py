@@ -40,7 +40,8 @@ ONLY = {
     "do_layer_norm_before": True,
     "_remove_final_layer_norm": False,
     "layer_norm_elementwise_affine": True,
-    # What Galactica's files say besides.
+    # What files of OPT and Galactica say besides.
+    "output_projection": True,
     "learned_embeddings": True,
     "scale_embeddings": False,
 }

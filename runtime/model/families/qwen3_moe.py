@@ -21,6 +21,10 @@ NAMES = qwen2_moe.NAMES.with_parts(
 
 
 def _read(given: Given) -> ModelSpec:
+    # What files of Qwen3-Coder say besides.
+    given.only("qkv_bias", False)
+    given.only("shared_expert_intermediate_size", 0)
+    given.only("use_qk_norm", True)
     window = chosen_window(given, WINDOW)
     if window is None:
         given.pass_over("max_window_layers")
