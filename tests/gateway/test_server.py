@@ -36,6 +36,7 @@ from rootlace.wire.protocol import (
     Op,
     Open,
     Ping,
+    Prefill,
     SamplingParams,
     Text,
     Welcome,
@@ -422,6 +423,9 @@ async def test_programs_have_keys_and_quotas_too(stories: Tokenizer, tmp_path: P
         await peer.send(Open(1, 1, namespace="s"), Append(2, 1, (Text("x"),)), Generate(3, 1))
         assert isinstance(await peer.terminal(3), Generated)
         assert w.engine.submitted[-1].namespace == "@a/s"
+        await peer.send(Open(10, 3), Append(11, 3, (Text("x"),)), Prefill(12, 3), Close(13, 3))
+        refused = await peer.terminal(12)
+        assert isinstance(refused, Failed) and refused.code == "quota_exceeded"
         await peer.send(Generate(4, 1), Generate(5, 1), Close(6, 1))
         refused = await peer.terminal(4)
         assert isinstance(refused, Failed) and refused.code == "quota_exceeded"

@@ -187,9 +187,9 @@ class Session:
         core = self._core
         size = _size(op)
         self._check_backlog(branch, size)
-        if isinstance(op, Generate | Select):
+        if isinstance(op, Generate | Select | Prefill):
             try:
-                self._admit()
+                self._admit(counts=not isinstance(op, Prefill))
             except RootlaceError as error:
                 branch.post(Work(op.op, partial(_raise, error)))
                 return
@@ -219,9 +219,13 @@ class Session:
             branch.interrupt(error)
         raise error
 
-    def _admit(self) -> None:
-        if self._account is not None and self.counts_requests:
+    def _admit(self, counts: bool = True) -> None:
+        if self._account is None or not self.counts_requests:
+            return
+        if counts:
             self._account.admit()
+        else:
+            self._account.check()
 
     def _forget(self, size: int) -> None:
         self._waiting_size -= size

@@ -53,7 +53,14 @@ class Account:
                 self._quotas[unit] = Quota(limit, self._clock)
 
     def admit(self) -> None:
-        """Count a request. Raises QuotaExceeded, or Unauthorized for a key that was removed."""
+        """Count a request. Raises what `check` raises."""
+        self.check()
+        if "requests" in self._quotas:
+            self._quotas["requests"].take(1)
+        self._count(self.name, "requests", 1)
+
+    def check(self) -> None:
+        """Raises QuotaExceeded if there is nothing left, Unauthorized if the key was removed."""
         self._refresh()
         if self.removed:
             raise Unauthorized(f"the API key {self.name!r} was removed")
@@ -66,9 +73,6 @@ class Account:
                 )
                 error.retry_after = wait
                 raise error
-        if "requests" in self._quotas:
-            self._quotas["requests"].take(1)
-        self._count(self.name, "requests", 1)
 
     def used(self, kind: str, tokens: int) -> None:
         """So many tokens of a kind ("prompt" or "completion") were asked for or made."""
