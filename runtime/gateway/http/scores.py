@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.body import Body, read_body
-from rootlace.runtime.gateway.http.chat.chats import Chats
+from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
-from rootlace.runtime.gateway.http.replies import check_model, envelope, json_response
+from rootlace.runtime.gateway.http.replies import adapter_of, check_model, envelope, json_response
 from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import from_code
 from rootlace.wire.protocol import (
@@ -27,6 +28,9 @@ from rootlace.wire.protocol import (
     Close,
     Event,
     Failed,
+    Generate,
+    Generated,
+    Op,
     Open,
     Part,
     SamplingParams,
@@ -43,6 +47,9 @@ _JUDGE = (
 )
 _ANSWERS = ("yes", "no")
 _OPS = 4
+MAX_LABELS = 2 * MAX_PROMPTS
+"""Labels of a request, counted once for each of its texts."""
+_AT_ONCE = 256
 
 
 class _Ranked(Body, kw_only=True):
@@ -95,6 +102,14 @@ class _Scored:
     tokens: int
 
 
+@dataclass(frozen=True)
+class _Place:
+    """The namespace in which prompts are computed, and by which adapter."""
+
+    namespace: str
+    adapter: str
+
+
 class Scores:
     """The handlers."""
 
@@ -108,13 +123,15 @@ class Scores:
         if body.text_1 is not None or body.text_2 is not None:
             return json_response(await self._pairs(body, model))
         labels = self._labels(body)
-        namespace = body.cache_salt or ""
+        place = self._place(body, model)
+        prompts = self._prompts(body)
         if body.label_token_ids is None:
-            prompts = self._prompts(body)
-            scored = await self._select([p.parts() for p in prompts], labels, namespace)
+            parts = (prompt.parts() for prompt in prompts)
+            scored = await self._select(parts, len(prompts), labels, place)
         else:
-            ids = [self._ids(prompt) for prompt in self._prompts(body)]
-            scored = await self._append(ids, body.label_token_ids, namespace)
+            _check_count(len(prompts) * len(body.label_token_ids), MAX_PROMPTS)
+            ids = [await self._ids(prompt) for prompt in prompts]
+            scored = await self._append(ids, body.label_token_ids, place)
         softmax = bool(body.apply_softmax)
         scores = [_probabilities(one.logprobs, softmax) for one in scored]
         usage = _usage(scored)
@@ -128,7 +145,8 @@ class Scores:
             raise InvalidParameter("documents", "documents must not be empty")
         if body.top_n is not None and body.top_n < 1:
             raise InvalidParameter("top_n", f"top_n must be at least 1, not {body.top_n}")
-        scored = await self._relevance(body, [(body.query, text) for text in texts])
+        pairs = [(body.query, text) for text in texts]
+        scored = await self._relevance(body, pairs, self._place(body, model))
         scores = [_probabilities(one.logprobs, True)[0] for one in scored]
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
         results: list[dict[str, Any]] = []
@@ -148,27 +166,32 @@ class Scores:
             raise InvalidParameter(
                 "text_2", f"text_2 has {len(second)} texts for the {len(first)} of text_1"
             )
-        scored = await self._relevance(body, list(zip(first, second, strict=True)))
+        pairs = list(zip(first, second, strict=True))
+        scored = await self._relevance(body, pairs, self._place(body, model))
         data = [
             {"index": i, "object": "score", "score": _probabilities(one.logprobs, True)[0]}
             for i, one in enumerate(scored)
         ]
         return {**envelope("score", "list", model), "data": data, **_usage(scored)}
 
-    async def _relevance(self, body: _Ranked, pairs: Sequence[tuple[str, str]]) -> list[_Scored]:
+    async def _relevance(
+        self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place
+    ) -> list[_Scored]:
         """How likely "yes" and "no" are as answers whether each text answers its query."""
-        _check_count(len(pairs))
         instruction = body.instruction or INSTRUCTION
-        parts = []
         for query, text in pairs:
-            asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
-            messages = [
-                {"role": "system", "content": _JUDGE},
-                {"role": "user", "content": asked},
-            ]
-            request = ChatRequest(messages, {}, template={"enable_thinking": False})
-            parts.append(self._chats.render(request, ()))
-        return await self._select(parts, _ANSWERS, body.cache_salt or "")
+            check_length("documents", len(instruction) + len(query) + len(text))
+        parts = (self._question(instruction, query, text) for query, text in pairs)
+        return await self._select(parts, len(pairs), _ANSWERS, place)
+
+    def _question(self, instruction: str, query: str, text: str) -> tuple[Part, ...]:
+        asked = f"<Instruct>: {instruction}\n\n<Query>: {query}\n\n<Document>: {text}"
+        messages = [{"role": "system", "content": _JUDGE}, {"role": "user", "content": asked}]
+        request = ChatRequest(messages, {}, template={"enable_thinking": False})
+        return self._chats.render(request, ())
+
+    def _place(self, body: _Ranked, model: str) -> _Place:
+        return _Place(body.cache_salt or "", adapter_of(self._gateway, model))
 
     def _labels(self, body: ScoreBody) -> Sequence[str]:
         if (body.labels is None) == (body.label_token_ids is None):
@@ -190,7 +213,6 @@ class Scores:
         size = self._gateway.model_info.vocab_size
         (query,) = parse_prompts(body.query, "query", size)
         items = parse_prompts(body.items, "items", size)
-        _check_count(len(items))
         prompts = []
         for item in items:
             pair = (item, query) if body.item_first else (query, item)
@@ -202,61 +224,98 @@ class Scores:
                 prompts.append(Prompt(text=f"{pair[0].text}{pair[1].text}"))
         return prompts
 
-    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if prompt.ids is not None:
-            return prompt.ids
-        return tuple(self._gateway.tokenizer.encode(prompt.text or ""))
+    async def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Raises InvalidParameter where there is nothing that a label could follow."""
+        ids = prompt.ids
+        if ids is None:
+            text = prompt.text or ""
+            check_length("items", len(text))
+            encode = self._gateway.tokenizer.encode
+            ids = tuple(await self._gateway.tokenize(len(text), encode, text))
+        if not ids:
+            raise InvalidParameter("items", "query and item are empty: no label follows nothing")
+        return ids
 
     async def _append(
-        self, prompts: Sequence[tuple[int, ...]], labels: Sequence[int], namespace: str
+        self, prompts: Sequence[tuple[int, ...]], labels: Sequence[int], place: _Place
     ) -> list[_Scored]:
         """Labels that are tokens: each is appended, and its log-probability read."""
-        _check_count(len(prompts) * len(labels))
-        jobs = [
-            one_shot.Job(
-                (Tokens((*ids, label)),),
-                SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids)),
-                namespace=namespace,
-            )
-            for ids in prompts
-            for label in labels
-        ]
-        results = await one_shot.run(self._gateway, jobs)
+
+        def read(ids: tuple[int, ...], op: int, branch: int) -> Op:
+            params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
+            return Generate(op, branch, params=params)
+
+        asked = (
+            ((Tokens((*ids, label)),), partial(read, ids)) for ids in prompts for label in labels
+        )
+        results = await self._run(asked, len(prompts) * len(labels), _AT_ONCE, place)
         found = []
         for index, ids in enumerate(prompts):
             mine = results[index * len(labels) : (index + 1) * len(labels)]
-            logprobs = tuple(one.prompt_logprobs[-1].logprob or 0.0 for one in mine)
-            found.append(_Scored(logprobs, len(ids)))
+            logprobs = []
+            for one in mine:
+                assert isinstance(one, Generated)
+                logprob = one.prompt_logprobs[-1].logprob
+                assert logprob is not None  # only a context's first token has none
+                logprobs.append(logprob)
+            found.append(_Scored(tuple(logprobs), len(ids)))
         return found
 
     async def _select(
-        self, prompts: Sequence[tuple[Part, ...]], labels: Sequence[str], namespace: str
+        self, prompts: Iterable[tuple[Part, ...]], count: int, labels: Sequence[str], place: _Place
     ) -> list[_Scored]:
         """Labels that are texts, scored by one `Select` for each prompt."""
+        _check_count(count, MAX_PROMPTS)
+        _check_count(count * len(labels), MAX_LABELS)
+
+        def select(op: int, branch: int) -> Op:
+            return Select(op, branch, tuple(labels))
+
+        asked = ((parts, select) for parts in prompts)
+        at_once = max(1, _AT_ONCE // len(labels))
+        found = []
+        for one in await self._run(asked, count, at_once, place):
+            assert isinstance(one, Selected)
+            found.append(_Scored(one.scores, one.usage.prompt_tokens))
+        return found
+
+    async def _run(
+        self,
+        asked: Iterable[tuple[tuple[Part, ...], Callable[[int, int], Op]]],
+        count: int,
+        at_once: int,
+        place: _Place,
+    ) -> list[Selected | Generated]:
+        """The result of one operation behind each prompt, in a session of its own.
+
+        `at_once` prompts at most are under way, so that other requests find room in the queue.
+        """
         events: asyncio.Queue[list[Event]] = asyncio.Queue()
         session = self._gateway.open_session(events.put_nowait, client="http", account=admitted())
-        found: dict[int, _Scored] = {}
+        found: dict[int, Selected | Generated] = {}
+        waiting = enumerate(asked)
         try:
-            for index, parts in enumerate(prompts):
-                op, branch = index * _OPS + 1, index + 1
-                session.handle(
-                    [
-                        Open(op, branch, namespace=namespace),
-                        Append(op + 1, branch, parts),
-                        Select(op + 2, branch, tuple(labels)),
-                        Close(op + 3, branch),
-                    ]
-                )
-            while len(found) < len(prompts):
+            begun = 0
+            while len(found) < count:
+                for index, (parts, ask) in islice(waiting, at_once - (begun - len(found))):
+                    begun += 1
+                    op, branch = index * _OPS + 1, index + 1
+                    session.handle(
+                        [
+                            Open(op, branch, namespace=place.namespace, adapter=place.adapter),
+                            Append(op + 1, branch, parts),
+                            ask(op + 2, branch),
+                            Close(op + 3, branch),
+                        ]
+                    )
                 for event in await events.get():
                     if isinstance(event, Failed):
                         raise from_code(event.code, event.message)
-                    if isinstance(event, Selected):
-                        index = (event.op - 1) // _OPS
-                        found[index] = _Scored(event.scores, event.usage.prompt_tokens)
+                    if isinstance(event, Selected | Generated):
+                        found[(event.op - 1) // _OPS] = event
         finally:
             session.close()
-        return [found[index] for index in range(len(prompts))]
+        return [found[index] for index in range(count)]
 
 
 def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
@@ -279,6 +338,8 @@ def _listed(given: str | list[str] | None, param: str) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-def _check_count(count: int) -> None:
-    if count > MAX_PROMPTS:
-        raise InvalidParameter("items", f"at most {MAX_PROMPTS} texts can be scored, not {count}")
+def _check_count(count: int, bound: int) -> None:
+    if count > bound:
+        raise InvalidParameter(
+            "items", f"at most {bound} texts (or texts times labels) can be scored, not {count}"
+        )

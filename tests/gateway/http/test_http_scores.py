@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from rootlace.wire.protocol import Open, Tokens
+from rootlace.runtime.gateway.http import scores
+from rootlace.wire.protocol import (
+    Append,
+    Event,
+    Generate,
+    Generated,
+    Open,
+    Select,
+    Selected,
+    Tokens,
+)
 from tests.gateway.http.conftest import Served
+from tests.gateway.http.fake_gateway import FakeSession
 
 
 async def post(served: Served, path: str, body: dict[str, Any], status: int = 200) -> Any:
@@ -31,6 +45,9 @@ async def test_labels(served: Served) -> None:
     reply = await post(served, "/v1/score", {**body, "apply_softmax": True, "item_first": True})
     assert reply["scores"][1] == [0.5, 0.5]
     assert sum(reply["scores"][0]) == pytest.approx(1)
+    ops = served.gateway.sessions[-1].ops
+    texts = ["".join(part.text for part in op.parts) for op in ops if isinstance(op, Append)]  # type: ignore[union-attr]
+    assert texts == ["aab", "baab"]
     assert served.gateway.sessions[-1].closed
 
 
@@ -77,4 +94,68 @@ async def test_relevance(served: Served) -> None:
 async def test_refusals(served: Served, path: str, body: dict[str, Any], param: str) -> None:
     reply = await post(served, path, body, 400)
     assert reply["error"]["param"] == param
+    assert not served.gateway.sessions
+
+
+async def test_adapters(served: Served) -> None:
+    gateway = served.gateway
+    gateway.model_info = msgspec.structs.replace(gateway.model_info, adapters=("formal",))
+    pair = {"query": "a", "items": ["b"]}
+    for path, body in (
+        ("/v1/score", {**pair, "labels": ["c"]}),
+        ("/v1/score", {**pair, "label_token_ids": [7]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        assert (await post(served, path, {**body, "model": "fake:formal"}))["model"] == (
+            "fake:formal"
+        )
+        (opened,) = [op for op in gateway.sessions[-1].ops if isinstance(op, Open)]
+        assert opened.adapter == "formal"
+
+
+async def test_nothing_before_a_label(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer without BOS makes no tokens of empty texts."""
+    monkeypatch.setattr(served.gateway.tokenizer, "encode", lambda text: list(text.encode()))
+    body = {"query": "", "items": [""], "label_token_ids": [5, 6]}
+    reply = await post(served, "/v1/score", body, 400)
+    assert reply["error"]["param"] == "items"
+
+
+@pytest.mark.parametrize("labels", [{"labels": ["a", "b"]}, {"label_token_ids": [1, 2]}])
+async def test_many_labels_go_in_turns(
+    served: Served, monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]
+) -> None:
+    """Not all at once: they would fill the queue of everybody."""
+    monkeypatch.setattr(scores, "_AT_ONCE", 4)
+    loop, begin = asyncio.get_running_loop(), served.gateway.open_session
+    most = answered = 0
+
+    def open_session(on_events: Callable[[list[Event]], None], **given: Any) -> FakeSession:
+        def deliver(events: list[Event]) -> None:
+            nonlocal most, answered
+            asked = sum(isinstance(op, Generate | Select) for op in session.ops)
+            most = max(most, asked - answered)
+            answered += sum(isinstance(event, Generated | Selected) for event in events)
+            on_events(events)
+
+        session = begin(lambda events: loop.call_soon(deliver, events) and None, **given)
+        return session
+
+    monkeypatch.setattr(served.gateway, "open_session", open_session)
+    reply = await post(served, "/v1/score", {"query": "a", "items": ["b"] * 20, **labels})
+    assert len(reply["scores"]) == 20
+    assert most == (2 if "labels" in labels else 4)
+
+
+async def test_bounds(served: Served) -> None:
+    long = "a" * (4 * 2**20)
+    for body in (
+        {"query": "a", "items": ["b"] * 400, "labels": ["c"] * 50},
+        {"query": "a", "items": ["b"] * 400, "label_token_ids": [1] * 50},
+        {"query": "a", "items": [long], "label_token_ids": [1]},
+    ):
+        reply = await post(served, "/v1/score", body, 400)
+        assert reply["error"]["param"] == "items"
+    await post(served, "/v1/rerank", {"query": "a", "documents": [long]}, 400)
     assert not served.gateway.sessions
