@@ -47,15 +47,16 @@ class RadixTree:
     ) -> None:
         self.pool = pool
         self.block_size = pool.block_size
-        self._programs = Programs()
-        self._policy = policy(self._programs)
+        self.programs = Programs()
+        self._policy = policy(self.programs)
         self._queue = EvictionQueue(self._policy)
         self.evicted = evicted or Evicted()
         self.roots: dict[Hashable, Node] = {}
         self.num_nodes = 0
         self.num_tokens = 0
         self.evicted_blocks = 0
-        self._tick = 0
+        self.tick = 0
+        """Counts uses; a node's `last_use` is one of its values."""
         self._uids = itertools.count(1)
 
     # ------------------------------------------------------------ reading
@@ -115,7 +116,7 @@ class RadixTree:
 
     def advance(self, node: Node, tokens: np.ndarray, limit: int, program: int = 0) -> Node:
         """Move a handle from `node` down along `tokens[node.end:limit]` as far as it is cached."""
-        self._tick += 1
+        self.tick += 1
         passed = [node]
         current = node
         while current.end < limit:
@@ -130,7 +131,7 @@ class RadixTree:
             child.locks += 1
             if child.locks == 1:
                 self.pool.pin(child.blocks)
-            child.used_by(program, self._tick)
+            child.used_by(program, self.tick)
             self._policy.used(child)
             passed.append(child)
             current = child
@@ -155,7 +156,7 @@ class RadixTree:
         blocks = table[position // self.block_size : -(-end // self.block_size)].copy()
         self.num_tokens += len(rest)
         fresh = Node(next(self._uids), node, position, rest, blocks)
-        fresh.used_by(program, self._tick)
+        fresh.used_by(program, self.tick)
         self._policy.used(fresh)
         if not node.children and node.locks == 1 and not node.is_root and node.same_users(fresh):
             self._grow(node, rest, blocks)
@@ -168,33 +169,24 @@ class RadixTree:
 
     def leave(self, node: Node, program: int = 0) -> None:
         """Give up a handle."""
-        self._tick += 1
+        self.tick += 1
         link: Node | None = node
         while link is not None:
             link.locks -= 1
-            link.last_use = self._tick
+            link.last_use = self.tick
             if not link.locks:
                 self.pool.unpin(link.blocks)
             link = link.parent
-        self._programs.ended_at(program, node)
+        self.programs.ended_at(program, node)
         self._settle(node)
-
-    @property
-    def tick(self) -> int:
-        """Counts uses; a node's `last_use` is one of its values."""
-        return self._tick
-
-    def running_programs(self, node: Node) -> tuple[str, ...]:
-        """The names of those of `node.programs` that still run."""
-        return self._programs.names(node)
 
     def open_program(self, name: str) -> int:
         """The id by which `advance`, `insert` and `leave` know the program `name`."""
-        return self._programs.open(name)
+        return self.programs.open(name)
 
     def close_program(self, name: str) -> None:
         """The program ended: what only it used may go first from now on."""
-        for node in self._programs.close(name):
+        for node in self.programs.close(name):
             if node.is_evictable:
                 self._queue.push(node)
 
@@ -229,7 +221,7 @@ class RadixTree:
         self.pool.reset()
         self._queue.reset()
         self._policy.reset()
-        self._programs.reset()
+        self.programs.reset()
         self.evicted.reset()
         self.roots = {}
         self.num_nodes = 0

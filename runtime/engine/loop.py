@@ -140,10 +140,10 @@ class EngineLoop:
             self._outgoing.append(Stats(message.ticket, self.stats()))
         elif isinstance(message, Explain):
             namespace = kv_namespace(message.namespace, message.adapter)
-            report = self._scheduler.explain(namespace, message.token_ids, message.scope)
+            report = self._scheduler.view.explain(namespace, message.token_ids, message.scope)
             self._outgoing.append(Explained(message.ticket, report))
         elif isinstance(message, GetTree):
-            page = self._scheduler.tree_page(message.namespace, message.under, message.limit)
+            page = self._scheduler.view.tree_page(message.namespace, message.under, message.limit)
             self._outgoing.append(Tree(message.ticket, page))
         else:
             assert isinstance(message, Stop)

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
-
-import msgspec
-import numpy as np
+from collections.abc import Callable
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
+from rootlace.runtime.scheduler.cache_view import CacheView
 from rootlace.runtime.scheduler.counters import Counters
 from rootlace.runtime.scheduler.decode_rows import DecodeRows
-from rootlace.runtime.scheduler.explain import Scope
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.intake import Retreat, TokenIntake
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.limits import Limits
 from rootlace.runtime.scheduler.masks import StepMasks
-from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.prefill import Prefill
 from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
-from rootlace.runtime.scheduler.tree_page import tree_page
 from rootlace.runtime.scheduler.waiting import WaitingQueue
-from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import (
     InvalidRequest,
     Overloaded,
@@ -88,15 +81,13 @@ class Scheduler:
         self.kv = KVStore(cache, clock)
         self._clock = clock
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
-        self._pace = PromptPace()
-        self._tick_times = TickTimes()
-        self._committed = 0.0
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
         self._waiting = WaitingQueue(
             config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
         )
         self._running = RunningSet(self.kv, headroom or Headroom())
+        self.view = CacheView(self.kv, self._running, clock)
         self._sample_rows = SampleRows(masks or StepMasks(vocab_size), automata)
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
@@ -113,7 +104,7 @@ class Scheduler:
             self._count,
             max_rows=self._max_rows,
             clock=clock,
-            pace=self._pace,
+            pace=self.view.pace,
             complete=lambda sequence: self._updates.append(self._finish(sequence)),
         )
 
@@ -247,9 +238,7 @@ class Scheduler:
             if not sequence.finished:
                 updates.append(self._finish(sequence))
         intake, now = self._intake, self._clock()
-        self._pace.note(plan.num_tokens, plan.num_rows, now - max(flight.begun, self._committed))
-        self._tick_times.note(self.kv.tree.tick, now)
-        self._committed = now
+        self.view.note_step(flight, now)
         dropped = 0
         for (sequence, epoch), token, scored in zip(
             flight.sampled, result.token_ids.tolist(), result.scores, strict=True
@@ -320,24 +309,6 @@ class Scheduler:
         """Forget every prefix that no running request uses."""
         self.kv.tree.flush()
         self._check_if_asked()
-
-    def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
-        """Why the prompt `tokens` (int32) would be cached as far as it would be, if it came now."""
-        report = self.kv.explain(namespace, tokens, len(tokens) - 1, scope)
-        saved = self._pace.seconds(report.matched)
-        return msgspec.structs.replace(report, saved_seconds=saved)
-
-    def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        """At most `limit` nodes of the tree: see `scheduler.tree_page`."""
-        now = self._clock()
-        return tree_page(
-            self.kv.tree,
-            self._running.sequences,
-            lambda node: self._tick_times.seconds_since(node.last_use, now),
-            namespace=namespace,
-            under=under,
-            limit=limit,
-        )
 
     def release_program(self, program: str) -> None:
         """The program ended: prefixes that only it used may go first."""

@@ -65,7 +65,7 @@ def tree_page(
                 requests=tuple(requests.get(node, ())),
                 locked=node.locks > 0,
                 uses=node.uses,
-                programs=tree.running_programs(node),
+                programs=tree.programs.names(node),
                 idle_seconds=idle_seconds(node),
             )
         )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.contracts.messages import Explain, Ready
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
@@ -115,7 +115,10 @@ class FakeEngine:
         await asyncio.sleep(0)
         self.flushes += 1
 
-    async def explain(
+    async def ask(self, kind: type, *fields: Any) -> Any:
+        return await (self._explain if kind is Explain else self._tree)(*fields)
+
+    async def _explain(
         self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
     ) -> CacheReport:
         """Half of any prompt is cached, and token 1 follows there."""
@@ -123,7 +126,7 @@ class FakeEngine:
         self.explained.append((token_ids.tolist(), namespace, scope))
         return made_up_report(token_ids)
 
-    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
+    async def _tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
         """One node, the prompt of the last request."""
         await asyncio.sleep(0)
         tokens = self.submitted[-1].token_ids.tolist()

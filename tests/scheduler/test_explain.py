@@ -19,7 +19,7 @@ PROMPT = list(range(10, 40))
 def explain(
     world: World, prompt: list[int], namespace: str = "", scope: str = "all"
 ) -> CacheReport:
-    return world.scheduler.explain(namespace, np.array(prompt, np.int32), scope)  # type: ignore[arg-type]
+    return world.scheduler.view.explain(namespace, np.array(prompt, np.int32), scope)  # type: ignore[arg-type]
 
 
 def test_a_prompt_that_nobody_sent_before() -> None:
@@ -162,7 +162,7 @@ def test_the_page_of_the_tree() -> None:
     world.run(PROMPT, max_tokens=0, program="agent")
     world.run([*PROMPT[:10], 1, 2, 3], max_tokens=0, namespace="")
     world.run([7, 8, 9], max_tokens=0, namespace="tenant")
-    page = world.scheduler.tree_page(None, 0, 100)
+    page = world.scheduler.view.tree_page(None, 0, 100)
     assert (
         (page.total, page.tokens) == (world.stats["nodes"], world.stats["tree_tokens"]) == (4, 36)
     )
@@ -179,17 +179,17 @@ def test_the_page_of_the_tree() -> None:
     assert [node.namespace for node in page.nodes].count("tenant") == 1
 
     # One tenant is not told how much the others have.
-    own = world.scheduler.tree_page("tenant", 0, 9)
+    own = world.scheduler.view.tree_page("tenant", 0, 9)
     assert {n.namespace for n in own.nodes} == {"tenant"} and own.complete and own.total is None
-    assert world.scheduler.tree_page("nobody", 0, 9) == TreePage(())
-    short = world.scheduler.tree_page(None, 0, 2)
+    assert world.scheduler.view.tree_page("nobody", 0, 9) == TreePage(())
+    short = world.scheduler.view.tree_page(None, 0, 2)
     assert len(short.nodes) == 2 and not short.complete and short.total == 4
-    assert page.complete and world.scheduler.tree_page(None, 0, 4).complete
-    below = world.scheduler.tree_page("", shared.id, 9).nodes
+    assert page.complete and world.scheduler.view.tree_page(None, 0, 4).complete
+    below = world.scheduler.view.tree_page("", shared.id, 9).nodes
     assert {node.parent for node in below} == {shared.id} and len(below) == 2
-    assert world.scheduler.tree_page(None, 10**9, 9).nodes == ()
+    assert world.scheduler.view.tree_page(None, 10**9, 9).nodes == ()
 
     world.submit([*PROMPT, 50], max_tokens=50)
     world.step()
-    running = [node for node in world.scheduler.tree_page(None, 0, 9).nodes if node.requests]
+    running = [node for node in world.scheduler.view.tree_page(None, 0, 9).nodes if node.requests]
     assert running and all(node.locked and node.requests == (3,) for node in running)

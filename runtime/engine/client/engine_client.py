@@ -10,7 +10,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,13 +20,11 @@ from rootlace.runtime import processes
 from rootlace.runtime.config import EngineConfig
 from rootlace.runtime.contracts.messages import (
     Abort,
-    Explain,
     Explained,
     Flush,
     Flushed,
     FromEngine,
     GetStats,
-    GetTree,
     Heartbeat,
     Ready,
     ReleaseProgram,
@@ -36,11 +34,9 @@ from rootlace.runtime.contracts.messages import (
     Tree,
 )
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.engine.client.pipes import Pipes
 from rootlace.runtime.engine.client.questions import Questions
-from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.errors import InternalError, ServerUnavailable, from_code
 
 log = logging.getLogger(__name__)
@@ -154,20 +150,18 @@ class EngineClient:
 
     async def flush(self) -> None:
         """Forget what no running request uses."""
-        await self._ask(Flush)
+        await self.ask(Flush)
 
     async def stats(self) -> dict[str, Any]:
-        return await self._ask(GetStats)
+        return await self.ask(GetStats)
 
-    async def explain(
-        self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
-    ) -> CacheReport:
-        """Why the prompt would be cached as far as it would be, if it came now."""
-        return await self._ask(Explain, token_ids, namespace, adapter, scope)
-
-    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage:
-        """At most `limit` nodes of the tree."""
-        return await self._ask(GetTree, namespace, under, limit)
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
+        """What answers `kind(ticket, *fields)`, one of `contracts.messages`."""
+        if not self._up:
+            raise ServerUnavailable("the engine is not running")
+        ticket = self._questions.open()
+        self._send(kind(ticket, *fields))
+        return await self._questions.answer_to(ticket, STALL_SECONDS)
 
     async def stop(self) -> None:
         """Stop the engine; whatever still runs gets `finish="abort"`."""
@@ -294,14 +288,6 @@ class EngineClient:
                 self._ready.set_result(message)
         else:
             assert isinstance(message, Heartbeat)
-
-    async def _ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any:
-        """Send `kind(ticket, *fields)`, and wait for what answers it."""
-        if not self._up:
-            raise ServerUnavailable("the engine is not running")
-        ticket = self._questions.open()
-        self._send(kind(ticket, *fields))
-        return await self._questions.answer_to(ticket, STALL_SECONDS)
 
     def _send(self, message: ToEngine) -> None:
         if self._pipes is not None:

@@ -11,9 +11,8 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import Ready
+from rootlace.runtime.contracts.messages import Explain, GetTree, Ready
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.drain import Drain
@@ -54,11 +53,7 @@ class Engine(Protocol):
 
     async def stats(self) -> dict[str, Any]: ...
 
-    async def explain(
-        self, token_ids: np.ndarray, namespace: str, adapter: str, scope: Literal["own", "all"]
-    ) -> CacheReport: ...
-
-    async def tree(self, namespace: str | None, under: int, limit: int) -> TreePage: ...
+    async def ask(self, kind: type[Explain] | type[GetTree], *fields: Any) -> Any: ...
 
 
 class Core:
@@ -143,7 +138,7 @@ class Core:
 
     async def explain(self, prompt: np.ndarray, namespace: str, adapter: str = "") -> CacheReport:
         """How far `prompt` (int32) is cached, and why no further."""
-        report = await self.engine.explain(prompt, namespace, adapter, self.report_scope())
+        report = await self.engine.ask(Explain, prompt, namespace, adapter, self.report_scope())
         return with_texts(report, prompt, self.tokenizer)
 
     async def tokenize(

@@ -159,7 +159,7 @@ class Session:
             self._deliver()
             self.close()
         elif isinstance(op, GetStatus):
-            self._spawn(op.op, self._status(op.op))
+            self._spawn(op.op, _status(self._core, op.op))
         elif isinstance(op, Embed):
             size = _size(op)
             self._check_backlog(None, size)
@@ -170,7 +170,7 @@ class Session:
             assert isinstance(op, FlushCache)
             if self._account is not None:
                 raise InvalidRequest("the cache is not this key's alone; the operator may flush it")
-            self._spawn(op.op, self._flush(op.op))
+            self._spawn(op.op, _flush(self._core, op.op))
 
     def _on_branch(
         self, op: Append | Prefill | Generate | Select | Explain | Close | Cancel, branch: Branch
@@ -325,13 +325,6 @@ class Session:
 
     # ------------------------------------------------------------ operations without a branch
 
-    async def _status(self, op: int) -> Event:
-        return Status(op, await self._core.status())
-
-    async def _flush(self, op: int) -> Event:
-        await self._core.flush()
-        return Done(op)
-
     async def _embed(self, op: Embed) -> Event:
         found = await find_vectors(
             self._core,
@@ -394,6 +387,15 @@ def _size(op: Append | Prefill | Generate | Select | Explain | Embed) -> int:
     elif isinstance(op, Generate) and op.constraint is not None:
         size += len(op.constraint.source)
     return size
+
+
+async def _status(core: Core, op: int) -> Event:
+    return Status(op, await core.status())
+
+
+async def _flush(core: Core, op: int) -> Event:
+    await core.flush()
+    return Done(op)
 
 
 async def _done(op: int) -> Event:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from rootlace.runtime.contracts.messages import GetTree
 from rootlace.runtime.contracts.tree_page import TreeNode
 from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
@@ -64,7 +65,8 @@ class Cache:
     async def tree(self, request: web.Request) -> web.Response:
         """A page of the radix tree: the nodes used last, each behind its parent."""
         namespace, under, limit = self._query(request, "namespace", "under", "limit")
-        page = await self._gateway.engine.tree(
+        page = await self._gateway.engine.ask(
+            GetTree,
             namespace,
             _number(under or "0", "under", 2**53),
             _number(limit or "200", "limit", MAX_NODES),

@@ -1,0 +1,54 @@
+"""The cache as it is explained and shown, with the times that takes: of prompts, and of ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import msgspec
+import numpy as np
+
+from rootlace.runtime.contracts.tree_page import TreePage
+from rootlace.runtime.scheduler.explain import Scope
+from rootlace.runtime.scheduler.flight import Flight
+from rootlace.runtime.scheduler.kv import KVStore
+from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
+from rootlace.runtime.scheduler.running import RunningSet
+from rootlace.runtime.scheduler.tree_page import tree_page
+from rootlace.wire.cache_report import CacheReport
+
+
+class CacheView:
+    """Looks at the cache and changes nothing."""
+
+    def __init__(self, kv: KVStore, running: RunningSet, clock: Callable[[], float]) -> None:
+        self.pace = PromptPace()
+        self._kv = kv
+        self._running = running
+        self._clock = clock
+        self._ticks = TickTimes()
+        self._committed = 0.0
+
+    def note_step(self, flight: Flight, now: float) -> None:
+        """A step is committed."""
+        plan = flight.plan
+        self.pace.note(plan.num_tokens, plan.num_rows, now - max(flight.begun, self._committed))
+        self._ticks.note(self._kv.tree.tick, now)
+        self._committed = now
+
+    def explain(self, namespace: Hashable, tokens: np.ndarray, scope: Scope) -> CacheReport:
+        """Why the prompt `tokens` (int32) would be cached as far as it would be, if it came now."""
+        report = self._kv.explain(namespace, tokens, len(tokens) - 1, scope)
+        saved = self.pace.seconds(report.matched)
+        return msgspec.structs.replace(report, saved_seconds=saved)
+
+    def tree_page(self, namespace: str | None, under: int, limit: int) -> TreePage:
+        """At most `limit` nodes of the tree: see `scheduler.tree_page`."""
+        now = self._clock()
+        return tree_page(
+            self._kv.tree,
+            self._running.sequences,
+            lambda node: self._ticks.seconds_since(node.last_use, now),
+            namespace=namespace,
+            under=under,
+            limit=limit,
+        )
