@@ -83,6 +83,36 @@ def test_products_that_adapters_may_not_change(module, tmp_path) -> None:
         load(tmp_path, tmp_path / "a")
 
 
+def test_what_has_no_value_asks_for_nothing(folder, copied) -> None:
+    file = copied / "adapter_config.json"
+    keys = json.loads(file.read_text()) | {"layers_pattern": None, "exclude_modules": None}
+    for empty in ("use_rslora", "bias", "rank_pattern", "init_lora_weights", "lora_alpha"):
+        keys[empty] = None
+    file.write_text(json.dumps(keys))
+    whole, expected = load(folder, copied), load(folder, folder / "a")
+    for one, other in zip(whole.layers, expected.layers, strict=True):
+        assert torch.allclose(one["qkv"].b, other["qkv"].b * 8 / 6)
+
+
+def test_all_linear_modules_of_some_layers(folder, tmp_path) -> None:
+    model = save(configs()["llama"], tmp_path)
+    lora.write(tmp_path / "a", model, r"model\.layers\.1\.(self_attn|mlp)\.\w+_proj")
+    change(tmp_path / "a", target_modules="all-linear", layers_to_transform=[1])
+    found = load(folder, tmp_path / "a").layers
+    assert [len(layer) for layer in found] == [0, 4, *[0] * (len(found) - 2)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_numbers_that_are_not_finite(folder, copied, bad) -> None:
+    file = copied / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("1.self_attn.v_proj.lora_B.weight"))
+    tensors[name][3, 1] = bad
+    save_file(tensors, file)
+    with pytest.raises(UnsupportedModel, match=r"1.self_attn.v_proj.lora_B.weight .*not finite"):
+        load(folder, copied)
+
+
 def test_tensors_that_do_not_fit(folder, copied) -> None:
     file = copied / "adapter_model.safetensors"
     tensors = load_file(file)
@@ -103,6 +133,9 @@ def test_what_is_given_on_the_command_line(folder, tmp_path) -> None:
         read_adapters(["some/path"])
     with pytest.raises(InvalidRequest, match="two adapters are called 'a'"):
         read_adapters([f"a={folder / 'a'}"] * 2)
+    for name in ("latest", "a:latest"):
+        with pytest.raises(InvalidRequest, match="no adapter is called latest"):
+            read_adapters([f"{name}={folder / 'a'}"])
     with pytest.raises(UnsupportedModel, match="not the folder of a PEFT adapter"):
         read_adapters([f"a={tmp_path}"])
 

@@ -83,11 +83,12 @@ def adapter_of(
     gateway: Gateway, model: str, asked: str | None = None, field: str = "adapter"
 ) -> str:
     """The adapter of a request: what its `field` asks for, or else what is behind the name of the
-    model, as `check_model` gives it. "": none. Raises InvalidParameter."""
+    model, as `check_model` gives it. "": none, also where it is asked for. Raises InvalidParameter,
+    also where the two differ."""
     named = model.removeprefix(gateway.model_info.name).removeprefix(":")
-    if not asked or asked == named:
+    if asked is None or asked == named:
         return named
-    if asked not in gateway.model_info.adapters:
+    if asked and asked not in gateway.model_info.adapters:
         known = ", ".join(gateway.model_info.adapters) or "none"
         raise InvalidParameter(field, f"the adapter {asked!r} is not loaded (loaded: {known})")
     if named:

@@ -23,6 +23,7 @@ from rootlace.runtime.model.families.given import (
     TEXTS,
     Given,
     Kind,
+    names,
 )
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
@@ -38,13 +39,9 @@ RANKS = Kind("an object of ranks", lambda v: TABLE.fits(v) and all(map(SIZE.fits
 SCALES = Kind("an object of numbers", lambda v: TABLE.fits(v) and all(map(NUMBER.fits, v.values())))
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways in which training began that left the model's own weights as they were."""
-IGNORED = _names(
+IGNORED = names(
     "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode "
     "lora_dropout fan_in_fan_out megatron_core runtime_config loftq_config eva_config "
     "qalora_group_size ensure_weight_tying"
@@ -83,7 +80,7 @@ class AdapterConfig:
         if self.excluded and _matches(self.excluded, module):
             return False
         if self.chosen == ALL_LINEAR:
-            return linear_layer
+            return linear_layer and self._has_layer(module)
         return _matches(self.chosen, module) and self._has_layer(module)
 
     def _has_layer(self, module: str) -> bool:
@@ -115,6 +112,11 @@ def read_adapters(given: Sequence[str]) -> list[AdapterConfig]:
         name, equals, path = one.partition("=")
         if not name or not equals or not path:
             raise InvalidRequest(f"adapter {one!r}: write it as NAME=PATH")
+        if f":{name}".endswith(":latest"):
+            raise InvalidRequest(
+                f"adapter {one!r}: no adapter is called latest: a tag that "
+                "Ollama's clients put behind every model"
+            )
         if name in found:
             raise InvalidRequest(f"two adapters are called {name!r}")
         found[name] = _read(name, Path(path).expanduser())
@@ -134,9 +136,9 @@ def _read(name: str, folder: Path) -> AdapterConfig:
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{file}: not a JSON object")
     # What has no value asks for nothing.
-    empty = [key for key, value in raw.items() if value in (None, False, {}, [], "")]
+    raw = {key: value for key, value in raw.items() if value is not None}
     given = Given(file, raw)
-    given.pass_over(*empty)
+    given.pass_over(*(key for key, value in raw.items() if value in (False, {}, [], "")))
     given("peft_type", Kind("LORA", lambda value: value == "LORA"))
     given("bias", Kind("none (biases are not changed)", lambda value: value == "none"), "none")
     start = given("init_lora_weights", START, True)
@@ -145,19 +147,19 @@ def _read(name: str, folder: Path) -> AdapterConfig:
             "init_lora_weights",
             "training changed the model's own weights; convert the adapter to plain LoRA",
         )
-    layers = given("layers_to_transform", LAYERS.or_none(), None)
+    layers = given("layers_to_transform", LAYERS, None)
     config = AdapterConfig(
         name=name,
         file=file,
         rank=given.size("r", 8),
         alpha=given.number("lora_alpha", 8),
         rank_stabilised=given.flag("use_rslora", False),
-        ranks=given("rank_pattern", RANKS.or_none(), None) or {},
-        alphas=given("alpha_pattern", SCALES.or_none(), None) or {},
+        ranks=given("rank_pattern", RANKS, {}),
+        alphas=given("alpha_pattern", SCALES, {}),
         chosen=_lowered(given("target_modules", NAMES)),
-        excluded=given("exclude_modules", NAMES.or_none(), None) or (),
+        excluded=given("exclude_modules", NAMES, ()),
         layers=[layers] if isinstance(layers, int) else layers or None,
-        layer_patterns=_listed(given("layers_pattern", NAMES.or_none(), None)),
+        layer_patterns=_listed(given("layers_pattern", NAMES, None)),
     )
     given.finish(IGNORED)
     _check_patterns(config, given)

@@ -139,6 +139,8 @@ def _pairs(
             if tuple(tensor.shape) != shape or not tensor.is_floating_point():
                 found = f"{list(tensor.shape)} of {tensor.dtype}"
                 raise config.refuse(f"{FILE}: {module}{end} is {found}, expected {list(shape)}")
+            if not tensor.float().isfinite().all():
+                raise config.refuse(f"{FILE}: {module}{end} has numbers that are not finite")
         scale = config.scale_of(module)
         pairs[at] = (stored[module + A].float(), stored[module + B].float() * scale)
     return pairs

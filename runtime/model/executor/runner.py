@@ -93,6 +93,8 @@ class ModelRunner:
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
         given = read_adapters(executor.adapters)
+        if given and config.path.is_file():
+            raise UnsupportedModel(f"{config.path}: adapters on GGUF files are not supported")
         adapters = [load_adapter(one, config.spec, dtype, device) for one in given]
         steps: Steps
         with torch.inference_mode():

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 from rootlace.wire.errors import UnsupportedModel
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-IGNORED = _names(
+IGNORED = names(
     # Read before: `checkpoint.config`.
     "architectures model_type dtype torch_dtype bos_token_id eos_token_id quantization_config "
     # Training, and how transformers runs a model.

@@ -290,11 +290,15 @@ async def test_adapters(real: Served) -> None:
         ("tiny:loud", None, 404, "model"),
         ("tiny", "loud", 400, "adapter"),
         ("tiny:short", "formal", 400, "adapter"),
+        ("tiny:short", "", 400, "adapter"),
+        ("tiny", "", 200, None),
     ):
         body = {"model": model, "prompt": "a", "adapter": adapter}
         async with real.http.post("/v1/completions", json=body) as response:
             assert response.status == status
-            assert (await response.json())["error"]["param"] == param
+            if param is not None:
+                assert (await response.json())["error"]["param"] == param
+    assert engine.submitted[-1].adapter == ""
 
 
 async def test_each_key_has_a_namespace_and_pays_for_its_tokens(

@@ -26,6 +26,7 @@ from rootlace.runtime.model.gguf.config import read_config
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
+from tests.model import lora
 from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
 from tests.model.gguf.converting import convert, gguf
 from tests.model.gguf.writing import Entry, write
@@ -110,6 +111,14 @@ def test_parity_with_transformers(name: str, tmp_path: Path) -> None:
     model = save(stated_by_gguf()[name], tmp_path / "hf")
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
     check(path, reference_logprobs(model, TOKENS)[-1])
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    model = save(stated_by_gguf()["llama"], tmp_path / "hf")
+    lora.write(tmp_path / "a", model, r"model\.layers\.\d\.self_attn\.q_proj")
+    path = convert(tmp_path / "hf", tmp_path / "m.gguf")
+    with pytest.raises(UnsupportedModel, match="adapters on GGUF files are not supported"):
+        check(path, torch.empty(0), adapters=(f"a={tmp_path / 'a'}",))
 
 
 QUANTISED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
