@@ -131,7 +131,8 @@ class Prefill(_Op, tag="prefill"):
 class Generate(_Op, tag="generate"):
     """Sample; the text of the first sample becomes part of the branch.
 
-    With `cache_report`, the result says why so much of the prompt was cached, and no more.
+    With `cache_report`, the result says why so much of the prompt was cached, and no more; with
+    `tell_cached`, the first chunk of a stream says how much.
     """
 
     branch: int
@@ -140,6 +141,7 @@ class Generate(_Op, tag="generate"):
     constraint: Constraint | None = None
     stream: bool = False
     cache_report: bool = False
+    tell_cached: bool = False
 
 
 class Select(_Op, tag="select"):
@@ -319,12 +321,16 @@ class Welcome(_Event, tag="welcome"):
 
 
 class Chunk(_Event, tag="chunk"):
-    """New text of sample `index` of a streaming `Generate`. All chunks together are the output."""
+    """New text of sample `index` of a streaming `Generate`. All chunks together are the output.
+
+    `cached_tokens`: of the prompt, in the first chunk of a `Generate` with `tell_cached`.
+    """
 
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    cached_tokens: int | None = None
 
 
 class Done(_Event, tag="done"):

@@ -71,6 +71,7 @@ async def serve(
     engine = await starting
     gateway = Gateway(gateway_config, engine, tokenizer, chat, eos_ids)
     gateway.own_pooling = source.pooling()
+    gateway.caching = engine_config.cache.enabled
     programs = ProgramServer(gateway)
     runner: web.AppRunner | None = None
     try:

@@ -95,6 +95,8 @@ class Core:
         """When the engine last gave a token, by `time.monotonic`."""
         self.own_pooling = "last"
         """What vector of a text the model was trained for, as `ModelSource` says it."""
+        self.caching = True
+        """Whether prefixes are reused."""
         self.drain = Drain()
         self.session_count = 0
         self.branch_count = 0

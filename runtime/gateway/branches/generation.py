@@ -51,6 +51,7 @@ class Generation:
         self._samples: list[Sample] = []
         self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._cached: int | None = None
+        self._tells = op.tell_cached
         self._report: CacheReport | None = None
         self._started = 0.0
         self._queued = 0.0
@@ -122,6 +123,9 @@ class Generation:
                 )
         sample.feed(update)
         if self._op.stream and (chunk := sample.take_chunk(self._op.op)) is not None:
+            if self._tells and self._cached is not None:
+                self._tells = False
+                chunk = msgspec.structs.replace(chunk, cached_tokens=self._cached)
             self._emit(chunk)
         return sample.finish is not None
 

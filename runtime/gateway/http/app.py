@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.aborts import AbortBody, Aborts
 from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
 from rootlace.runtime.gateway.http.anthropic.messages import Messages
@@ -37,6 +38,7 @@ from rootlace.runtime.gateway.http.page import Page
 from rootlace.runtime.gateway.http.reference_page import Reference
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
 from rootlace.runtime.gateway.http.scores import RerankBody, ScoreBody, Scores
+from rootlace.runtime.gateway.http.selections import SelectBody, Selections
 from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 
@@ -64,6 +66,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
     chats = Chats(gateway)
     service = service or batch_service(gateway, chats)
     files, batches = Files(service), Batches(service)
+    aborts = Aborts()
     info, health = Info(gateway), Health(gateway)
     answers, models = Answers(gateway, chats), Models(gateway, chats)
     responses = Responses(gateway, chats)
@@ -134,9 +137,18 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint(
             "POST",
             "/generate",
-            Generate(gateway).handle,
+            Generate(gateway, aborts).handle,
             "sglang's native interface",
             GENERATE_BODY,
+        ),
+        Endpoint("POST", "/abort", aborts.handle, "end a request of /generate", AbortBody),
+        Endpoint("POST", "/abort_request", aborts.handle, "the same", AbortBody),
+        Endpoint(
+            "POST",
+            "/select",
+            Selections(gateway).handle,
+            "the likeliest of choices behind a prompt",
+            SelectBody,
         ),
         Endpoint(
             "POST",
@@ -156,6 +168,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint("GET", "/version", info.version, "the server's version"),
         Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
         Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
+        Endpoint("GET", "/server_info", info.server_info, "the same"),
         Endpoint("GET", "/", page.index, "a page to try the server on and to see its cache"),
         Endpoint("GET", "/page/{name}", page.file, "the page's files"),
         Endpoint("GET", "/cache/lint", cache.lint, "what keeps prompts from sharing more"),

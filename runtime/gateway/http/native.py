@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.aborts import Aborts
 from rootlace.runtime.gateway.http.body import Body, Timeout, read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -129,8 +131,9 @@ class _Asked:
 class Generate:
     """The endpoint's handler."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, aborts: Aborts) -> None:
         self._gateway = gateway
+        self._aborts = aborts
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()
@@ -138,7 +141,11 @@ class Generate:
         asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(body, asked, begun))
-        results = await one_shot.run(self._gateway, [one.job for one in asked])
+        with (
+            one_shot.OneShots(self._gateway, [one.job for one in asked]) as shots,
+            self._aborts.running(_named(body, asked, shots)),
+        ):
+            results = await shots.results()
         replies = []
         for one, result in zip(asked, results, strict=True):
             for index, output in enumerate(result.outputs):
@@ -206,22 +213,30 @@ class Generate:
         first = [sum(job.params.n for job in jobs[:i]) for i in range(len(jobs))]
         counts: dict[int, int] = {}
         grown: dict[int, _Grown] = {}
-        with one_shot.OneShots(self._gateway, jobs, stream=True) as shots:
+        cached: dict[int, int] = {}
+        with (
+            one_shot.OneShots(self._gateway, jobs, stream=True) as shots,
+            self._aborts.running(_named(body, asked, shots)),
+        ):
             async for prompt, event in shots:
                 one = asked[prompt]
                 if isinstance(event, Chunk):
                     if prompt not in counts:  # not before: now the prompt is known to fit
                         counts[prompt] = await self._prompt_tokens(one.prompt)
+                    if event.cached_tokens is not None:
+                        cached[prompt] = event.cached_tokens
                     choice = first[prompt] + event.index
-                    replies = {
-                        choice: grown.setdefault(choice, _Grown(counts[prompt])).add(one, event)
-                    }
+                    sample = grown.setdefault(choice, _Grown(counts[prompt]))
+                    replies = {choice: sample.add(one, event, cached.get(prompt, 0))}
                 else:
                     elapsed = time.monotonic() - begun
                     replies = {
                         first[prompt] + index: _reply(one, event, output, elapsed)
                         for index, output in enumerate(event.outputs)
                     }
+                    for choice in replies.keys() & grown.keys():
+                        if event.outputs[0].finish_reason == "abort":
+                            grown[choice].complete(replies[choice], cached.get(prompt, 0))
                 for choice, reply in replies.items():
                     index = choice - first[prompt]
                     if index:
@@ -245,7 +260,17 @@ class _Grown:
     ids: list[int] = field(default_factory=list)
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
 
-    def add(self, asked: _Asked, chunk: Chunk) -> dict[str, Any]:
+    def complete(self, reply: dict[str, Any], cached: int) -> None:
+        """Give a request that was aborted what it had come to."""
+        reply["text"], reply["output_ids"] = self.text, list(self.ids)
+        reply["meta_info"] |= {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self.ids),
+            "cached_tokens": cached,
+            **self.logprobs,
+        }
+
+    def add(self, asked: _Asked, chunk: Chunk, cached: int) -> dict[str, Any]:
         self.text += chunk.text
         self.ids += chunk.token_ids
         meta: dict[str, Any] = {
@@ -253,6 +278,7 @@ class _Grown:
             "finish_reason": None,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.ids),
+            "cached_tokens": cached,
         }
         if asked.logprobs:
             for name, new in _logprobs("output", chunk.logprobs, asked).items():
@@ -284,7 +310,7 @@ def _finish_reason(output: Output) -> dict[str, Any]:
         return {"type": "length", "length": len(output.token_ids)}
     if output.finish_reason == "stop":
         return {"type": "stop", "matched": output.matched}
-    return {"type": output.finish_reason}
+    return {"type": "abort", "message": "aborted by a client"}
 
 
 def _logprobs(side: str, tokens: Sequence[TokenLogprob], asked: _Asked) -> dict[str, list[Any]]:
@@ -324,6 +350,18 @@ def _per_prompt(value: T | list[T] | None, count: int, param: str, default: T) -
             param, f"{param} has {len(value)} entries for {count} prompt{'s' * (count != 1)}"
         )
     return value
+
+
+def _named(
+    body: GenerateBody, asked: Sequence[_Asked], shots: one_shot.OneShots
+) -> list[tuple[str, Callable[[], None]]]:
+    """What ends each prompt, by its id, and by that which the client gave them all."""
+    named: list[tuple[str, Callable[[], None]]] = []
+    for index, one in enumerate(asked):
+        abort = partial(shots.abort, index)
+        shared = {body.rid} if isinstance(body.rid, str) else set()
+        named += [(rid, abort) for rid in shared | {one.rid} if rid]
+    return named
 
 
 def _is_batch(body: GenerateBody, asked: list[_Asked]) -> bool:

@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.keys.account import admitted
 from rootlace.wire.errors import DeadlineExceeded, InvalidConstraint, RootlaceError, from_code
 from rootlace.wire.protocol import (
     Append,
+    Cancel,
     Chunk,
     Close,
     Event,
@@ -27,8 +28,10 @@ from rootlace.wire.protocol import (
     Generated,
     Op,
     Open,
+    Output,
     Part,
     SamplingParams,
+    Usage,
 )
 
 _OPS_PER_JOB = 4
@@ -64,6 +67,8 @@ class OneShots:
         self._session = gateway.open_session(
             self._events.put_nowait, client="http", account=admitted()
         )
+        self._next_op = len(jobs) * _OPS_PER_JOB + 1
+        self._ended: set[int] = set()
         ops: list[Op] = []
         for index, job in enumerate(jobs):
             op, branch = index * _OPS_PER_JOB + 1, index + 1
@@ -77,6 +82,7 @@ class OneShots:
                     constraint=job.asked.constraint if job.asked else None,
                     stream=stream,
                     cache_report=job.cache_report,
+                    tell_cached=stream,
                 ),
                 Close(op + 3, branch),
             ]
@@ -93,15 +99,32 @@ class OneShots:
     ) -> None:
         self._session.close()
 
+    def abort(self, index: int) -> None:
+        """End one job: its outputs are empty ones, ended by "abort"."""
+        output = Output("", (), "abort")
+        outputs = (output,) * self._jobs[index].params.n
+        # It comes before the failure of the operation, which then is that of an ended job.
+        generate = index * _OPS_PER_JOB + 3
+        self._events.put_nowait([Generated(generate, outputs, Usage())])
+        self._session.handle([Cancel(self._next_op, index + 1)])
+        self._next_op += 1
+
+    async def results(self) -> list[Generated]:
+        """The results in the order of the jobs."""
+        found = {index: event async for index, event in self if isinstance(event, Generated)}
+        return [found[index] for index in range(len(self._jobs))]
+
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
-        left = len(self._jobs)
-        while left:
+        while len(self._ended) < len(self._jobs):
             for event in await self._next():
                 index = (event.op - 1) // _OPS_PER_JOB
+                if index in self._ended or index >= len(self._jobs):
+                    continue
                 if isinstance(event, Failed):
                     raise self._error(event, index)
                 if isinstance(event, Chunk | Generated):
-                    left -= isinstance(event, Generated)
+                    if isinstance(event, Generated):
+                        self._ended.add(index)
                     yield index, event
 
     async def _next(self) -> list[Event]:
@@ -130,9 +153,5 @@ class OneShots:
 
 async def run(gateway: Gateway, jobs: Sequence[Job]) -> list[Generated]:
     """The results in the order of the jobs. Raises the error of the first job that fails."""
-    results: dict[int, Generated] = {}
     with OneShots(gateway, jobs) as shots:
-        async for index, event in shots:
-            if isinstance(event, Generated):
-                results[index] = event
-    return [results[index] for index in range(len(jobs))]
+        return await shots.results()

@@ -148,7 +148,7 @@ class FakeSession:
             return
         outputs = []
         for index in range(op.params.n):
-            outputs.append(await self._sample(op, index, text))
+            outputs.append(await self._sample(op, index, text, prompt))
         params = op.params
         scored: tuple[TokenLogprob, ...] = ()
         if params.prompt_logprobs_from is not None:
@@ -163,7 +163,7 @@ class FakeSession:
         )
         self._on_events([Generated(op.op, tuple(outputs), usage, prompt_logprobs=scored)])
 
-    async def _sample(self, op: Generate, index: int, prompt: str) -> Output:
+    async def _sample(self, op: Generate, index: int, prompt: str, op_prompt: list[int]) -> Output:
         params = op.params
         said: list[int] = []
         finish, matched = "stop", EOS
@@ -180,7 +180,9 @@ class FakeSession:
             said += ids
             logprobs = tuple(_score(i, params.top_logprobs) for i in ids) if params.logprobs else ()
             if op.stream:
-                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs)])
+                first = op.tell_cached and len(said) == len(ids) and index == 0
+                cached = len(op_prompt) // 2 if first else None
+                self._on_events([Chunk(op.op, index, char, tuple(ids), logprobs, cached)])
                 await asyncio.sleep(0)
             self._gateway.generated += 1
         scores = tuple(_score(i, params.top_logprobs) for i in said) if params.logprobs else ()
@@ -203,6 +205,7 @@ class FakeGateway:
         self.tokenizer = FakeTokenizer()
         self.chat = FakeChat()
         self.healthy = True
+        self.caching = True
         self.metrics = Metrics()
         self.keys = Keys(self.config.api_key, self.config.keys_file, self.metrics.key_used)
         self.drain = Drain()

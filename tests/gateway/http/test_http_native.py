@@ -137,6 +137,7 @@ async def test_stream_is_cumulative(served: Served) -> None:
     assert [len(e["output_ids"]) for e in events] == [1, 2, 3, 4, 5, 5]
     assert [len(e["meta_info"]["output_token_logprobs"]) for e in events] == [1, 2, 3, 4, 5, 5]
     assert [e["meta_info"]["prompt_tokens"] for e in events] == [2] * 6
+    assert [e["meta_info"]["cached_tokens"] for e in events] == [1] * 6
     assert all(e["meta_info"]["finish_reason"] is None for e in events[:-1])
     assert events[-1]["meta_info"]["finish_reason"]["type"] == "stop"
     assert "index" not in events[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,25 @@ async def test_native_logprobs_from_a_start(real: Served) -> None:
     assert [text for _, _, text in meta["input_token_logprobs"]] == list("cdef")
     assert all(logprob < 0 for logprob, _, _ in meta["input_token_logprobs"])
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (6, 0)
+
+
+async def test_abort(real: Served) -> None:
+    engine = _engine(real)
+    engine.paused = True
+    body = {"text": "abcdef", "rid": "r", "stream": True, "sampling_params": {"stop": "zz"}}
+    asked = asyncio.create_task(real.http.post("/generate", json=body))
+    while not engine.running:
+        await asyncio.sleep(0.001)
+    for _ in range(3):
+        engine.step()
+    async with await asked as reply, real.http.post("/abort", json={"rid": "r"}) as aborted:
+        assert (await aborted.json())["aborted"] == 1
+        lines = (await reply.text()).split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    assert [event["meta_info"]["cached_tokens"] for event in events] == [3] * len(events)
+    assert events[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert events[-1]["text"] == events[-2]["text"]
+    assert len(engine.aborted) == 1 and not engine.running
 
 
 async def test_tenants_are_separate(real: Served) -> None:

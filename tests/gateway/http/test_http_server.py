@@ -271,7 +271,9 @@ async def test_information(served: Served) -> None:
     async with served.http.get("/get_server_info") as reply:
         info = await reply.json()
     assert info["status"] == {"running": 0, "blocks_total": 10} and info["version"]
-    assert info["max_total_num_tokens"] == 160
+    assert info["max_total_num_tokens"] == 160 and info["disable_radix_cache"] is False
+    async with served.http.get("/server_info") as reply:
+        assert await reply.json() == info
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

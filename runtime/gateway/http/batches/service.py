@@ -11,6 +11,8 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.batches.file_store import Bounds
 from rootlace.runtime.gateway.http.batches.runner import Answering, Runner
 from rootlace.runtime.gateway.http.batches.storage import Storage
+from rootlace.runtime.gateway.http.errors import Forbidden
+from rootlace.runtime.gateway.keys.account import caller
 from rootlace.wire.errors import InvalidRequest
 
 
@@ -43,6 +45,9 @@ class BatchService:
         return self._opened()[1]
 
     def _opened(self) -> tuple[Storage, Runner]:
+        if caller() is not None:
+            # Rows run as nobody's: they would be outside the key's quotas and part of the cache.
+            raise Forbidden("files and batches are the operator's: use the key of --api-key")
         if self._open is None:
             raise InvalidRequest("this server keeps no files and batches: start it with --files")
         return self._open
