@@ -147,6 +147,10 @@ async def test_constraints(served: Served) -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
+        (
+            {"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]},
+            "include[1]",
+        ),
     ],
 )
 async def test_refusals(served: Served, given: dict[str, Any], param: str) -> None:
@@ -191,6 +195,39 @@ def test_the_store_is_bounded() -> None:
     store.delete("3")
     store.put({"id": "5"}, (), [{"role": "user", "content": "x" * 400}])
     assert kept(store) == {"4", "5"}
+
+
+def test_the_store_counts_what_it_holds() -> None:
+    """Messages live on in follow-ups, when the responses that they came with are gone."""
+    store = ResponseStore(max_bytes=2000)
+    before: tuple[dict[str, Any], ...] = ()
+    for i in range(40):
+        store.put({"id": str(i)}, before, [{"role": "user", "content": "x" * 200}])
+        if not len(store):
+            break
+        before = store.get(str(i)).messages
+        store.delete(str(i - 1)) if i else None
+        held = sum(len(m["content"]) for m in before)
+        assert held <= store._bytes <= 2000
+    assert 4 < i < 10  # the conversation itself became too long
+    assert (store._bytes, store._shared) == (0, {})
+    one = [{"role": "user", "content": "x" * 1500}]
+    store.put({"id": "a"}, (), one)
+    store.put({"id": "b"}, (*one,), [])
+    assert len(store) == 2  # what they share is counted once
+
+
+async def test_a_salt_is_kept_apart(served: Served) -> None:
+    """Nobody goes on from a response, and sees what it holds, with another salt."""
+    body = {"input": "x", "cache_salt": "mine"}
+    async with served.http.post("/v1/responses", json=body) as reply:
+        first = (await reply.json())["id"]
+    for salt, status in (("mine", 200), ("other", 404), (None, 404)):
+        more = {"input": "y", "cache_salt": salt, "previous_response_id": first}
+        async with served.http.post("/v1/responses", json=more) as reply:
+            assert reply.status == status
+            if status == 404:
+                assert (await reply.json())["error"]["param"] == "previous_response_id"
 
 
 def _has(store: ResponseStore, response_id: str) -> bool:

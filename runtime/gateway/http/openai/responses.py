@@ -24,6 +24,7 @@ from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
 from rootlace.runtime.gateway.http.openai.responses_body import (
     RESPONSES_BODY,
     ResponsesBody,
+    check_include,
     constraint_of,
     messages_of,
     tool_choice,
@@ -46,6 +47,7 @@ class _Request:
     before: tuple[dict[str, Any], ...]
     new: list[dict[str, Any]]
     store: bool
+    salt: str
     items: Items = field(default_factory=Items)
 
 
@@ -75,10 +77,12 @@ class Responses:
 
     def _parse(self, body: ResponsesBody) -> _Request:
         model = check_model(self._gateway, body.model)
+        check_include(body)
         before: tuple[dict[str, Any], ...] = ()
         if body.previous_response_id is not None:
-            previous = self._store.get(body.previous_response_id, "previous_response_id", _owner())
-            before = previous.messages
+            before = self._store.get(
+                body.previous_response_id, "previous_response_id", _owner(), body.cache_salt or ""
+            ).messages
         new = messages_of(body.input)
         fields = sampling_fields(body, "openai")
         if fields.get("n", 1) != 1:
@@ -99,7 +103,14 @@ class Responses:
             adapter=adapter_of(self._gateway, model),
         )
         prepared = self._chats.prepare(request)
-        return _Request(prepared, _head(body, model), before, new, body.store is not False)
+        return _Request(
+            prepared,
+            _head(body, model),
+            before,
+            new,
+            body.store is not False,
+            body.cache_salt or "",
+        )
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         blocks, written, number = Blocks(), list[Block](), 0
@@ -150,7 +161,7 @@ class Responses:
             response["output"][-1]["status"] = "incomplete"
         if asked.store:
             answer = _message(blocks, asked.items)
-            self._store.put(response, asked.before, [*asked.new, answer], _owner())
+            self._store.put(response, asked.before, [*asked.new, answer], _owner(), asked.salt)
         return response
 
 

@@ -102,7 +102,10 @@ class ResponsesBody(Body):
     prompt_cache_key: Annotated[str | None, CACHE] = None
     prompt_cache_retention: Annotated[str | None, CACHE] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
-    include: Annotated[list[str] | None, ignored("all there is is included")] = None
+    include: Annotated[
+        list[str] | None,
+        ignored("all there is is included, thoughts as plain text; log-probabilities are refused"),
+    ] = None
     stream_options: Annotated[Any, ignored("nothing is obfuscated")] = None
     max_tool_calls: Annotated[int | None, ignored("the client runs the tools")] = None
     moderation: Annotated[Any, ignored("nothing is moderated")] = None
@@ -154,6 +157,15 @@ def messages_of(given: str | list[Item]) -> list[dict[str, Any]]:
             messages[-1]["reasoning_content"] = thoughts
             thoughts = ""
     return messages
+
+
+def check_include(body: ResponsesBody) -> None:
+    """Raises InvalidParameter for what is not there."""
+    for index, wanted in enumerate(body.include or ()):
+        if wanted == "message.output_text.logprobs":
+            raise InvalidParameter(
+                f"include[{index}]", f"there is no {wanted}: use /v1/chat/completions"
+            )
 
 
 def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
