@@ -45,29 +45,31 @@ class Call:
     arguments: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
     """All deltas of an answer together."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    deltas: tuple[Delta, ...] = field(default=(), compare=False)
+    """What it was made of, in order."""
 
     @classmethod
     def of(cls, deltas: Iterable[Delta]) -> Answer:
         """White space around calls says nothing and is left out."""
-        answer = cls()
+        deltas = tuple(deltas)
+        content = "".join(delta.text for delta in deltas if isinstance(delta, Content))
+        reasoning = "".join(delta.text for delta in deltas if isinstance(delta, Reasoning))
+        calls: list[tuple[str, list[str]]] = []
         for delta in deltas:
-            match delta:
-                case Content():
-                    answer.content += delta.text
-                case Reasoning():
-                    answer.reasoning += delta.text
-                case CallBegin():
-                    answer.calls.append(Call(delta.name, ""))
-                case CallArguments():
-                    last = answer.calls[-1]
-                    answer.calls[-1] = Call(last.name, last.arguments + delta.text)
-        if answer.calls:
-            answer.content = answer.content.strip()
-        return answer
+            if isinstance(delta, CallBegin):
+                calls.append((delta.name, []))
+            elif isinstance(delta, CallArguments):
+                calls[-1][1].append(delta.text)
+        return cls(
+            content.strip() if calls else content,
+            reasoning,
+            [Call(name, "".join(arguments)) for name, arguments in calls],
+            deltas,
+        )

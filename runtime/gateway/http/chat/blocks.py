@@ -54,7 +54,7 @@ class Blocks:
     def __init__(self) -> None:
         self._count = 0
         self._open: Block | None = None
-        self._spaces = ""  # they begin no block
+        self._spaces: list[str] = []  # they begin no block
 
     def take(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
@@ -78,17 +78,17 @@ class Blocks:
     def _text(self, kind: Kind, text: str) -> list[BlockEvent]:
         if self._open is not None and self._open.kind == kind:
             return self._more(text)
-        text = self._spaces + text
+        self._spaces.append(text)
         if not text.strip():
-            self._spaces = text
             return []
+        text = "".join(self._spaces)
         return [*self._begin(kind), *self._more(text)]
 
     def _begin(self, kind: Kind, name: str = "") -> list[BlockEvent]:
         ended = self.finish()
         self._open = Block(self._count, kind, name)
         self._count += 1
-        self._spaces = ""
+        self._spaces = []
         return [*ended, Begin(self._open)]
 
     def _more(self, text: str) -> list[BlockEvent]:
@@ -98,8 +98,7 @@ class Blocks:
 
 
 def blocks_of(answer: Answer) -> list[Block]:
-    """Those of a whole answer."""
-    found = [("thoughts", "", answer.reasoning), ("text", "", answer.content)]
-    found = [(kind, name, text) for kind, name, text in found if text]
-    found += [("call", call.name, call.arguments) for call in answer.calls]
-    return [Block(i, kind, name, text) for i, (kind, name, text) in enumerate(found)]  # type: ignore[arg-type]
+    """Those of a whole answer: the same as were streamed."""
+    blocks = Blocks()
+    events = [*blocks.take(answer.deltas), *blocks.finish()]
+    return [event.block for event in events if isinstance(event, End)]
