@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from rootlace.runtime.gateway.formats.deltas import Delta
@@ -11,7 +12,8 @@ class Parser(Protocol):
     """Takes an answer as it is written.
 
     What comes out does not depend on where the pieces of text end. Nothing that the model wrote is
-    lost: what looks like a call and is none is content.
+    lost: what looks like a call and is none is content. The work grows with
+    the text's length, not with its square.
     """
 
     def feed(self, text: str) -> list[Delta]:
@@ -41,8 +43,12 @@ class Format(Protocol):
         """Whether answers are to be parsed even if nobody offers a tool: they may have thoughts."""
         ...
 
-    def parser(self, prompt_end: str, calls: bool, reasoning: bool) -> Parser:
-        """A parser of an answer that follows `prompt_end`. What is not looked for is content."""
+    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> Parser:
+        """A parser of an answer that follows `prompt_end`.
+
+        `tools` are the names of those that were offered. Calls are not looked for where there are
+        none, nor thoughts without `reasoning`: then they are content.
+        """
         ...
 
     def begin(self, name: str) -> str:

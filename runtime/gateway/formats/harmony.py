@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rootlace.runtime.gateway.formats.deltas import (
@@ -17,9 +18,18 @@ from rootlace.runtime.gateway.formats.deltas import (
     Delta,
     Reasoning,
 )
+from rootlace.runtime.gateway.formats.tags import first_tag, pieces, possible_begin
 
 _MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_BEGINS = ("<|start|>", "<|channel|>")
+# No header is longer; what has not become one by then is text.
+_HEADER_CHARACTERS = 512
+# Every alternative takes all that it can: there is one way to match a text.
+_HEADER = re.compile(
+    r"(?:\s|<\|start\|>[\w.-]*(?![\w.-])|<\|(?:channel|constrain)\|>\w*(?!\w)|to=[\w.-]+(?![\w.-])"
+    r"|\b(?:assistant|analysis|commentary|final|json|code)\b)*"
+)
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?(?P<name>[\w.-]+)")
 _CHANNEL = re.compile(r"(?:<\|channel\|>|^)\s*(?P<name>analysis|commentary|final)\b")
 
@@ -32,8 +42,8 @@ class Harmony:
     trigger = "<|channel|>commentary to=functions."
     end = "<|call|>"
 
-    def parser(self, prompt_end: str, calls: bool, reasoning: bool) -> HarmonyParser:
-        return HarmonyParser(prompt_end.endswith(_MESSAGE), calls, reasoning)
+    def parser(self, prompt_end: str, tools: Collection[str], reasoning: bool) -> HarmonyParser:
+        return HarmonyParser(prompt_end.endswith(_MESSAGE), bool(tools), reasoning)
 
     def begin(self, name: str) -> str:
         return f"{self.trigger}{name} <|constrain|>json{_MESSAGE}"
@@ -46,36 +56,55 @@ class Harmony:
 
 
 class HarmonyParser:
-    """Parses an answer; see `format.Parser`. `opened`: it begins within a message for the user."""
+    """Parses an answer; see `format.Parser`. `opened`: it begins within a message for the user.
+
+    Text between messages is content, too. What ends a message is no text wherever it stands.
+    """
 
     def __init__(self, opened: bool, calls: bool, reasoning: bool) -> None:
         self._calls = calls
         self._reasoning = reasoning
         self._buffer = ""
-        self._kind: type[Content] | type[Reasoning] | type[CallArguments] | None = (
-            Content if opened else None
-        )
-        """What the message consists of; None: its header is still being written."""
+        self._kind: type[Content] | type[Reasoning] | type[CallArguments] = Content
+        """What the message consists of."""
+        self._within = opened  # a message; else between messages
+        self._heading = not opened  # a header is being written: the prompt began one
+        self._trim = True  # white space between messages says nothing
 
     def feed(self, text: str) -> list[Delta]:
-        self._buffer += text
         out: list[Delta] = []
-        while self._buffer and (self._header(out) if self._kind is None else self._body(out)):
-            pass
+        for piece in pieces(text):
+            self._buffer += piece
+            self._run(out)
         return out
 
     def finish(self) -> list[Delta]:
-        rest, self._buffer = self._buffer, ""
-        if self._kind is not None:
-            return [self._kind(rest)] if rest else []
-        # A header without a message says nothing, but text without a header does.
-        return [] if not rest.strip() or "<|" in rest else [Content(rest)]
+        out: list[Delta] = []
+        while self._heading and self._buffer:
+            # A header without a message says nothing, but text without a header does.
+            if "<|" in self._buffer and _HEADER.fullmatch(self._buffer):
+                self._buffer = ""
+            else:
+                self._no_header(out)
+                self._run(out)
+        self._give(self._buffer, out)
+        self._buffer = ""
+        return out
+
+    def _run(self, out: list[Delta]) -> None:
+        while self._buffer and (self._header(out) if self._heading else self._body(out)):
+            pass
 
     def _header(self, out: list[Delta]) -> bool:
-        header, found, rest = self._buffer.partition(_MESSAGE)
-        if not found:
+        at = self._buffer.find(_MESSAGE, 0, _HEADER_CHARACTERS)
+        if at < 0 and len(self._buffer) < _HEADER_CHARACTERS:
             return False
-        self._buffer = rest
+        header = self._buffer[: max(at, 0)]
+        if at < 0 or not _HEADER.fullmatch(header):
+            self._no_header(out)
+            return True
+        self._buffer = self._buffer[at + len(_MESSAGE) :]
+        self._heading, self._within = False, True
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient is not None and self._calls:
             out.append(CallBegin(recipient["name"]))
@@ -86,27 +115,39 @@ class HarmonyParser:
             self._kind = Content
         return True
 
+    def _no_header(self, out: list[Delta]) -> None:
+        """What began like a header is text."""
+        self._leave()
+        tag = next((tag for tag in _BEGINS if self._buffer.startswith(tag)), "")
+        self._buffer = self._buffer[len(tag) :]
+        self._give(tag, out)
+
+    def _leave(self) -> None:
+        self._heading = self._within = False
+        self._kind, self._trim = Content, True
+
     def _body(self, out: list[Delta]) -> bool:
-        assert self._kind is not None
-        found = [(at, tag) for tag in _ENDS if (at := self._buffer.find(tag)) >= 0]
-        if not found:
-            keep = _possible_begin(self._buffer)
-            text = self._buffer[: len(self._buffer) - keep]
-            self._buffer = self._buffer[len(text) :]
-            if text:
-                out.append(self._kind(text))
+        tags = [*_ENDS, *_BEGINS, *(() if self._within else (_MESSAGE,))]
+        found = first_tag(self._buffer, tags)
+        if found is None:
+            at = len(self._buffer) - possible_begin(self._buffer, tags)
+            self._give(self._buffer[:at], out)
+            self._buffer = self._buffer[at:]
             return False
-        at, tag = min(found)
-        if at:
-            out.append(self._kind(self._buffer[:at]))
-        self._buffer = self._buffer[at + len(tag) :]
-        self._kind = None
+        at, tag = found
+        self._give(self._buffer[:at], out)
+        if tag in _BEGINS:
+            self._buffer = self._buffer[at:]
+            self._heading = True
+        else:
+            self._buffer = self._buffer[at + len(tag) :]
+            self._leave()
+            self._within = tag == _MESSAGE
         return True
 
-
-def _possible_begin(text: str) -> int:
-    at = text.rfind("<")
-    if at < 0:
-        return 0
-    end = text[at:]
-    return len(end) if any(tag.startswith(end) for tag in _ENDS) else 0
+    def _give(self, text: str, out: list[Delta]) -> None:
+        if self._trim and not self._within:
+            text = text.lstrip()
+        if text:
+            self._trim = False
+            out.append(self._kind(text))

@@ -49,15 +49,16 @@ class Prepared:
     prompt_end: str
     prefix: str
     """The beginning of a call, if it was written for the model."""
-    calls: bool
+    tools: frozenset[str]
+    """Those that calls may name; without any, calls are not looked for."""
     reasoning: bool
     several: bool
 
     def reader(self) -> Reader:
         """A reader of one answer."""
         parser = None
-        if self.calls or self.reasoning or self.form.always:
-            parser = self.form.parser(self.prompt_end, self.calls, self.reasoning)
+        if self.tools or self.reasoning or self.form.always:
+            parser = self.form.parser(self.prompt_end, self.tools, self.reasoning)
         return Reader(parser, self.prefix, self.several)
 
 
@@ -142,7 +143,7 @@ class Chats:
             form=form,
             prompt_end=end + lead,
             prefix=prefix,
-            calls=bool(tools) and not whole,
+            tools=frozenset() if whole else frozenset(tool.name for tool in tools),
             reasoning=request.reasoning and form.always and not lead + prefix,
             several=request.choice.parallel is not False,
         )
@@ -153,7 +154,7 @@ class Chats:
         job = one_shot.Job(
             parts, params, request.constraint, request.namespace, adapter=request.adapter
         )
-        return Prepared(job, PLAIN, "", "", calls=False, reasoning=False, several=True)
+        return Prepared(job, PLAIN, "", "", frozenset(), reasoning=False, several=True)
 
     def render(self, request: ChatRequest, tools: tuple[Tool, ...]) -> tuple[Part, ...]:
         """The conversation as the model's template writes it."""
