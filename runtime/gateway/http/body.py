@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
-from rootlace.runtime.gateway.http.suggestions import field_suggestion
+from rootlace.runtime.gateway.http.suggestions import LONGEST, field_suggestion
 from rootlace.wire.errors import InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -59,7 +59,11 @@ def convert(value: object, kind: type[T], param: str) -> T:
 
 
 def _as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
-    at, field = _PATH.search(message), _FIELD.search(message)
+    field = _FIELD.search(message)
+    if field and len(field[2]) > LONGEST:
+        message = message.replace(field[2], field[2][: LONGEST - 3] + "...")
+        field = _FIELD.search(message)
+    at = _PATH.search(message)
     path = at[1] if at else ""
     names = (below, path.replace("[...]", ""), field[2] if field else "")
     param = ".".join(name for name in names if name)

@@ -7,7 +7,7 @@ import uuid
 
 from aiohttp import web
 
-from rootlace.runtime.gateway.http.errors import Handler
+from rootlace.runtime.gateway.http.errors import Handler, InvalidParameter
 from rootlace.runtime.logs import request_id
 
 HEADER = "X-Request-Id"
@@ -22,6 +22,17 @@ async def request_id_middleware(request: web.Request, handler: Handler) -> web.S
     # It stays set: the reply's headers are written after the handler's end, in the same task.
     request_id.set(given if _SENSIBLE.fullmatch(given) else uuid.uuid4().hex)
     return await handler(request)
+
+
+def chosen_id(given: str | None) -> str | None:
+    """The id that a body asks for as `request_id`. Raises InvalidParameter for one that could not
+    be a header's: every event of a stream has it."""
+    if given is not None and not _SENSIBLE.fullmatch(given):
+        raise InvalidParameter(
+            "request_id",
+            "request_id must have 1 to 128 characters: letters, digits and any of _.:/+=@-",
+        )
+    return given
 
 
 def echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -20,6 +20,8 @@ _SYNONYMS = {
     "system": ("messages",),
     "text": ("prompt", "messages", "input"),
 }
+LONGEST = 64
+"""No name is longer; comparing long texts takes seconds."""
 _STEP = re.compile(r"\.?(\w+)|\[(?:\d+|\.\.\.)\]")
 
 
@@ -32,6 +34,8 @@ def field_suggestion(kind: type, path: str, field: str) -> str:
 
 def nearest(given: str, known: Iterable[str], at_most: int = 1) -> list[str]:
     """Those of `known` that look most like `given`, best first."""
+    if len(given) > LONGEST:
+        return []
     return difflib.get_close_matches(given, list(dict.fromkeys(known)), at_most, cutoff=0.6)
 
 

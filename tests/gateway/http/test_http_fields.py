@@ -53,6 +53,10 @@ async def test_fields_that_are_served(served: Served) -> None:
 @pytest.mark.parametrize(
     "given, param, says",
     [
+        ({"request_id": "x" * 129}, "request_id", "128"),
+        ({"request_id": "x\ny"}, "request_id", "128"),
+        ({"request_id": ""}, "request_id", "128"),
+        ({"x" * 100: 3}, "x" * 61 + "...", "unknown field"),
         ({"max_new_tokens": 3}, "max_new_tokens", "Did you mean 'max_tokens'?"),
         ({"temprature": 3}, "temprature", "Did you mean 'temperature'?"),
         ({"stop_sequences": ["a"]}, "stop_sequences", "Did you mean 'stop'?"),
@@ -92,6 +96,10 @@ def test_suggestions_look_where_the_field_stands() -> None:
     assert nearest("/v1/chat/completion", ["/v1/completions", "/v1/chat/completions"]) == [
         "/v1/chat/completions"
     ]
+
+
+def test_a_long_name_is_compared_with_none() -> None:
+    assert nearest("x" * 65, ["x" * 65]) == [] and nearest("x" * 63, ["x" * 64]) == ["x" * 64]
 
 
 DEEP = json.loads("[" * 600 + "]" * 600)

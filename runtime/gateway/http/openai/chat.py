@@ -44,6 +44,7 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
+from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Output, TokenLogprob
@@ -174,7 +175,7 @@ class ChatCompletions:
             top=top,
             usage_chunk=wants_usage(body),
             thoughts=body.include_reasoning is not False,
-            id=body.request_id,
+            id=chosen_id(body.request_id),
         )
 
     def _choice(

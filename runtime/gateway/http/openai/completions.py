@@ -29,6 +29,7 @@ from rootlace.runtime.gateway.http.replies import (
     usage_of,
     wants_usage,
 )
+from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import stream_events
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
@@ -135,7 +136,7 @@ class Completions:
             echo=bool(body.echo),
             top=body.logprobs,
             usage_chunk=wants_usage(body),
-            id=body.request_id,
+            id=chosen_id(body.request_id),
             begin=body.add_special_tokens is not False,
             cache_report=bool(body.return_cache_report),
         )
