@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import open_checkpoint
+from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.kv.pool import block_bytes
 from rootlace.wire.errors import UnsupportedModel
@@ -28,6 +29,12 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
     in_eight_bits = ExecutorConfig(model=str(tmp_path), kernels="reference", kv_dtype="fp8_e4m3")
     with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in eight"):
         ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
+
+
+def test_the_native_decoder_says_what_it_lacks(tmp_path: Path) -> None:
+    save(configs()["deepseek_v2"], tmp_path)
+    why = native_decoder.why_not(ModelConfig.read(tmp_path).spec, torch.float32)
+    assert why == "multi-head latent attention (DeepSeek) has no native kernels"
 
 
 def test_layers_that_predict_further_tokens_are_passed_over(tmp_path: Path) -> None:

@@ -84,8 +84,9 @@ class Mixture {
     return taken;
   }
 
-  // `groups`: memory of this layer and these rows alone, [count + 1]. A thread that comes late to a
-  // region reads them again to find out what the others have done.
+  // `run` of at most MOST_ROWS tokens. `groups` [count + 1] belong to this layer and these rows alone:
+  // threads go through the products of a region at their own pace, and one that comes late still
+  // reads the groups of a product that the others have finished.
   void some(Crew& crew, const RlLayer& layer, RowGroup* groups, const T* x, size_t stride, int rows,
             float* out, bool add) const {
     linear(crew, x, stride, rows, layer.router, Epilogue::FLOAT32, scores_, shape_.count);

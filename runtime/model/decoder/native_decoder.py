@@ -78,6 +78,8 @@ def why_not(spec: ModelSpec, kv_dtype: torch.dtype) -> str | None:
     """Why the native decoder cannot run a model; None if it can."""
     if kv_dtype not in (torch.float32, torch.bfloat16):
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
+    if spec.attention.latent is not None:
+        return "multi-head latent attention (DeepSeek) has no native kernels"
     # What the reference refuses has no meaning: values that do not go together.
     return support.why_not(spec, SUPPORT) or torch_decoder.why_not(spec)
 

@@ -111,8 +111,10 @@ class Experts:
 
     With a `shared_size` there is a further MLP of that inner size which all tokens have; with
     `shared_gate` its output is multiplied by the sigmoid of a product of its own. The activation is
-    that of `ModelSpec.mlp`; with `clamp` (a, c) it is g * sigmoid(a * g) * (u + 1), where g is the
-    gate, at most c, and u what it gates, kept within -c ... c.
+    that of `ModelSpec.mlp`, unless there is a `clamp` (a, c): of the gate g and what it gates, u,
+
+        g' = min(g, c),  u' = min(max(u, -c), c)
+        g' * sigmoid(a * g') * (u' + 1)
     """
 
     layers: tuple[int, ...]
