@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rootlace.kernels.native.linear import PackedLinear
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.decoder import native_weights
+from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
-from tests.model.quantised_checkpoints import WEIGHTS, quantised
+from tests.model.quantised_checkpoints import WEIGHTS, gptq, quantised
 from tests.model.test_quantised_checkpoints import FORMATS
+from tests.native import native_library
 
 
 def sizes(config: ModelConfig) -> tuple[int, int]:
@@ -52,6 +58,31 @@ def test_a_gguf_file(tmp_path: Path, name: str) -> None:
     config = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "m.gguf", "Q8_0"))
     shared, apart = sizes(config)
     assert shared == apart == taken(config)
+
+
+def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native kernels have them dense: what is said is about what they pack."""
+    native_library()
+    packed = [0]
+
+    class Counted(PackedLinear):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            packed[0] += sum(getattr(part, "nbytes", 0) for part in vars(self).values())
+
+    config = configs()["qwen3_moe"]
+    config.hidden_size = config.moe_intermediate_size = 128
+    quantised(config, tmp_path, *gptq(4, 32, order=True))
+    read = ModelConfig.read(tmp_path / "quantised")
+    monkeypatch.setattr(native_weights, "PackedLinear", Counted)
+    executor = ExecutorConfig(model=str(read.path), kernels="native", dtype="bfloat16")
+    ModelRunner.load(executor, CacheConfig(16, 4), 64, 4)
+    shared, apart = (
+        weight_bytes(read, torch.bfloat16, "none", head_apart=apart) for apart in (False, True)
+    )
+    embedding = read.spec.vocab_size * read.spec.hidden_size * 2
+    assert apart == pytest.approx(packed[0] + embedding, rel=0.02)
+    assert shared < apart / 2  # what the reference kernels have
 
 
 def test_a_quantised_embedding_with_a_head_of_its_own(tmp_path: Path) -> None:

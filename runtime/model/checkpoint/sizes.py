@@ -11,7 +11,8 @@ import torch
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.expected import FLOATS, Expected
 from rootlace.runtime.model.checkpoint.folder import has_weights
-from rootlace.runtime.model.checkpoint.loader import open_checkpoint
+from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
+from rootlace.runtime.model.checkpoint.quantised.layouts import COLUMN_GROUPS
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.checkpoint.weights import EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
@@ -25,8 +26,9 @@ def weight_bytes(
     head_apart: bool,
 ) -> int:
     """About the memory of all weights, those that are not quantised in `dtype`, rounded as
-    `--quantize` says. `head_apart`: the head has memory of its own even where it is tied to the
-    embedding, as native kernels have it."""
+    `--quantize` says. `head_apart`: as native kernels have them. The head then has memory of its
+    own even where it is tied to the embedding, and quantised experts and heads whose columns are
+    not in the order of the inputs are dense."""
     stored = quantised_bytes(config, dtype, head_apart=head_apart)
     if stored is not None:
         return stored
@@ -119,10 +121,32 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
             del names[name]
     if embedding_quantised or (tied and head_apart and opened.spec.labels is None):
         total += math.prod(ends) * dtype.itemsize
+    for module, rows, columns in _made_dense(opened) if head_apart else ():
+        for name in opened.storage.needed(module, rows, columns):
+            del names[name]
+        total += rows * columns * dtype.itemsize
     for name, what in names.items():
         itemsize = dtype.itemsize if what.types == FLOATS else None
         total += opened.checkpoint.num_bytes(name, itemsize)
     return total
+
+
+def _made_dense(opened: OpenedCheckpoint) -> Iterator[tuple[str, int, int]]:
+    """The quantised modules, with their rows and columns, whose codes the native kernels cannot
+    take: they sort activations for the products that all tokens have, but the head's."""
+    spec = opened.spec
+    modules = [(opened.head, spec.head_rows, spec.hidden_size)]
+    for index in range(spec.num_layers):
+        for name, part in layer_parts(spec, index).items():
+            if part.columns is not None and name.startswith(("experts.", "router", "shared_gate")):
+                columns = [part.columns] * len(part.rows)
+                modules += zip(part.modules, part.rows, columns, strict=True)
+    for module, rows, columns in modules:
+        for name in (module + ending for ending in COLUMN_GROUPS):
+            if name in opened.expected:
+                groups = opened.checkpoint.tensor(name, opened.expected[name].types)
+                if bool((groups[1:] < groups[:-1]).any()):
+                    yield module, rows, columns
 
 
 def _foreseen(

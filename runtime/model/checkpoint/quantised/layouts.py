@@ -92,6 +92,10 @@ class Numbers:
         return Block().shapes(rows, columns) + Block(rows=1).shapes(rows, columns)
 
 
+COLUMN_GROUPS = (".weight_g_idx", ".g_idx")
+"""Tensors of a module that say which group each of its columns is of."""
+
+
 @dataclass(frozen=True)
 class PackedInts:
     """compressed-tensors' integers of four or eight bits: 32 / bits neighbours of a row in a number
