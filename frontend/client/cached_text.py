@@ -44,9 +44,11 @@ def close(connection: Connection, branch: int, cancel: bool = False) -> None:
     connection.flush()
 
 
-def cache(connection: Connection, texts: Sequence[protocol.Text]) -> None:
+def cache(
+    connection: Connection, texts: Sequence[protocol.Text], adapter: str | None = None
+) -> None:
     """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
-    branch, answers = compute(connection, texts)
+    branch, answers = compute(connection, texts, adapter=adapter)
     close(connection, branch)
     for answer in answers:
         answer.get()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import operator
 import sys
 from collections.abc import Sequence
 
 from rootlace.client.answer import Answer
 from rootlace.client.connection import Connection
 from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import VectorKind
 
 Content = str | Sequence[int]
@@ -25,15 +27,26 @@ def ask(
     adapter: str,
 ) -> Answer:
     """Send the question. Raises InvalidRequest if it cannot be sent."""
-    inputs = tuple(
-        protocol.Text(one) if isinstance(one, str) else protocol.Tokens(tuple(one)) for one in texts
-    )
+    if isinstance(texts, str):
+        raise InvalidRequest("texts is a single text, not a list of them")
+    inputs = tuple(_input(one, index) for index, one in enumerate(texts))
     answer = Answer()
     op = connection.next_op()
     connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace, adapter), answer)
     connection.count_round_trip()
     connection.flush()
     return answer
+
+
+def _input(content: Content, index: int) -> protocol.Text | protocol.Tokens:
+    if isinstance(content, str):
+        return protocol.Text(content)
+    try:
+        if not isinstance(content, bytes):
+            return protocol.Tokens(tuple(map(operator.index, content)))
+    except TypeError:
+        pass
+    raise InvalidRequest(f"texts[{index}] is neither a text nor a list of token ids: {content!r}")
 
 
 def vectors_of(event: protocol.Event) -> list[list[float]]:

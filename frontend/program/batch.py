@@ -298,12 +298,12 @@ def _progress(shown: bool, name: str, total: int) -> Iterator[Callable[[], None]
         yield lambda: progress.advance(task)
 
 
-def cache_prefix(function: Definition, backend: Any) -> str:
+def cache_prefix(function: Definition, backend: Any, adapter: str | None) -> str:
     """See `Function.cache`."""
     endpoint = endpoint_of(backend)
     connection = endpoint.connect()
     texts = merge(constant_prefix(function, connection.model.chat))
     if not texts:
         return ""
-    cached_text.cache(connection, texts)
+    cached_text.cache(connection, texts, adapter)
     return "".join(text.text for text in texts)

@@ -124,14 +124,16 @@ class Function(Definition):
         """The program as a graph, without running it. Missing arguments stay symbolic."""
         from rootlace.trace.tracer import trace
 
+        _, kwargs = self.take_adapter(kwargs)
         values, _ = self.split(kwargs)
         return trace(self, args, values)
 
-    def cache(self, backend: Any = None) -> str:
-        """Compute the program's constant beginning now, and give it ("" if there is none)."""
+    def cache(self, backend: Any = None, adapter: str | None = None) -> str:
+        """Compute the program's constant beginning now, for runs with this `adapter`, and give it
+        ("" if there is none)."""
         from rootlace.program.batch import cache_prefix
 
-        return cache_prefix(self, backend)
+        return cache_prefix(self, backend, adapter)
 
     # ------------------------------------------------------------ how
 

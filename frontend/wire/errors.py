@@ -19,6 +19,8 @@ class InvalidRequest(RootlaceError):
 
     code = "invalid_request"
     http_status = 400
+    param: str | None = None
+    """The field that is wrong, where that is known."""
 
 
 class InvalidConstraint(InvalidRequest):

@@ -232,6 +232,8 @@ def test_cache_computes_the_prefix(gateway: FakeGateway) -> None:
     assert classify.cache() == EXAMPLES
     assert len(gateway.sent(protocol.Prefill)) == 1
     assert rl.function(lambda s, x: s.append(x)).cache() == ""
+    assert classify.cache(adapter="formal") == EXAMPLES
+    assert [op.adapter for op in gateway.sent(protocol.Open)] == [None, "formal"]
     eventually(lambda: gateway.open_branches == 0)
 
 

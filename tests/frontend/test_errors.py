@@ -394,3 +394,18 @@ def test_context_length_names_the_append(gateway: FakeGateway) -> None:
         unread.run()
     assert caught.value.code == "context_length_exceeded"
     assert caught.value.lineno == line_of(unread, '"fine"')
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("hello", "texts is a single text"),
+        ([5], r"texts\[0\] is neither a text nor a list of token ids: 5"),
+        (["a", ["b"]], r"texts\[1\]"),
+        (["a", [1], b"ab"], r"texts\[2\]"),
+    ],
+)
+def test_what_cannot_be_embedded(gateway: FakeGateway, backend, texts, words) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        backend.embed(texts)
+    assert not gateway.sent(protocol.Embed)

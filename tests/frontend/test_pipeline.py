@@ -229,10 +229,12 @@ def test_the_adapter_of_a_program_and_of_its_forks(
     assert opened() == [None, None, "short", ""]
     forking.run_batch([{"word": "b"}, {"word": "c"}], adapter="formal", num_threads=1)
     assert opened()[:2] == ["formal", "formal"]  # the common beginning, and a program behind it
+    assert str(forking.trace("b", adapter="formal")) == str(forking.trace("b"))
 
     @rl.function
     def own(s, adapter):
         s += adapter
 
     assert own.run(adapter="mine").text() == "mine"
+    assert own.trace(adapter="mine").prefix == "mine"
     assert opened() == [None]

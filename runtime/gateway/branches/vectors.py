@@ -62,7 +62,15 @@ async def find_vectors(
     chosen = _own_pooling(core) if pooling is None else pooling
     found = [Vector(np.empty(0, np.float32), 0) for _ in inputs]
     requests = Requests(core.engine, account)
-    prompts = [await _prompt(core, one, index) for index, one in enumerate(inputs)]
+    prompts = []
+    for index, one in enumerate(inputs):
+        try:
+            prompts.append(await _prompt(core, one))
+        except InvalidRequest as error:
+            where = f"input[{index}]" if len(inputs) > 1 else "input"
+            named = type(error)(f"{where}: {error}")
+            named.param = where
+            raise named from error
     for vector, prompt in zip(found, prompts, strict=True):
         vector.prompt_tokens = len(prompt)
         requests.add(
@@ -94,14 +102,14 @@ def _take(vector: Vector, update: Update) -> None:
         vector.values = update.vector
 
 
-async def _prompt(core: Core, parts: Input, index: int) -> np.ndarray:
+async def _prompt(core: Core, parts: Input) -> np.ndarray:
     """int32: the tokens of an input."""
     length = sum(len(part.text) for part in parts if isinstance(part, Text))
     if length // core.tokenizer.longest_token > core.max_prompt:
         check_fits(core, length // core.tokenizer.longest_token, room=0)
     ids = await core.tokenize(length, _ids, core, parts)
     if not ids:
-        raise InvalidRequest(f"input {index} is empty")
+        raise InvalidRequest("it is empty")
     check_fits(core, len(ids), room=0)
     vocabulary = core.model_info.vocab_size
     bad = next((one for one in ids if not 0 <= one < vocabulary), None)

@@ -286,8 +286,16 @@ async def test_embeddings(real: Served, reference: FastTokenizer) -> None:
         async with real.http.post("/v1/embeddings", json={"input": "a"} | wrong) as response:
             assert response.status == 400
             assert (await response.json())["error"]["param"] == param
-    async with real.http.post("/v1/embeddings", json={"input": [4] * 600}) as response:
-        assert response.status == 400 and "context" in (await response.json())["error"]["message"]
+    for given, words, param in (
+        ([4] * 600, "context", "input"),
+        ("", "empty", "input"),
+        (["a", "b " * 600], "input[1]: the prompt of", "input[1]"),
+        (["a", ""], "input[1]: it is empty", "input[1]"),
+    ):
+        async with real.http.post("/v1/embeddings", json={"input": given}) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+            assert words in error["message"] and error["param"] == param
 
 
 async def test_adapters(real: Served) -> None:
