@@ -158,6 +158,17 @@ async def test_the_cache_is_accounted(served: Served) -> None:
     assert await post(served, counted, "/v1/messages/count_tokens") == (200, {"input_tokens": 19})
 
 
+async def test_what_is_written_of_a_forced_call_is_counted(served: Served) -> None:
+    given = {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "any"}}
+    _, reply = await post(served, {**ASK, **given})
+    usage = reply["usage"]
+    total = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    counted = {"messages": ASK["messages"], "model": "fake"}
+    _, plain = await post(served, {**counted, "tools": given["tools"]}, "/v1/messages/count_tokens")
+    _, forced = await post(served, {**counted, **given}, "/v1/messages/count_tokens")
+    assert forced["input_tokens"] == total == plain["input_tokens"] + len("<tool_call>")
+
+
 IMAGE = {"type": "image", "source": {}}
 
 

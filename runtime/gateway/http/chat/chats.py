@@ -167,8 +167,9 @@ class Chats:
         )
 
     async def encode(self, request: ChatRequest) -> list[int]:
-        """The tokens of the conversation. Raises InvalidParameter if it is too long to count."""
-        parts = self.render(request, offered_tools(request.choice, request.tools))
+        """The tokens of the conversation, with what is written for the model where it must call a
+        tool. Raises InvalidParameter if it is too long to count."""
+        parts = self.prepare(request).job.parts
         pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
         length = sum(len(piece.text) for piece in pieces)
         check_length("messages", length)
