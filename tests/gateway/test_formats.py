@@ -235,6 +235,12 @@ def test_tags_behind_a_call_end_it_once(name: str, rest: str) -> None:
     assert (found.content, found.calls) == (rest, [F])
 
 
+def test_a_fence_that_no_call_opened_is_content() -> None:
+    text = '<｜tool▁call▁begin｜>{"name":"f","arguments":{"a":1}}<｜tool▁call▁end｜>```py'
+    for source in (text, text.replace("<｜tool▁call▁end｜>", "")):
+        assert answer(FORMATS["deepseek"], source) == Answer("```py", "", [F])
+
+
 @pytest.mark.parametrize(
     "text, content",
     [
