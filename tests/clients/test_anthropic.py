@@ -90,7 +90,8 @@ def test_a_tool_is_called(client: Any) -> None:
             ],
         }
     )
-    assert answer.content
+    (said,) = answer.content
+    assert said.type == "text" and said.text and answer.stop_reason == "end_turn"
 
 
 def test_errors_are_the_clients_own(client: Any) -> None:

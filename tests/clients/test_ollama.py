@@ -37,7 +37,8 @@ def test_tools_and_what_is_served(client: Any) -> None:
 
     ask = [{"role": "user", "content": "What is 12 + 30?"}]
     reply = client.chat(model="demo", messages=ask, tools=[calculator], options=GREEDY)
-    assert reply.message.content or reply.message.tool_calls
+    (call,) = reply.message.tool_calls
+    assert call.function.name == "calculator" and "12" in call.function.arguments["expression"]
     assert [model.model for model in client.list().models] == ["demo"]
     assert "tools" in client.show("demo").capabilities
     assert len(client.embed(model="demo", input=["a", "b"]).embeddings) == 2
