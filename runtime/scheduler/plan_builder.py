@@ -55,10 +55,14 @@ class PlanBuilder:
     its rows from where they really are when the copies run (see "Same-step sharing").
     """
 
-    def __init__(self, step: int, pool: BlockPool, *, feeding: bool = True) -> None:
-        """`feeding`: whether a step is under way whose samples this one may need."""
+    def __init__(
+        self, step: int, pool: BlockPool, *, feeding: bool = True, adapters: bool = True
+    ) -> None:
+        """`feeding`: whether a step is under way whose samples this one may need; `adapters`:
+        whether there are any that rows may have."""
         self.step = step
         self._feeding = feeding
+        self._have_adapters = adapters
         self._decoding: list[Sequence] = []
         self._chunks: list[_Chunk] = []
         self._complete: list[Sequence] = []
@@ -188,7 +192,7 @@ class PlanBuilder:
             samples=samples,
             wait_for_masks=wait_for_masks,
             feeds=_feeds(sequences, range(len(sequences))) if self._feeding else _NO_FEEDS,
-            adapters=_adapters(sequences),
+            adapters=self._adapters(sequences),
             common_blocks=decode.common_blocks,
         )
         sampled = [(sequence, sequence.epoch) for sequence in sequences]
@@ -277,7 +281,7 @@ class PlanBuilder:
             prompt_scores=scores,
             pooled=pooled,
             feeds=_feeds(decode.sequences, flats.tolist()),
-            adapters=_adapters(sequences),
+            adapters=self._adapters(sequences),
             common_blocks=_common_blocks(order, context_len - counts, size),
         )
         return Flight(
@@ -295,17 +299,18 @@ class PlanBuilder:
             self._pool.drop(blocks, pinned=True)
         self._guards = []
 
+    def _adapters(self, sequences: list[Sequence]) -> np.ndarray:
+        """The `adapters` of rows of these sequences."""
+        if not self._have_adapters:
+            return _NO_TOKENS
+        found = [sequence.adapter for sequence in sequences]
+        return np.array(found, np.int32) if max(found, default=-1) >= 0 else _NO_TOKENS
+
 
 def _common_blocks(order: DepthFirst, starts: np.ndarray, size: int) -> np.ndarray:
     """`starts` [R]: how many tokens each row has before its new ones."""
     common = np.array(order.common, np.int32)
     return np.minimum(common, np.minimum(starts[1:], starts[:-1])) // size
-
-
-def _adapters(sequences: list[Sequence]) -> np.ndarray:
-    """The `adapters` of rows of these sequences."""
-    found = [sequence.adapter for sequence in sequences]
-    return np.array(found, np.int32) if max(found, default=-1) >= 0 else _NO_TOKENS
 
 
 def _feeds(sequences: list[Sequence], flats: Iterable[int]) -> np.ndarray:

@@ -201,7 +201,12 @@ class Scheduler:
         # An attempt without rows changed something: it evicted or retracted. The bound turns a
         # mistake into an error instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
-            builder = PlanBuilder(self._count.steps, self.kv.pool, feeding=bool(self._flights))
+            builder = PlanBuilder(
+                self._count.steps,
+                self.kv.pool,
+                feeding=bool(self._flights),
+                adapters=bool(self._limits.adapters),
+            )
             ready = self._running.secure(may_retract=not self._flights)
             if ready is not None:  # else the step under way may give the blocks that are missing
                 builder.add_decodes(ready)
