@@ -69,7 +69,8 @@ class SimulatedExecutor:
     """Runs plans on hashes instead of tensors.
 
     The "KV" of a token is the hash of the sequence up to it, computed from what the memory holds
-    of the tokens before, so a wrong slot, copy or duplicate gives other tokens. The next token
+    of the tokens before, so a wrong slot, copy or duplicate gives other tokens. An adapter gives
+    every sequence another beginning. The next token
     depends on this hash alone (and on masks and bans): the same history gives the same token,
     whatever is cached.
 
@@ -325,7 +326,7 @@ class SimulatedExecutor:
         for row in order.tolist():
             first, stop = int(plan.row_start[row]), int(plan.row_start[row + 1])
             start = int(plan.positions[first])
-            before = np.uint64(0)
+            before = start_hash(_adapter(plan, row))
             if start:
                 block = int(plan.block_tables[row, (start - 1) // size])
                 before = self._hashes[block * size + (start - 1) % size]
@@ -387,6 +388,7 @@ class SimulatedExecutor:
             if len(wrong):
                 raise BadPlan(f"row {row}: no KV of position {wrong[0]} in slot {slots[wrong[0]]}")
             hashes = np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * self._powers[where])
+            hashes += start_hash(_adapter(plan, row))
             wrong = np.flatnonzero(self._hashes[slots] != hashes)
             if len(wrong):
                 raise BadPlan(f"row {row}: slot {slots[wrong[0]]} holds another sequence's KV")
@@ -398,7 +400,7 @@ class SimulatedExecutor:
                 continue
             known = sample.token_ids
             if sample.source >= 0:
-                self._check_source(row, sample)
+                self._check_source(row, sample, _adapter(plan, row))
                 if fed.get(last) != sample.source:
                     raise BadPlan(f"row {row}: its last token is not fed from its source")
                 tokens = tokens[:-1]
@@ -407,12 +409,13 @@ class SimulatedExecutor:
             if sample.source >= 0 and needs_history(sample):
                 raise BadPlan(f"row {row}: penalties without the last token")
 
-    def _check_source(self, row: int, sample: SampleRow) -> None:
+    def _check_source(self, row: int, sample: SampleRow, adapter: int) -> None:
         """Whether the sample it goes on from is of the very same sequence."""
         assert self._before is not None
         if sample.source >= len(self._before.histories):
             raise BadPlan(f"row {row}: its source is no sample of the step before")
-        if self._before.histories[sample.source] != int(history_hash(sample.token_ids)[-1]):
+        history = int(history_hash(sample.token_ids, adapter)[-1])
+        if self._before.histories[sample.source] != history:
             raise BadPlan(f"row {row}: its source is another sequence's sample")
 
 
@@ -434,13 +437,23 @@ def made_up_logprobs(history: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return -(mixed % np.uint64(1000)).astype(np.float32) / 100
 
 
-def history_hash(tokens: np.ndarray) -> np.ndarray:
-    """The hash after each of `tokens` (uint64 [n]), from the tokens alone."""
+def start_hash(adapter: int) -> np.uint64:
+    """The hash before the first token, by the number of the adapter (-1: none)."""
+    return np.uint64((adapter + 1) * 0xD1B54A32D192ED03 % (1 << 64))
+
+
+def _adapter(plan: StepPlan, row: int) -> int:
+    return int(plan.adapters[row]) if len(plan.adapters) else -1
+
+
+def history_hash(tokens: np.ndarray, adapter: int = -1) -> np.ndarray:
+    """The hash after each of `tokens` (uint64 [n]), from them and the adapter alone."""
     factors = np.full(len(tokens), _BASE, np.uint64)
     if len(tokens):
         factors[0] = 1
     powers = np.cumprod(factors, dtype=np.uint64)
-    return np.cumsum((np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * powers)
+    terms = (np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * powers
+    return np.cumsum(terms) + start_hash(adapter)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

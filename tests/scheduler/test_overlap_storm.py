@@ -94,6 +94,7 @@ class Storm:
             "prompt_logprobs_from": dice.choice([None, None, None, 0, 2]),
             "jump": dice.random() < 0.7,
             "namespace": dice.choice(["", "", "other"]),
+            "adapter": dice.choice(["", "", "one", "two"]),
         }
 
     def submit(self) -> None:
@@ -144,14 +145,15 @@ class Storm:
         if job.finish in ("stop", "length") or job.fails():
             self.world.expect_cold(job)
         else:
-            cold = self.world.cold(job.prompt, job.params, job.constrain)
+            cold = self.world.cold(job.prompt, job.params, job.constrain, job.adapter)
             if cold.finish != "error":
                 assert job.output == cold.output[: len(job.output)]
         for update in job.updates:
             if update.prompt_scores is not None:
                 start = max(job.params.prompt_logprobs_from or 0, 1)
                 tokens = np.array(job.prompt)
-                wanted = made_up_logprobs(history_hash(tokens)[start - 1 : -1], tokens[start:])
+                before = history_hash(tokens, job.adapter)[start - 1 : -1]
+                wanted = made_up_logprobs(before, tokens[start:])
                 assert update.prompt_scores.logprobs.tolist() == wanted.tolist()
         if job.finish == "length" and job.params.prompt_logprobs_from is not None:
             scored = any(update.prompt_scores is not None for update in job.updates)

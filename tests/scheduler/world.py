@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class Job:
     namespace: str
     constrain: Callable[[], Matcher] | None = None
     jump: bool = False
+    adapter: int = -1
     updates: list[Update] = field(default_factory=list)
 
     @property
@@ -133,14 +134,14 @@ class World:
         )
         self.max_length = min(context_length, num_blocks * block_size + 1)
         self.jobs: dict[int, Job] = {}
-        self.released: list[tuple[str, list[int]]] = []
+        self.released: list[tuple[Hashable, list[int]]] = []
         """Per namespace what sequences had computed when they let go of it: it is cached then."""
         self._release = self.scheduler.kv.release
         self.scheduler.kv.release = self._note_release  # type: ignore[method-assign]
 
     def _note_release(self, sequence: Sequence) -> None:
         tokens = sequence.tokens[: min(sequence.computed, sequence.length)].tolist()
-        self.released.append((sequence.request.namespace, tokens))
+        self.released.append((sequence.namespace, tokens))
         self._release(sequence)
 
     # ------------------------------------------------------------ doing
@@ -180,7 +181,14 @@ class World:
             pooling=pooling,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
-        self.jobs[rid] = Job(list(prompt), wanted, namespace, constrain, jump)
+        self.jobs[rid] = Job(
+            list(prompt),
+            wanted,
+            namespace,
+            constrain,
+            jump,
+            self.scheduler._limits.adapter(request),
+        )
         return rid
 
     def step(self) -> StepPlan | None:
@@ -283,7 +291,7 @@ class World:
 
     def expect_cold(self, job: Job) -> None:
         """The output is what the request would have got with nobody else there, token by token."""
-        cold = self.cold(job.prompt, job.params, job.constrain)
+        cold = self.cold(job.prompt, job.params, job.constrain, job.adapter)
         assert job.finish == cold.finish, job
         if cold.finish == "error":
             assert job.updates[-1].code == cold.code
@@ -296,7 +304,7 @@ class World:
         assert job.prompt_targets == ([] if first is None else job.prompt[first:])
         if job.params.logprobs:
             tokens = np.array(job.prompt + job.output)
-            before = history_hash(tokens)[len(job.prompt) - 1 : -1]
+            before = history_hash(tokens, job.adapter)[len(job.prompt) - 1 : -1]
             wanted = made_up_logprobs(before, tokens[len(job.prompt) :])
             assert job.logprobs == wanted.tolist()
 
@@ -305,6 +313,7 @@ class World:
         prompt: list[int],
         params: SamplingParams,
         constrain: Callable[[], Matcher] | None = None,
+        adapter: int = -1,
     ) -> Cold:
         """What must come out, from the definition of the simulated model alone.
 
@@ -327,7 +336,7 @@ class World:
                 mask = np.zeros(-(-self.executor.vocab_size // 32), np.int32)
                 matcher.fill_bitmask(mask)
             row = SampleRow(0, params, np.array(tokens), len(prompt), mask, banned)
-            token = self.executor.next_token(int(history_hash(np.array(tokens))[-1]), row)
+            token = self.executor.next_token(int(history_hash(np.array(tokens), adapter)[-1]), row)
             if token < 0:
                 return Cold(
                     [], "error", code="internal" if matcher is None else "constraint_not_met"
