@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from rootlace.kernels import Dense
 from rootlace.kernels.native.linear import PackedLinear
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -58,6 +59,16 @@ def test_a_gguf_file(tmp_path: Path, name: str) -> None:
     config = ModelConfig.read(convert(tmp_path / "hf", tmp_path / "m.gguf", "Q8_0"))
     shared, apart = sizes(config)
     assert shared == apart == taken(config)
+
+
+def test_what_latents_are_multiplied_by_is_dense(tmp_path: Path) -> None:
+    """Steps read its numbers, which are then made once."""
+    quantised(configs()["deepseek_v3"], tmp_path, *FORMATS["fp8"](), modules=("kv_b_proj",))
+    config = ModelConfig.read(tmp_path / "quantised")
+    weights = load_weights(config, torch.float32, torch.device("cpu"))
+    assert all(isinstance(layer.kv_up, Dense) for layer in weights.layers)
+    shared, _ = sizes(config)
+    assert shared == pytest.approx(weights.num_bytes(), rel=0.02)
 
 
 def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

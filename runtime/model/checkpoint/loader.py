@@ -23,6 +23,7 @@ from rootlace.runtime.model.checkpoint.files import Checkpoint
 from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weight
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
+    DENSE,
     LayersOnDemand,
     LayerWeights,
     ModelWeights,
@@ -323,7 +324,10 @@ class _Reader:
                 found |= {f"experts.{at}.{which}": weight for at, weight in enumerate(stack)}
                 continue
             if part.columns is not None:
-                found[name] = self._product(part, part.columns, order)
+                product = self._product(part, part.columns, order)
+                if name in DENSE and isinstance(product, Quantised):
+                    product = Dense(self.dense(product), product.bias)
+                found[name] = product
                 continue
             if name == "correction":
                 found[name] = self.read(part.weights(), dtype=torch.float32)

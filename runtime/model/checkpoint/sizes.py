@@ -14,7 +14,7 @@ from rootlace.runtime.model.checkpoint.folder import has_weights
 from rootlace.runtime.model.checkpoint.loader import OpenedCheckpoint, open_checkpoint
 from rootlace.runtime.model.checkpoint.quantised.layouts import COLUMN_GROUPS
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
-from rootlace.runtime.model.checkpoint.weights import EXACT, Part, layer_parts
+from rootlace.runtime.model.checkpoint.weights import DENSE, EXACT, Part, layer_parts
 from rootlace.runtime.model.families.spec import ModelSpec
 
 
@@ -121,7 +121,7 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
             del names[name]
     if embedding_quantised or (tied and head_apart and opened.spec.labels is None):
         total += math.prod(ends) * dtype.itemsize
-    for module, rows, columns in _made_dense(opened) if head_apart else ():
+    for module, rows, columns in _made_dense(opened, native=head_apart):
         for name in opened.storage.needed(module, rows, columns):
             del names[name]
         total += rows * columns * dtype.itemsize
@@ -131,22 +131,29 @@ def quantised_bytes(config: ModelConfig, dtype: torch.dtype, *, head_apart: bool
     return total
 
 
-def _made_dense(opened: OpenedCheckpoint) -> Iterator[tuple[str, int, int]]:
-    """The quantised modules, with their rows and columns, whose codes the native kernels cannot
-    take: they sort activations for the products that all tokens have, but the head's."""
+def _made_dense(opened: OpenedCheckpoint, *, native: bool) -> Iterator[tuple[str, int, int]]:
+    """The quantised modules, with their rows and columns, that become dense: those of `DENSE`, and
+    those whose codes the native kernels cannot take because they sort no activations for them."""
     spec = opened.spec
-    modules = [(opened.head, spec.head_rows, spec.hidden_size)]
-    for index in range(spec.num_layers):
-        for name, part in layer_parts(spec, index).items():
-            if part.columns is not None and name.startswith(("experts.", "router", "shared_gate")):
-                columns = [part.columns] * len(part.rows)
-                modules += zip(part.modules, part.rows, columns, strict=True)
-    for module, rows, columns in modules:
-        for name in (module + ending for ending in COLUMN_GROUPS):
-            if name in opened.expected:
-                groups = opened.checkpoint.tensor(name, opened.expected[name].types)
-                if bool((groups[1:] < groups[:-1]).any()):
-                    yield module, rows, columns
+    if native and _sorted(opened, opened.head):
+        yield opened.head, spec.head_rows, spec.hidden_size
+    for name, part in _parts(spec):
+        unsorted = native and name.startswith(("experts.", "router", "shared_gate"))
+        if part.columns is None or not (unsorted or name in DENSE):
+            continue
+        for module, rows in zip(part.modules, part.rows, strict=True):
+            quantised = opened.storage.layout(module) is not None
+            if quantised and (name in DENSE or _sorted(opened, module)):
+                yield module, rows, part.columns
+
+
+def _sorted(opened: OpenedCheckpoint, module: str) -> bool:
+    """Whether columns are sorted by their groups as the module is read."""
+    for name in (module + ending for ending in COLUMN_GROUPS):
+        if name in opened.expected:
+            groups = opened.checkpoint.tensor(name, opened.expected[name].types)
+            return bool((groups[1:] < groups[:-1]).any())
+    return False
 
 
 def _foreseen(
@@ -156,13 +163,13 @@ def _foreseen(
         _end_rows(spec, head_apart) * spec.hidden_size + norm_numbers(spec) + position_numbers(spec)
     ) * itemsize
     for index in range(spec.num_layers):
-        for part in layer_parts(spec, index).values():
+        for name, part in layer_parts(spec, index).items():
             numbers = part.biases() if part.columns else part.weights() | part.biases()
             found = [Expected((shape,)) for shape in numbers.values()]
             for module, rows in zip(part.modules, part.rows, strict=True):
                 if part.columns is None:
                     continue
-                layouts = quantisation.layouts(module)
+                layouts = () if name in DENSE else quantisation.layouts(module)
                 dense = {"": Expected(((rows, part.columns),))}
                 needed = (layouts[0].needed(rows, part.columns) if layouts else dense).values()
                 found += [*needed] * (part.count or 1)

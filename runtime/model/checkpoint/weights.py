@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import torch
 
-from rootlace.kernels import Weight
+from rootlace.kernels import Dense, Weight
 from rootlace.kernels.weights import tensors
 from rootlace.runtime.model.families.spec import Attention, Experts, Latent, ModelSpec
 
@@ -18,6 +18,10 @@ PRODUCTS = ("qkv", "q_up", "kv_up", "output", "gate_up", "down", "router", "shar
 EXACT = ("kv_up", "router", "shared_gate")
 """Those of them that `--quantize` leaves as they are: what says how much each expert counts, and
 what no product with quantised weights is of."""
+
+DENSE = ("kv_up",)
+"""Those that become dense when they are read: steps read their numbers, and no product is of their
+codes."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class LayerWeights:
     gate_up: Weight | None = None  # [2I, H]; of an MLP without a gate [I, H]
     down: Weight | None = None  # [H, I]
     q_up: Weight | None = None  # of latent attention, [Nq * a head's query, query rank]
-    kv_up: Weight | None = None  # [Nq * (plain + values), rank]
+    kv_up: Dense | None = None  # [Nq * (plain + values), rank]
     router: Weight | None = None  # [E, H]
     shared_gate: Weight | None = None  # [1, H]
     experts: tuple[ExpertWeights, ...] = ()

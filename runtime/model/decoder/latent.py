@@ -15,7 +15,6 @@ from collections.abc import Callable
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.reference.linear import dense
 from rootlace.kernels.reference.rope import rotate
 from rootlace.runtime.model.checkpoint.weights import LayerWeights
 from rootlace.runtime.model.families.spec import Attention, Latent
@@ -51,7 +50,7 @@ class LatentAttention:
         c = self._kernels.rms_norm(c.contiguous(), layer.k_norm, latent.eps)
         cos, sin = cos[:, : rotated // 2], sin[:, : rotated // 2]
         plain, q_rotated = q.unflatten(1, (self._heads, -1)).split((latent.plain, rotated), dim=2)
-        keys, _ = self._up(layer, x.dtype)
+        keys, _ = self._up(layer)
         absorbed = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
         queries = torch.cat((absorbed, rotate(q_rotated, cos, sin)), dim=2)
         key = torch.cat((c, rotate(k_rotated.unsqueeze(1), cos, sin).squeeze(1)), dim=1)
@@ -59,14 +58,14 @@ class LatentAttention:
 
     def output(self, attended: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
         """attended [T, N, R + r], of which the first R count -> [T, N * a value's numbers]."""
-        _, values = self._up(layer, attended.dtype)
+        _, values = self._up(layer)
         latents = attended[:, :, : self._latent.rank].transpose(0, 1)
         return torch.bmm(latents, values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
-    def _up(self, layer: LayerWeights, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def _up(self, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor]:
         """What makes keys [N, plain, R] and values [N, values, R] of a latent."""
         assert layer.kv_up is not None
-        matrix = dense(layer.kv_up, dtype).matrix.unflatten(0, (self._heads, -1))
+        matrix = layer.kv_up.matrix.unflatten(0, (self._heads, -1))
         keys, values = matrix.split((self._latent.plain, self._latent.values), dim=1)
         return keys, values
 
