@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from tests.model.checkpoints import SHAPE, configs, reference, reference_logprob
 from tests.model.hub_keys import HUB_KEYS
 from tests.model.plans import Blocks, Row, Work, make_plan
 
+Kernels = Literal["auto", "reference"]
+KERNELS: tuple[Kernels, ...] = ("auto", "reference")
+"""`auto`: the native kernels, where there is a compiler and they know the model."""
 TOKENS = [5, 150, 7, 32, 9, 11, 4, 77, 3, 60, 198, 41]
 LAYERS = SHAPE["num_hidden_layers"]
 ALL = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=100, seed=0)
@@ -205,10 +208,10 @@ def cases(config: PreTrainedConfig) -> list[tuple[str, Any]]:
     return [(key, value) for key, values in found.items() for value in values]
 
 
-def ours(folder: Path, key: str = "") -> torch.Tensor | None:
+def ours(folder: Path, key: str = "", kernels: Kernels = "reference") -> torch.Tensor | None:
     """The best logprobs after `TOKENS`, float64; None: refused, by name of the `key`."""
     try:
-        executor = ExecutorConfig(model=str(folder), kernels="reference", dtype="float32")
+        executor = ExecutorConfig(model=str(folder), kernels=kernels, dtype="float32")
         runner = ModelRunner.load(executor, CacheConfig(4, 16), 64, 4)
     except (UnsupportedModel, InvalidRequest) as error:
         assert str(folder) in str(error)
@@ -327,9 +330,11 @@ def test_files_of_the_hub_are_computed(name: str, tmp_path: Path) -> None:
     save(configs()[name], tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | HUB_KEYS[name]))
-    found, expected = ours(tmp_path), theirs(tmp_path)
-    assert found is not None and expected is not None
-    assert (expected[: len(found)] - found).abs().max() < 1e-4
+    expected = theirs(tmp_path)
+    for kernels in KERNELS:
+        found = ours(tmp_path, kernels=kernels)
+        assert found is not None and expected is not None
+        assert (expected[: len(found)] - found).abs().max() < 1e-4
 
 
 def architecture(config: PreTrainedConfig) -> str:
