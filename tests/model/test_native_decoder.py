@@ -46,9 +46,11 @@ OTHERS = (
     ("cohere2", "float32"),
     ("gpt_neox", "bfloat16"),
     ("gpt2", "bfloat16"),
+    ("falcon", "bfloat16"),
     # Experts, one of which all tokens have, and sinks.
     ("qwen2_moe", "bfloat16"),
     ("gpt_oss", "float32"),
+    ("mixtral", "bfloat16"),
 )
 
 CASES = [
