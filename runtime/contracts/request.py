@@ -22,6 +22,11 @@ def kv_namespace(namespace: str, adapter: str) -> Hashable:
     return (adapter, namespace) if adapter else namespace
 
 
+def adapter_and_namespace(kv: Hashable) -> tuple[str, str]:
+    """Of what `kv_namespace` gave, adapter and namespace."""
+    return kv if isinstance(kv, tuple) else ("", str(kv or ""))
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):
     """One sequence to complete: the gateway makes it, the engine is sent it, the scheduler runs it.
 

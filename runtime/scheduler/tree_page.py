@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from rootlace.runtime.cache import Node, RadixTree
+from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.scheduler.sequence import Sequence
 
@@ -94,5 +95,4 @@ def _name(node: Node) -> tuple[str, str]:
     """The adapter and the namespace that the node's KV is of."""
     while node.parent is not None:
         node = node.parent
-    name = node.namespace
-    return name if isinstance(name, tuple) else ("", str(name or ""))
+    return adapter_and_namespace(node.namespace)
