@@ -95,7 +95,6 @@ class RuntimeEndpoint:
         are whatever `normalise` says; None: what the model's folder says it was trained for, the
         last token's if it does not say. Raises typed errors.
         """
-        normalise = normalise and pooling != "labels"
         answer = vectors.ask(
             self.connect(),
             texts,
@@ -116,7 +115,6 @@ class RuntimeEndpoint:
         adapter: str = "",
     ) -> list[list[float]]:
         """`embed` for an event loop."""
-        normalise = normalise and pooling != "labels"
         answer = vectors.ask(
             self.connect(),
             texts,

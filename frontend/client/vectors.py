@@ -26,10 +26,12 @@ def ask(
     namespace: str,
     adapter: str,
 ) -> Answer:
-    """Send the question. Raises InvalidRequest if it cannot be sent."""
+    """Send the question. Scores of labels are as they are, whatever `normalise` says. Raises
+    InvalidRequest if it cannot be sent."""
     if isinstance(texts, str):
         raise InvalidRequest("texts is a single text, not a list of them")
     inputs = tuple(_input(one, index) for index, one in enumerate(texts))
+    normalise = normalise and pooling != "labels"
     answer = Answer()
     op = connection.next_op()
     connection.send(protocol.Embed(op, inputs, pooling, normalise, namespace, adapter), answer)

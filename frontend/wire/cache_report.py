@@ -8,6 +8,9 @@ import msgspec
 
 Reason = Literal["whole", "new", "differs", "evicted", "flushed", "namespace", "scored", "disabled"]
 
+Scope = Literal["own", "all"]
+"""Whether a report looks into the prompt's own namespace alone, or into others as well."""
+
 
 class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How far a prompt was cached, and why no further.

@@ -8,7 +8,7 @@ request resume where another engine left it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.contracts.update import Update
-from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.cache_report import CacheReport, Scope
 
 
 class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,7 +58,7 @@ class Explain(_Message, tag="explain", eq=False):
     token_ids: np.ndarray
     namespace: str = ""
     adapter: str = ""
-    scope: Literal["own", "all"] = "own"
+    scope: Scope = "own"
 
 
 class GetTree(_Message, tag="tree"):

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
+from rootlace.wire.cache_report import Scope
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 NO_TOKENS = np.empty(0, np.int32)
@@ -60,4 +61,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     emit_every: Annotated[int, msgspec.Meta(ge=1)] = 1
     emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     pooling: Pooling = "none"
-    report: Literal["", "own", "all"] = ""
+    report: Scope | Literal[""] = ""

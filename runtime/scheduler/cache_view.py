@@ -8,13 +8,12 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.tree_page import TreePage
-from rootlace.runtime.scheduler.explain import Scope
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
 from rootlace.runtime.scheduler.running import RunningSet
 from rootlace.runtime.scheduler.tree_page import tree_page
-from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.cache_report import CacheReport, Scope
 
 
 class CacheView:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Literal
 
 import numpy as np
 
 from rootlace.runtime.cache import Node, RadixTree
-from rootlace.wire.cache_report import CacheReport, Reason
-
-Scope = Literal["own", "all"]
-"""Whether only the prompt's own namespace is looked into, or others as well."""
+from rootlace.wire.cache_report import CacheReport, Reason, Scope
 
 SHOWN = 16
 """So many tokens of what the tree holds instead are shown."""

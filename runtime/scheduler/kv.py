@@ -8,10 +8,10 @@ import numpy as np
 
 from rootlace.runtime.cache import BlockPool, Cause, Evicted, RadixTree, check_cache, policy_named
 from rootlace.runtime.config import CacheConfig
-from rootlace.runtime.scheduler.explain import Scope, explain
+from rootlace.runtime.scheduler.explain import explain
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.cache_report import CacheReport, Scope
 
 
 class KVStore:

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
 from rootlace.runtime.gateway.tokens.chat import ChatTemplate
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.cache_report import CacheReport, Scope
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ModelInfo
 
@@ -130,7 +130,7 @@ class Core:
         """Forget every cached prefix that no running request uses."""
         await self.engine.flush()
 
-    def report_scope(self) -> Literal["own", "all"]:
+    def report_scope(self) -> Scope:
         """What a report may say of the cache. Raises InvalidRequest if that is nothing."""
         scope = self.config.cache_reports
         if scope == "off":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from rootlace.runtime.contracts.tree_page import TreeNode
 from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
@@ -20,9 +20,7 @@ from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Co
 from rootlace.runtime.gateway.http.replies import json_response, report_fields
 from rootlace.runtime.gateway.keys.account import caller
 from rootlace.runtime.gateway.lint.finding import Finding
-from rootlace.wire.cache_report import CacheReport
-from rootlace.wire.errors import from_code
-from rootlace.wire.protocol import Append, Close, Event, Explain, Explained, Failed, Open
+from rootlace.wire.protocol import Explain, Explained
 
 T = TypeVar("T", Finding, TreeNode)
 
@@ -41,7 +39,16 @@ class Cache:
     async def explain(self, request: web.Request) -> web.Response:
         """How far a prompt is cached now, and why no further; nothing is computed."""
         (job,) = await self._jobs(request)
-        return json_response(report_fields(await self._explained(job)))
+        (found,) = await behind_prompts(
+            self._gateway,
+            [(job.parts, Explain)],
+            1,
+            namespace=job.namespace,
+            adapter=job.adapter,
+            free=True,
+        )
+        assert isinstance(found, Explained)
+        return json_response(report_fields(found.report))
 
     async def _jobs(self, request: web.Request) -> list[one_shot.Job]:
         """What the body of a completion or chat completion asks for, read as it would be there."""
@@ -87,27 +94,6 @@ class Cache:
         if account is not None:
             asked["namespace"] = account.namespace(asked["namespace"] or "")
         return tuple(asked.get(name) for name in names)
-
-    async def _explained(self, job: one_shot.Job) -> CacheReport:
-        events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        session = self._gateway.open_session(events.put_nowait, client="http", account=caller())
-        try:
-            session.handle(
-                [
-                    Open(1, 1, namespace=job.namespace, adapter=job.adapter),
-                    Append(2, 1, job.parts),
-                    Explain(3, 1),
-                    Close(4, 1),
-                ]
-            )
-            while True:
-                for event in await events.get():
-                    if isinstance(event, Failed):
-                        raise from_code(event.code, event.message)
-                    if isinstance(event, Explained):
-                        return event.report
-        finally:
-            session.close()
 
 
 def _as_asked(shown: T) -> T:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
@@ -21,17 +20,10 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, envelope, json_response
-from rootlace.runtime.gateway.keys.account import admitted
-from rootlace.wire.errors import from_code
 from rootlace.wire.protocol import (
-    Append,
-    Close,
-    Event,
-    Failed,
     Generate,
     Generated,
     Op,
-    Open,
     Part,
     SamplingParams,
     Select,
@@ -46,7 +38,6 @@ _JUDGE = (
     'provided. Note that the answer can only be "yes" or "no".'
 )
 _ANSWERS = ("yes", "no")
-_OPS = 4
 MAX_LABELS = 2 * MAX_PROMPTS
 """Labels of a request, counted once for each of its texts."""
 _AT_ONCE = 256
@@ -102,8 +93,7 @@ class _Scored:
     tokens: int
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(TypedDict):
     """The namespace in which prompts are computed, and by which adapter."""
 
     namespace: str
@@ -191,7 +181,7 @@ class Scores:
         return self._chats.render(request, ())
 
     def _place(self, body: _Ranked, model: str) -> _Place:
-        return _Place(body.cache_salt or "", adapter_of(self._gateway, model))
+        return _Place(namespace=body.cache_salt or "", adapter=adapter_of(self._gateway, model))
 
     def _labels(self, body: ScoreBody) -> Sequence[str]:
         if (body.labels is None) == (body.label_token_ids is None):
@@ -248,7 +238,9 @@ class Scores:
         asked = (
             ((Tokens((*ids, label)),), partial(read, ids)) for ids in prompts for label in labels
         )
-        results = await self._run(asked, len(prompts) * len(labels), _AT_ONCE, place)
+        results = await behind_prompts(
+            self._gateway, asked, len(prompts) * len(labels), at_once=_AT_ONCE, **place
+        )
         found = []
         for index, ids in enumerate(prompts):
             mine = results[index * len(labels) : (index + 1) * len(labels)]
@@ -274,48 +266,10 @@ class Scores:
         asked = ((parts, select) for parts in prompts)
         at_once = max(1, _AT_ONCE // len(labels))
         found = []
-        for one in await self._run(asked, count, at_once, place):
+        for one in await behind_prompts(self._gateway, asked, count, at_once=at_once, **place):
             assert isinstance(one, Selected)
             found.append(_Scored(one.scores, one.usage.prompt_tokens))
         return found
-
-    async def _run(
-        self,
-        asked: Iterable[tuple[tuple[Part, ...], Callable[[int, int], Op]]],
-        count: int,
-        at_once: int,
-        place: _Place,
-    ) -> list[Selected | Generated]:
-        """The result of one operation behind each prompt, in a session of its own.
-
-        `at_once` prompts at most are under way, so that other requests find room in the queue.
-        """
-        events: asyncio.Queue[list[Event]] = asyncio.Queue()
-        session = self._gateway.open_session(events.put_nowait, client="http", account=admitted())
-        found: dict[int, Selected | Generated] = {}
-        waiting = enumerate(asked)
-        try:
-            begun = 0
-            while len(found) < count:
-                for index, (parts, ask) in islice(waiting, at_once - (begun - len(found))):
-                    begun += 1
-                    op, branch = index * _OPS + 1, index + 1
-                    session.handle(
-                        [
-                            Open(op, branch, namespace=place.namespace, adapter=place.adapter),
-                            Append(op + 1, branch, parts),
-                            ask(op + 2, branch),
-                            Close(op + 3, branch),
-                        ]
-                    )
-                for event in await events.get():
-                    if isinstance(event, Failed):
-                        raise from_code(event.code, event.message)
-                    if isinstance(event, Selected | Generated):
-                        found[(event.op - 1) // _OPS] = event
-        finally:
-            session.close()
-        return [found[index] for index in range(count)]
 
 
 def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:

@@ -329,6 +329,22 @@ async def test_adapters(real: Served) -> None:
     assert engine.submitted[-1].adapter == ""
 
 
+async def test_to_explain_the_cache_is_no_request_of_a_quota(
+    folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "keys.json")
+    key, entry = new_key("a", requests_per_minute=1)
+    write_keys(path, [entry])
+    served = await _serve(folder, serve, reference, keys_file=path)
+    headers = {"Authorization": f"Bearer {key}"}
+    found = []
+    for where in ("/cache/explain", "/cache/explain", "/select", "/select"):
+        body = {"prompt": "a"} if "explain" in where else {"text": "a", "choices": ["b"]}
+        async with served.http.post(where, json=body, headers=headers) as reply:
+            found.append(reply.status)
+    assert found == [200, 200, 200, 429]
+
+
 async def test_each_key_has_a_namespace_and_pays_for_its_tokens(
     folder: str, serve: Serve, reference: FastTokenizer, tmp_path: Path
 ) -> None:
