@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack, get_type_hints
 
 from rootlace.language import sampling
+from rootlace.language.awaited import check_awaited
 from rootlace.language.choices import ChoicesMethod, method_name
 from rootlace.language.failures import Site, call_site
 from rootlace.language.signature import keyword, with_keywords
@@ -260,6 +261,7 @@ def _name(name: str | None, caller: str) -> str | None:
 
 
 def _role(role: str, content: Appendable | None) -> Chain:
+    check_awaited(content)
     if content is not None and not isinstance(content, (str, Expression)):
         raise TypeError(f"{role}() takes a string or an expression, not {type(content).__name__}")
     inner = () if content is None else items(content)

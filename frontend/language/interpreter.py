@@ -6,7 +6,7 @@ a runtime. `rootlace.trace` finds its graph: appending records nodes, and readin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from rootlace.language.expressions import Appendable
@@ -21,7 +21,7 @@ class Reader(Protocol):
         """Whether text comes while it is generated."""
 
     def find(self, name: str) -> Readable:
-        """The variable `name`. Raises KeyError for a name the program has not used."""
+        """The variable `name`. Raises UnknownVariable for a name the program has not used."""
 
     def pending(self) -> Iterable[Pending]:
         """What must be over before `text`, `messages` and `error` say all there is to say."""
@@ -63,6 +63,10 @@ class Branch(Protocol):
 
     def fork(self, size: int, adapter: str | None = None) -> Sequence[Self]:
         """Branches that start where this one stands, with its adapter (None) or another one."""
+
+    def scope(self, name: str, defaults: Mapping[str, Any]) -> Self:
+        """The same branch for a program `name` that is called on it: with variables of its own,
+        and `defaults` that override the sampling options of the caller."""
 
     def join(self, forks: Sequence[Self], mode: str) -> None:
         """End `forks`, and bring back their variables ("gather_variable") or their texts."""

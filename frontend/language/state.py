@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Self, overload
 
+from rootlace.language.awaited import Awaited, check_awaited
 from rootlace.language.expressions import (
     Appendable,
     Expression,
@@ -18,7 +19,7 @@ from rootlace.language.expressions import (
 from rootlace.language.failures import ProgramError
 from rootlace.language.fork import Forks
 from rootlace.language.interpreter import Branch
-from rootlace.language.variables import Gathered, Readable
+from rootlace.language.variables import Gathered, Readable, UnknownVariable
 
 
 class _Role:
@@ -73,6 +74,7 @@ class State:
 
     def append(self, expression: Appendable) -> None:
         """What `s += expression` does. Returns at once; raises TypeError for anything else."""
+        check_awaited(expression)
         if not isinstance(expression, (str, Expression)):
             raise TypeError(
                 "a state takes strings and expressions (gen, select, user, ...), "
@@ -134,6 +136,7 @@ class State:
 
     def set_var(self, name: str, value: Any) -> None:
         """Make `value` the variable `name`; also `s[name] = value`."""
+        check_awaited(value)
         self.branch.set_variable(name, value)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -162,7 +165,20 @@ class ProgramState(State):
         """
         return self._read(name).get()
 
-    get = get_var
+    def get(self, name: str, default: Any = None) -> Any:
+        """`get_var`, or `default` for a name the program has not used."""
+        try:
+            return self.get_var(name)
+        except UnknownVariable:
+            return default
+
+    def keys(self) -> list[str]:
+        """The names of all variables, waited for; with it, `dict(state)` has their values."""
+        self.sync()
+        return list(self.branch.variables)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
 
     def _read(self, name: str) -> Readable:
         reader = self.branch.reader
@@ -246,16 +262,27 @@ class ProgramState(State):
 class AsyncProgramState(State):
     """The state of an `async def` program: reading is awaited (`await s["x"]`).
 
-    Its methods do what those of `ProgramState` do.
+    Its methods do what those of `ProgramState` do. What they give raises a ProgramError where it is
+    used without `await`.
     """
 
-    def __getitem__(self, name: str) -> Coroutine[Any, Any, Any]:
-        return self.get_var(name)
+    def __getitem__(self, name: str) -> Awaited:
+        return Awaited(f"s[{name!r}]", self._value, name)
 
-    async def get_var(self, name: str) -> Any:
+    def get_var(self, name: str) -> Awaited:
+        return Awaited(f"s.get_var({name!r})", self._value, name)
+
+    def get(self, name: str, default: Any = None) -> Awaited:
+        async def value() -> Any:
+            try:
+                return await self._value(name)
+            except UnknownVariable:
+                return default
+
+        return Awaited(f"s.get({name!r})", value)
+
+    async def _value(self, name: str) -> Any:
         return (await self._read(name)).get()
-
-    get = get_var
 
     async def _read(self, name: str) -> Readable:
         reader = self.branch.reader
@@ -263,32 +290,47 @@ class AsyncProgramState(State):
         await reader.wait_for_async(variable.requires())
         return variable
 
-    async def _read_all(self, variables: Sequence[Readable], holder: object) -> list[Any]:
+    def _read_all(self, variables: Sequence[Readable], holder: object) -> Awaited:
         # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
-        gathered = Gathered(variables)
-        await self.branch.reader.wait_for_async(gathered.requires())
-        return gathered.get()
+        async def values(holder: object) -> list[Any]:
+            gathered = Gathered(variables)
+            await self.branch.reader.wait_for_async(gathered.requires())
+            return gathered.get()
 
-    async def get_meta_info(self, name: str) -> Any:
-        return (await self._read(name)).meta()
+        return Awaited("forks[name]", values, holder)
 
-    async def text(self, name: str | None = None) -> Any:
-        if name is not None:
-            return (await self._read(name)).written()
-        await self.sync()
-        return self.branch.reader.text()
+    def get_meta_info(self, name: str) -> Awaited:
+        async def meta() -> Any:
+            return (await self._read(name)).meta()
 
-    async def messages(self) -> list[dict[str, str]]:
-        await self.sync()
-        return self.branch.reader.messages()
+        return Awaited(f"s.get_meta_info({name!r})", meta)
+
+    def text(self, name: str | None = None) -> Awaited:
+        async def text() -> Any:
+            if name is not None:
+                return (await self._read(name)).written()
+            await self.sync()
+            return self.branch.reader.text()
+
+        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
+
+    def messages(self) -> Awaited:
+        async def messages() -> list[dict[str, str]]:
+            await self.sync()
+            return self.branch.reader.messages()
+
+        return Awaited("s.messages()", messages)
 
     async def sync(self) -> None:
         reader = self.branch.reader
         await reader.wait_for_async(reader.pending())
 
-    async def error(self) -> BaseException | None:
-        await self.sync()
-        return self.branch.reader.error()
+    def error(self) -> Awaited:
+        async def error() -> BaseException | None:
+            await self.sync()
+            return self.branch.reader.error()
+
+        return Awaited("s.error()", error)
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False

@@ -11,6 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 
+class UnknownVariable(KeyError):
+    """The program has used no variable of this name."""
+
+
 class Pending(Protocol):
     """Something that will be over."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rootlace.language import sampling
 from rootlace.language.expressions import (
@@ -37,10 +39,15 @@ class Branch:
         self.transcript: Transcript = Transcript(parent.transcript if parent else None)
         self.conversation: Conversation = parent.conversation.copy() if parent else Conversation()
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
-        self.reader = BranchReader(
-            run, self.remote, self.transcript, self.conversation, self.variables
-        )
+        self.defaults: Mapping[str, Any] = parent.defaults if parent else run.defaults
+        self.reader = self._reader()
         self._parts: list[protocol.Part] = []
+        self._caller: Branch | None = None
+
+    def _reader(self) -> BranchReader:
+        return BranchReader(
+            self.run, self.remote, self.transcript, self.conversation, self.variables
+        )
 
     def append(self, expression: Appendable) -> None:
         """Send what `expression` stands for. Raises at once only for what no server could do."""
@@ -74,6 +81,15 @@ class Branch:
         # A fork that the program lets go of is given back, whatever it still does.
         weakref.finalize(fork, fork.remote.drop).atexit = False
         return fork
+
+    def scope(self, name: str, defaults: Mapping[str, Any]) -> Branch:
+        inner = copy.copy(self)
+        inner.variables = {}
+        inner._parts = []
+        inner.defaults = {**self.defaults, **defaults}
+        inner.reader = inner._reader()
+        inner._caller = self  # a fork is given back when nobody holds it any more
+        return inner
 
     def join(self, forks: Sequence[Branch], mode: str) -> None:
         """End `forks` and bring back their variables, or their texts. Nothing is waited for."""
@@ -116,7 +132,7 @@ class Branch:
     def _generate(self, expression: Gen) -> None:
         site = expression.site
         try:
-            asked = sampling.resolve(self.run.defaults, expression.options)
+            asked = sampling.resolve(self.defaults, expression.options)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()

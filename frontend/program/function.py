@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
+from rootlace.language.awaited import Awaited
 from rootlace.language.definition import Body, Definition
-from rootlace.language.state import ProgramState
+from rootlace.language.state import AsyncProgramState, ProgramState, State
 
 if TYPE_CHECKING:
     from rootlace.program.run import ProgramRun
@@ -48,7 +49,16 @@ class Function(Definition):
         return execution.complete(run, body)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`run`; inside a trace, trace."""
+        """On the state of another program, run this one there; otherwise `run` it (inside a trace,
+        trace it).
+
+        `found = inner(s, "a question")` appends to `s` what the program appends, and gives a state
+        as `run` does: its variables are its own (`found["answer"]`), and `ret_value` is what the
+        program returned. An `async def` program is awaited: `found = await inner(s, ...)`. Keywords
+        that are no parameters are sampling defaults, before those of the caller.
+        """
+        if args and isinstance(args[0], State):
+            return self._run_on(args[0], args[1:], kwargs)
         from rootlace.trace.tracer import tracing
 
         outer = tracing()
@@ -136,6 +146,22 @@ class Function(Definition):
         return cache_prefix(self, backend, adapter)
 
     # ------------------------------------------------------------ how
+
+    def _run_on(self, state: State, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        values, options = self.split(kwargs)
+        body = self.body(args, values)
+        if self.is_async and not isinstance(state, AsyncProgramState):
+            raise TypeError(f"{self.name} is an `async def` program: only such a program calls it")
+        inner = type(state)(state.branch.scope(self.name, options))
+        if not self.is_async:
+            inner.ret_value = body(inner)
+            return inner
+
+        async def complete() -> State:
+            inner.ret_value = await body(inner)
+            return inner
+
+        return Awaited(f"{self.name}(s)", complete)
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling defaults under canonical names, and the adapter of a batch."""

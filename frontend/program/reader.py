@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
-from rootlace.language.variables import Pending, Readable
+from rootlace.language.variables import Pending, Readable, UnknownVariable
 from rootlace.program.cursor import Cursor, TextCursor, VariableCursor, follow, follow_async
 from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
@@ -43,7 +43,7 @@ class BranchReader:
             if run.error is not None:
                 raise run.error
             known = ", ".join(sorted(variables)) or "none"
-            raise KeyError(f"no variable {name!r} in this state; there are: {known}")
+            raise UnknownVariable(f"no variable {name!r} in this state; there are: {known}")
         return found
 
     def pending(self) -> tuple[Pending, ...]:

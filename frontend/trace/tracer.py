@@ -14,6 +14,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from rootlace.language.awaited import refuses_use
 from rootlace.language.definition import Definition
 from rootlace.language.expressions import (
     Appendable,
@@ -41,6 +42,7 @@ class StopTracing(BaseException):
     """The rest of the program cannot be known. Not an Exception: programs must not catch it."""
 
 
+@refuses_use
 class Reference(Expression):
     """A value that a traced program does not have: an argument, or what was generated.
 
@@ -63,23 +65,18 @@ class Reference(Expression):
 
     def __str__(self) -> str:
         branch = tracing()
-        return branch.tracer.mark(self) if branch is not None else self._needed()
+        return branch.tracer.mark(self) if branch is not None else self._used()
 
     def __format__(self, spec: str) -> str:
-        return self._needed() if spec else str(self)
+        return self._used() if spec else str(self)
 
-    def _needed(self, *_: object, **__: object) -> NoReturn:
+    def _used(self, *_: object, **__: object) -> NoReturn:
         raise StopTracing(f"{call_site()} needs the value of {self.label}")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._needed()
-
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed
-    __len__ = __iter__ = __contains__ = __call__ = _needed
-    __int__ = __float__ = __index__ = __hash__ = __mul__ = __rmul__ = _needed
-    __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __mod__ = __rmod__ = _needed
+        return self._used()
 
 
 class _Symbol(Constant):
@@ -97,7 +94,7 @@ class TracedBranch:
         self.variables: dict[str, Readable] = dict(parent.variables) if parent else {}
         self.graph = BranchGraph(variables=self.variables)
         self.reader = TracedReader(tracer, self.variables)
-        self._opened: bool = parent._opened if parent else False
+        self._roles: list[str] = list(parent._roles) if parent else []
 
     def append(self, expression: Appendable) -> None:
         for item in items(expression):
@@ -111,8 +108,8 @@ class TracedBranch:
                 else:
                     self._append_one(piece)
         elif isinstance(item, RoleBegin):
-            self._text(chat_format.begin(self.tracer.chat, item.role, self._opened))
-            self._opened = True
+            self._text(chat_format.begin(self.tracer.chat, item.role, bool(self._roles)))
+            self._roles.append(item.role)
             self._add("role", f"{item.role} {{", item.site)
         elif isinstance(item, RoleEnd):
             self._add("role", f"}} {item.role}", item.site)
@@ -176,6 +173,12 @@ class TracedBranch:
             for fork in forks:
                 for name in fork.variables:
                     self.variables.setdefault(name, _Symbol(Reference(name, node)))
+
+    def scope(self, name: str, defaults: Mapping[str, Any]) -> TracedBranch:
+        inner = TracedBranch(self.tracer)
+        inner._roles = self._roles
+        self._add("call", name, call_site(), branches=[inner])
+        return inner
 
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)

@@ -191,3 +191,55 @@ async def test_blocking_in_a_loop_is_refused() -> None:
         agent.run("x")
     with pytest.raises(TypeError, match="async def"):
         await rl.function(lambda s: None).run_async()
+
+
+USES = {
+    "==": lambda value: value == "refund",
+    "in a list": lambda value: value in ["refund"],
+    "in a set": lambda value: value in {"refund"},
+    "if": lambda value: "yes" if value else "no",
+    "str": str,
+    "f-string": lambda value: f"{value}",
+    "+": lambda value: "label: " + value,
+    "len": len,
+    "for": list,
+    "[]": lambda value: value["name"],
+    ".": lambda value: value.name,
+    "user": rl.user,
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+async def test_a_forgotten_await_fails_at_the_line(use) -> None:
+    @rl.function
+    async def program(s):
+        s += "x" + rl.gen("label")
+        use(s["label"])
+
+    with pytest.raises(rl.ProgramError, match=r"write `await s\['label'\]`") as caught:
+        await program.run_async()
+    assert caught.value.filename == __file__
+
+
+async def test_nor_is_what_was_not_awaited_kept_or_appended() -> None:
+    @rl.function
+    async def program(s):
+        s += "x" + rl.gen("label")
+        for wrong in (
+            lambda: s.append(s["label"]),
+            lambda: s.set_var("copy", s["label"]),
+            lambda: bool(s.error()),
+            lambda: s.text() == "x",
+            lambda: s.messages()[0],
+            lambda: s.get_meta_info("label")["prompt_tokens"],
+            lambda: s.fork(2)["label"] == [],
+        ):
+            with pytest.raises(rl.ProgramError, match="has not been awaited"):
+                wrong()
+        label = s["label"]
+        one, two, three = await asyncio.gather(label, s["label"], asyncio.create_task(s["label"]))
+        assert one == two == three == await label == await label
+        assert await s.get("nothing", 7) == 7
+        return one
+
+    assert (await program.run_async()).ret_value.startswith(" w")
