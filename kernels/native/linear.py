@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -63,15 +64,90 @@ class Arena:
         return taken
 
 
-class PackedLinear:
-    """y = x W^T + bias with a W [outputs, inputs] of activations in `dtype`, float32 or bfloat16.
+@dataclass(frozen=True)
+class Packed:
+    """W [outputs, inputs] as `src/linear.cpp` reads it. `schemes`: of codes, None for numbers."""
 
-    `gated`: W's rows are those of the gate, then those of the values it gates; only for an epilogue
-    that is `gated`. Gate and values may be stacked weights of unlike schemes. `factor`: what
-    products are multiplied by where they are float32.
-    The packed weights are allocated in `arena`; a bias of any dtype is kept in float32.
-    Raises ValueError, also for codes that there are no kernels for (`codes.why_not`).
-    """
+    memory: Tensor  # uint8
+    outputs: int
+    inputs: int
+    bias: Tensor | None = None  # float32 [outputs]
+    order: Tensor | None = None  # int32 [inputs]
+    schemes: ctypes.Array[native.Scheme] | None = None
+
+    def structure(self, factor: float = 1.0) -> native.Linear:
+        """For C; valid as long as this object is. `factor`: what products are multiplied by where
+        they are float32."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        order = None if self.order is None else self.order.data_ptr()
+        return native.Linear(
+            self.memory.data_ptr(), bias, self.inputs, self.outputs, self.schemes, order, factor
+        )
+
+
+@dataclass(frozen=True)
+class Packer:
+    """Packs weights for activations in `dtype`, float32 or bfloat16. Raises ValueError for another
+    one."""
+
+    library: ctypes.CDLL
+    team: Team
+    dtype: torch.dtype
+    arena: Arena = field(default_factory=Arena)
+    """Where packed weights are allocated."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"activations are in float32 or bfloat16, not in {self.dtype}")
+
+    def pack(self, weight: Weight, *, gated: bool = False) -> Packed:
+        """`gated`: W's rows are those of the gate, then those of the values it gates. Gate and
+        values may be stacked weights of unlike schemes. A bias of any dtype is kept in float32.
+        Raises ValueError, also for codes that there are no kernels for (`codes.why_not`)."""
+        outputs, inputs = weight.shape
+        if not outputs or not inputs:
+            raise ValueError(f"weights of shape {[outputs, inputs]}")
+        if gated and outputs % 2:
+            raise ValueError(f"{outputs} rows are not a gate and as many values")
+        bias = _bias(weight)
+        if isinstance(weight, Dense):
+            return Packed(self._numbers(weight.matrix, gated), outputs, inputs, bias)
+        parts = parts_packed(weight, gated)
+        reason = why_not(parts, gated)
+        if reason is not None:
+            raise ValueError(reason)
+        found = [prepared(part) for part in parts if isinstance(part, Quantised)]
+        schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
+        order = None if found[0].order is None else found[0].order.contiguous()
+        return Packed(self._codes(found, schemes), outputs, inputs, bias, order, schemes)
+
+    def _numbers(self, matrix: Tensor, gated: bool) -> Tensor:
+        if matrix.dim() != 2 or matrix.dtype != self.dtype:
+            found = f"{list(matrix.shape)} in {matrix.dtype}"
+            raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
+        shape = (DTYPES[self.dtype], *matrix.shape, gated)
+        packed = self.arena.take(self.library.rl_packed_bytes(*shape))
+        rows = matrix.detach().contiguous()
+        self.library.rl_pack(
+            self.team.handle, shape[0], rows.data_ptr(), *shape[1:], packed.data_ptr()
+        )
+        return packed
+
+    def _codes(self, parts: Sequence[Quantised], schemes: ctypes.Array[native.Scheme]) -> Tensor:
+        shape = (DTYPES[self.dtype], *parts[0].shape, len(parts), schemes)
+        packed = self.arena.take(self.library.rl_codes_bytes(*shape))
+        for index, part in enumerate(parts):
+            source = Source(part)
+            self.library.rl_pack_codes(
+                *(self.team.handle, *shape, index),
+                *(ctypes.addressof(source.structure), packed.data_ptr()),
+            )
+        return packed
+
+
+class PackedLinear:
+    """y = x W^T + bias with packed weights, for measurements and tests; see `Packer`. `gated`
+    weights are only for an epilogue that is `gated`."""
 
     def __init__(
         self,
@@ -84,74 +160,20 @@ class PackedLinear:
         factor: float = 1.0,
         arena: Arena | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"activations are in float32 or bfloat16, not in {dtype}")
-        outputs, inputs = weight.shape
-        if not outputs or not inputs:
-            raise ValueError(f"weights of shape {[outputs, inputs]}")
-        if gated and outputs % 2:
-            raise ValueError(f"{outputs} rows are not a gate and as many values")
-        self.library, self.team = library, team
-        self.dtype = dtype
-        self.inputs, self.outputs, self.gated = inputs, outputs, gated
+        self.library, self.team, self.dtype, self.gated = library, team, dtype, gated
+        self._packed = Packer(library, team, dtype, arena or Arena()).pack(weight, gated=gated)
         self._factor = factor
-        self.bias = _bias(weight)
-        self._arena = arena or Arena()
-        self._order: Tensor | None = None
-        self._schemes: ctypes.Array[native.Scheme] | None = None
-        if isinstance(weight, Dense):
-            self.packed = self._packed_numbers(weight.matrix)
-        else:
-            self.packed = self._packed_codes(weight)
+        self.inputs, self.outputs = self._packed.inputs, self._packed.outputs
 
-    def _packed_numbers(self, matrix: Tensor) -> Tensor:
-        if matrix.dim() != 2 or matrix.dtype != self.dtype:
-            found = f"{list(matrix.shape)} in {matrix.dtype}"
-            raise ValueError(f"weights are a matrix in {self.dtype}, not {found}")
-        shape = (DTYPES[self.dtype], self.outputs, self.inputs, self.gated)
-        packed = self._arena.take(self.library.rl_packed_bytes(*shape))
-        rows = matrix.detach().contiguous()
-        self.library.rl_pack(
-            self.team.handle, shape[0], rows.data_ptr(), *shape[1:], packed.data_ptr()
-        )
-        return packed
-
-    def _packed_codes(self, weight: Weight) -> Tensor:
-        parts = parts_packed(weight, self.gated)
-        reason = why_not(parts, self.gated)
-        if reason is not None:
-            raise ValueError(reason)
-        found = [prepared(part) for part in parts if isinstance(part, Quantised)]
-        order = found[0].order
-        self._order = None if order is None else order.contiguous()
-        self._schemes = (native.Scheme * len(found))(*(scheme_of(part) for part in found))
-        shape = (
-            *(DTYPES[self.dtype], found[0].shape[0], self.inputs),
-            *(len(found), self._schemes),
-        )
-        packed = self._arena.take(self.library.rl_codes_bytes(*shape))
-        for index, part in enumerate(found):
-            source = Source(part)
-            self.library.rl_pack_codes(
-                *(self.team.handle, *shape, index),
-                *(ctypes.addressof(source.structure), packed.data_ptr()),
-            )
-        return packed
+    @property
+    def packed(self) -> Tensor:
+        """The memory, uint8."""
+        return self._packed.memory
 
     @property
     def structure(self) -> native.Linear:
         """For C; valid as long as this object is."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        order = None if self._order is None else self._order.data_ptr()
-        return native.Linear(
-            self.packed.data_ptr(),
-            bias,
-            self.inputs,
-            self.outputs,
-            self._schemes,
-            order,
-            self._factor,
-        )
+        return self._packed.structure(self._factor)
 
     def multiply(self, epilogue: Epilogue, x: Tensor, out: Tensor) -> None:
         """x [rows, inputs] of the weights' dtype; out, contiguous, as linear.h says. For tests: a

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rootlace.kernels import Dense
-from rootlace.kernels.native.linear import PackedLinear
+from rootlace.kernels import Dense, Weight
+from rootlace.kernels.native.linear import Packed, Packer
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
-from rootlace.runtime.model.decoder import native_weights
 from rootlace.runtime.model.executor.runner import ModelRunner
 from tests.model.checkpoints import configs, save
 from tests.model.gguf.converting import convert
@@ -76,16 +74,18 @@ def test_experts_whose_columns_are_sorted(tmp_path: Path, monkeypatch: pytest.Mo
     native_library()
     packed = [0]
 
-    class Counted(PackedLinear):
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)
-            packed[0] += sum(getattr(part, "nbytes", 0) for part in vars(self).values())
+    pack = Packer.pack
+
+    def counted(packer: Packer, weight: Weight, *, gated: bool = False) -> Packed:
+        found = pack(packer, weight, gated=gated)
+        packed[0] += sum(getattr(part, "nbytes", 0) for part in vars(found).values())
+        return found
 
     config = configs()["qwen3_moe"]
     config.hidden_size = config.moe_intermediate_size = 128
     quantised(config, tmp_path, *gptq(4, 32, order=True))
     read = ModelConfig.read(tmp_path / "quantised")
-    monkeypatch.setattr(native_weights, "PackedLinear", Counted)
+    monkeypatch.setattr(Packer, "pack", counted)
     executor = ExecutorConfig(model=str(read.path), kernels="native", dtype="bfloat16")
     ModelRunner.load(executor, CacheConfig(16, 4), 64, 4)
     shared, apart = (

@@ -1,25 +1,19 @@
-"""A model as the native kernels read it, packed layer by layer."""
+"""A model as the native kernels read it."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 
 import torch
 
-from rootlace.kernels import Dense, Quantised, Weight
+from rootlace.kernels import Dense
 from rootlace.kernels.native import library as native
-from rootlace.kernels.native.codes import parts_packed, why_not
-from rootlace.kernels.native.handles import Team
-from rootlace.kernels.native.linear import DTYPES, Arena, Epilogue, PackedLinear
-from rootlace.kernels.reference.linear import dense
-from rootlace.kernels.weights import CODES, parts_of
+from rootlace.kernels.native.linear import DTYPES, Epilogue, Packed, Packer
+from rootlace.kernels.weights import CODES
 from rootlace.runtime.model.adapters.weights import Adapter
-from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.decoder.packed_weights import NORMS, PackedWeights
 from rootlace.runtime.model.families.spec import ModelSpec
-
-log = logging.getLogger(__name__)
 
 GATED = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL}
 PLAIN = {"relu": Epilogue.RELU, "gelu": Epilogue.GELU, "gelu_tanh": Epilogue.GELU_TANH}
@@ -39,31 +33,20 @@ class NativeWeights:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
-        team: Team,
+        packer: Packer,
         spec: ModelSpec,
-        weights: ModelWeights,
+        weights: PackedWeights,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """Each layer is asked for once, in order, so that one which is read from a file then need
-        not be in memory beside the packed ones.
-
-        Codes that have no kernels become the numbers that they stand for: the log says so."""
-        self._library = library
-        self._team = team
+        self._packer = packer
         self._spec = spec
-        self._arena = Arena()
-        self._held: list[object] = []
-        self._dtype = weights.embedding.dtype
-        self._unpacked: dict[str, str] = {}
-        head = native.Linear()
-        if weights.head is not None:
-            head = self._linear(self._in_order(weights.head), factor=spec.logit_multiplier)
-        weights.release()
+        self._weights = weights
+        self._held: list[object] = [weights]
+        self._dtype = packer.dtype
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
-        for index, layer in enumerate(weights.layers):
-            self._fill(layers[index], layer, index)
+        for index in range(count):
+            self._fill(layers[index], index)
         self._held.append(layers)
         activations = GATED if spec.mlp.gated else PLAIN
         self.model = native.Model(
@@ -84,18 +67,16 @@ class NativeWeights:
             score_cap=attention.soft_cap,
             logit_cap=spec.logit_soft_cap,
             embedding_factor=self._embedding_factor(),
-            embedding=self._address(weights.embedding),
-            positions=self._address(weights.positions),
-            final_norm=self._norm(weights.final_norm, weights.final_norm_bias),
+            embedding=self._address("embedding"),
+            positions=self._address("positions"),
+            final_norm=self._norm("final_norm"),
             mixture=self._mixture(),
             layers=layers,
-            head=head,
+            head=self._linear("head", factor=spec.logit_multiplier),
             adapters=self._adapters(adapters),
             adapter_rank=max((one.largest_rank() for one in adapters), default=0),
         )
         """Cache and rotations are still to be set."""
-        for reason, kind in self._unpacked.items():
-            log.warning("weights of %s take the memory of dense ones: %s", kind, reason)
 
     def _adapters(self, adapters: Sequence[Adapter]) -> ctypes.Array[native.LowRank] | None:
         """What all of them do, adapter by adapter and layer by layer."""
@@ -108,7 +89,7 @@ class NativeWeights:
             for at, name in enumerate(ADAPTED):
                 if name in layer:
                     to, part = found[index * len(ADAPTED) + at], layer[name]
-                    to.a, to.b = self._linear(Dense(part.a)), self._linear(Dense(part.b))
+                    to.a, to.b = self._own(part.a), self._own(part.b)
         self._held.append(found)
         return found
 
@@ -118,21 +99,23 @@ class NativeWeights:
             factor = torch.tensor(factor, dtype=self._dtype).item()
         return factor
 
-    def _fill(self, to: native.Layer, layer: LayerWeights, index: int) -> None:
-        spec, factor = self._spec, self._spec.residual_multiplier
-        for name in ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"):
-            setattr(to, name, self._norm(*layer.norm(name)))
+    def _fill(self, to: native.Layer, index: int) -> None:
+        spec, factor, layer = self._spec, self._spec.residual_multiplier, f"layers.{index}."
+        for name in NORMS:
+            setattr(to, name, self._norm(layer + name))
         if spec.norm.placement == "once":
             to.post_norm = to.input_norm  # of the same residual stream
-        to.q_norm = self._address(_float32(layer.q_norm))
-        to.k_norm = self._address(_float32(layer.k_norm))
-        to.qkv_parts = self._fill_parts(to.qkv, layer.qkv)
-        to.output = self._linear(layer.output, factor=factor)
-        if layer.gate_up is not None and layer.down is not None:
-            to.gate_up = self._linear(layer.gate_up, gated=spec.mlp.gated)
-            to.down = self._linear(layer.down, factor=factor)
+        to.q_norm = self._address(layer + "q_norm")
+        to.k_norm = self._address(layer + "k_norm")
+        parts = self._weights.linears[layer + "qkv"]
+        to.qkv_parts = len(parts)
+        for part, packed in enumerate(parts):
+            to.qkv[part] = packed.structure()
+        to.output = self._linear(layer + "output", factor=factor)
+        to.gate_up = self._linear(layer + "gate_up")
+        to.down = self._linear(layer + "down", factor=factor)
         self._fill_experts(to, layer)
-        to.sinks = self._address(_float32(layer.sinks))
+        to.sinks = self._address(layer + "sinks")
         window = spec.attention.windows[index]
         to.window = window or 0
         to.rotation = 0
@@ -141,18 +124,17 @@ class NativeWeights:
         elif spec.rope.local_theta and window is not None:
             to.rotation = spec.attention.head_dim // 2  # behind those of the other layers
 
-    def _fill_experts(self, to: native.Layer, layer: LayerWeights) -> None:
-        if layer.router is None or self._spec.experts is None:
+    def _fill_experts(self, to: native.Layer, layer: str) -> None:
+        if self._spec.experts is None or layer + "router" not in self._weights.linears:
             return
-        to.router = self._linear(self._in_order(layer.router))
-        if layer.shared_gate is not None:
-            to.shared_gate = self._linear(self._in_order(layer.shared_gate))
+        to.router = self._linear(layer + "router")
+        to.shared_gate = self._linear(layer + "shared_gate")
         alpha, limit = self._spec.experts.clamp or (0.0, 0.0)
-        experts = (native.Expert * len(layer.experts))()
-        for own, expert in zip(experts, layer.experts, strict=True):
-            own.gate_up = self._linear(self._in_order(expert.gate_up), gated=True)
+        experts = (native.Expert * self._spec.experts.count)()
+        for number, own in enumerate(experts):
+            own.gate_up = self._linear(f"{layer}experts.{number}.gate_up")
             own.gate_up.alpha, own.gate_up.limit = alpha, limit
-            own.down = self._linear(self._in_order(expert.down))
+            own.down = self._linear(f"{layer}experts.{number}.down")
         self._held.append(experts)
         to.experts = experts
 
@@ -170,51 +152,19 @@ class NativeWeights:
             factor=self._spec.residual_multiplier,
         )
 
-    def _norm(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> native.Norm:
-        return native.Norm(self._address(_float32(weight)), self._address(_float32(bias)))
+    def _norm(self, name: str) -> native.Norm:
+        return native.Norm(self._address(name), self._address(f"{name}.bias"))
 
-    def _in_order(self, weight: Weight) -> Weight:
-        """A weight with its columns in the model's order, where activations cannot be put into
-        another one: of the head, and of experts."""
-        if all(isinstance(part, Dense) or part.order is None for part in parts_of(weight)):
-            return weight
-        reason = "the native kernels cannot sort the columns of a head or of experts"
-        self._unpacked.setdefault(reason, weight.kind)
-        return dense(weight, self._dtype)
+    def _linear(self, name: str, factor: float = 1.0) -> native.Linear:
+        """An empty one where there is none of this name."""
+        found = self._weights.linears.get(name)
+        return native.Linear() if found is None else found[0].structure(factor)
 
-    def _fill_parts(self, to: ctypes.Array[native.Linear], weight: Weight) -> int:
-        parts = parts_of(weight)
-        if len(parts) > len(to):
-            parts = (dense(weight, self._dtype),)
-        for index, part in enumerate(parts):
-            to[index] = self._linear(part)
-        return len(parts)
-
-    def _linear(self, weight: Weight, *, gated: bool = False, factor: float = 1.0) -> native.Linear:
-        if any(isinstance(part, Quantised) for part in parts_of(weight)):
-            reason = why_not(parts_packed(weight, gated), gated)
-            if reason is not None:
-                self._unpacked.setdefault(reason, weight.kind)
-                weight = dense(weight, self._dtype)
-        packed = PackedLinear(
-            self._library,
-            self._team,
-            weight,
-            self._dtype,
-            gated=gated,
-            factor=factor,
-            arena=self._arena,
-        )
+    def _own(self, matrix: torch.Tensor) -> native.Linear:
+        packed: Packed = self._packer.pack(Dense(matrix))
         self._held.append(packed)
-        return packed.structure
+        return packed.structure()
 
-    def _address(self, tensor: torch.Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        tensor = tensor.contiguous()
-        self._held.append(tensor)
-        return tensor.data_ptr()
-
-
-def _float32(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.float()
+    def _address(self, name: str) -> int | None:
+        tensor = self._weights.tensors.get(name)
+        return None if tensor is None else tensor.data_ptr()

@@ -14,6 +14,7 @@ from rootlace.kernels.native import library as native
 from rootlace.kernels.native.build import NativeUnavailable
 from rootlace.kernels.native.cores import usable_cores
 from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.linear import Packer
 from rootlace.kernels.native.pick_tokens import native_kernels
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
@@ -23,6 +24,7 @@ from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
+from rootlace.runtime.model.decoder.packed_weights import pack_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
@@ -83,8 +85,12 @@ def on_cpu(
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
         loaded = weights_of(config, dtype, CPU, progress)
-        weights = NativeWeights(library, team, config.spec, loaded, adapters)
+        packer = Packer(library, team, dtype)
+        packed = pack_weights(packer, config.spec, loaded)
         del loaded  # where everything is in memory, it need not be there twice
+        for remark in packed.remarks:
+            log.warning("%s", remark)
+        weights = NativeWeights(packer, config.spec, packed, adapters)
         memory = pool()
         forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
         return CpuModel(forward, memory, native_kernels(library, team))
