@@ -43,7 +43,7 @@ from rootlace.language.expressions import (
     user_end,
 )
 from rootlace.language.failures import ProgramError
-from rootlace.language.state import AsyncProgramState, ProgramState
+from rootlace.language.state import AsyncProgramState, ProgramState, State
 from rootlace.program.function import Function, function
 from rootlace.wire.errors import RootlaceError
 
@@ -79,6 +79,7 @@ __all__ = [
     "RootlaceError",
     "Runtime",
     "RuntimeEndpoint",
+    "State",
     "Trace",
     "__version__",
     "assistant",

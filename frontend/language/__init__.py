@@ -4,6 +4,8 @@
 `sampling` turns the options users write into what travels; `choices` says how `select` compares;
 `failures` remembers the line of the program that made an expression, for errors. A `definition` is
 a program's function with its parameters. `state` and `fork` are what it appends to and reads
-`variables` from; behind them stands one of two interpreters (`interpreter` says what they must
-offer): `rootlace.program` runs the program, `rootlace.trace` finds its graph.
+`variables` from (in `async def` programs: `awaited`). A `transcript` is a state's text with its
+messages, and a `saved` state one that outlives its runtime. Behind a state stands one of two
+interpreters (`interpreter` says what they must offer): `rootlace.program` runs the program,
+`rootlace.trace` finds its graph.
 """

@@ -62,11 +62,11 @@ class Definition:
                 raise TypeError(f"{self.name}() has no parameter {name!r} to bind")
         return type(self)(self.func, {**self.bind_arguments, **arguments})
 
-    def take_adapter(self, kwargs: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-        """The `adapter` among a call's keywords, which is the program's own if it has a parameter
-        of that name, and the other keywords."""
+    def take(self, keyword: str, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The value of a `keyword` of `run` (None if it is not there), and the other keywords. It
+        is the program's own if it has a parameter of that name."""
         rest = dict(kwargs)
-        return (None if "adapter" in self.arg_names else rest.pop("adapter", None)), rest
+        return (None if keyword in self.arg_names else rest.pop(keyword, None)), rest
 
     def split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The program's own arguments, and sampling defaults under canonical names."""

@@ -288,6 +288,30 @@ def tool(content: Appendable | None = None) -> Chain:
     return _role("tool", content)
 
 
+def messages(given: Sequence[Mapping[str, Any]]) -> Chain:
+    """The messages of a conversation as OpenAI's interface has them: {"role", "content"}, where
+    the content is a string or a list of {"type": "text", "text"}."""
+    parts: list[Appendable] = []
+    for index, message in enumerate(given):
+        if not isinstance(message, Mapping) or not message.keys() >= {"role", "content"}:
+            raise TypeError(f"messages[{index}] is no dictionary with 'role' and 'content'")
+        role, content = message["role"], message["content"]
+        if isinstance(content, (list, tuple)):
+            content = "".join(_text_part(part, index) for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError(f"messages[{index}]: role and content must be strings")
+        for extra in message.keys() - {"role", "content"}:
+            raise InvalidRequest(f"messages[{index}]: {extra!r} cannot be appended to a state")
+        parts += items(_role(role, content))
+    return Chain(tuple(parts))
+
+
+def _text_part(part: Any, index: int) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text":
+        return str(part.get("text", ""))
+    raise InvalidRequest(f"messages[{index}]: its content may have parts of the type 'text' only")
+
+
 def system_begin() -> RoleBegin:
     return RoleBegin("system")
 

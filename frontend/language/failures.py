@@ -19,7 +19,7 @@ class Site(NamedTuple):
         return f"{self.filename}:{self.lineno}"
 
 
-_NOWHERE = Site("<unknown>", 0, "<unknown>")
+NOWHERE = Site("<unknown>", 0, "<unknown>")
 
 
 def call_site() -> Site:
@@ -28,7 +28,7 @@ def call_site() -> Site:
     # By module, not by file: the methods that dataclasses generate have no file.
     while frame.f_globals.get("__name__", "").partition(".")[0] == "rootlace":
         if frame.f_back is None:
-            return _NOWHERE
+            return NOWHERE
         frame = frame.f_back
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 

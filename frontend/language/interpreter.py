@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from rootlace.language.expressions import Appendable
+from rootlace.language.saved import Saved
 from rootlace.language.variables import Pending, Readable
 
 
@@ -67,6 +68,12 @@ class Branch(Protocol):
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Self:
         """The same branch for a program `name` that is called on it: with variables of its own,
         and `defaults` that override the sampling options of the caller."""
+
+    def saved(self) -> Saved:
+        """All that it holds, to be asked for once everything is over."""
+
+    def restore(self, saved: Saved) -> None:
+        """Append what a state held that has ended."""
 
     def join(self, forks: Sequence[Self], mode: str) -> None:
         """End `forks`, and bring back their variables ("gather_variable") or their texts."""

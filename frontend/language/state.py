@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 from rootlace.language.awaited import Awaited, check_awaited
@@ -12,6 +13,7 @@ from rootlace.language.expressions import (
     RoleBegin,
     RoleEnd,
     assistant,
+    messages,
     system,
     tool,
     user,
@@ -19,6 +21,7 @@ from rootlace.language.expressions import (
 from rootlace.language.failures import ProgramError
 from rootlace.language.fork import Forks
 from rootlace.language.interpreter import Branch
+from rootlace.language.saved import Saved, SavedBranch, read_json
 from rootlace.language.variables import Gathered, Readable, UnknownVariable
 
 
@@ -72,18 +75,24 @@ class State:
         self.branch = branch
         self.ret_value: Any = None
 
-    def append(self, expression: Appendable) -> None:
-        """What `s += expression` does. Returns at once; raises TypeError for anything else."""
+    def append(self, expression: Appendable | Sequence[Mapping[str, Any]]) -> None:
+        """What `s += expression` does: take text, an expression, or a list of messages such as
+        `messages()` gives. The text of another state (`s += other.text()`) keeps its messages.
+
+        Returns at once; raises TypeError for anything else.
+        """
         check_awaited(expression)
+        if isinstance(expression, (list, tuple)):
+            expression = messages(expression)
         if not isinstance(expression, (str, Expression)):
             raise TypeError(
-                "a state takes strings and expressions (gen, select, user, ...), "
+                "a state takes strings and expressions (gen, select, user, ...), or messages, "
                 f"not {'None' if expression is None else type(expression).__name__}; "
                 "text(name) is a generated value as the model wrote it"
             )
         self.branch.append(expression)
 
-    def __iadd__(self, expression: Appendable) -> Self:
+    def __iadd__(self, expression: Appendable | Sequence[Mapping[str, Any]]) -> Self:
         self.append(expression)
         return self
 
@@ -139,6 +148,15 @@ class State:
         check_awaited(value)
         self.branch.set_variable(name, value)
 
+    @staticmethod
+    def from_json(text: str | bytes, types: Mapping[str, Any] | None = None) -> ProgramState:
+        """The state that `to_json` wrote: it can be read, and `run(after=state)` goes on from it.
+
+        A value of `gen(type=...)` comes back as its JSON says, or as what `types` says for the
+        variable: {"person": Person}. Raises InvalidRequest for any other text.
+        """
+        return _restored(read_json(text, types or {}))
+
     def __setitem__(self, name: str, value: Any) -> None:
         self.set_var(name, value)
 
@@ -148,7 +166,7 @@ class State:
 
 
 class ProgramState(State):
-    """The state of an ordinary program; what a run gives back.
+    """The state of an ordinary program; what a run gives back. It can be pickled once it has ended.
 
     Reading blocks until the value is there, and raises the ProgramError of the operation that
     failed if it never will be.
@@ -218,6 +236,23 @@ class ProgramState(State):
         self.sync()
         return self.branch.reader.messages()
 
+    def to_json(self) -> str:
+        """All that the state holds as JSON text: for `State.from_json`. Waits.
+
+        Raises what the program failed with, and InvalidRequest for a variable that was set to
+        something that JSON does not have.
+        """
+        return self._saved().to_json()
+
+    def _saved(self) -> Saved:
+        error = self.error()
+        if error is not None:
+            raise error
+        return dataclasses.replace(self.branch.saved(), value=self.ret_value)
+
+    def __reduce__(self) -> Any:
+        return _restored, (self._saved(),)
+
     def sync(self) -> None:
         """Wait for everything that was appended; raises nothing (see `error`)."""
         reader = self.branch.reader
@@ -257,6 +292,12 @@ class ProgramState(State):
 
     def __repr__(self) -> str:
         return f"ProgramState(variables={sorted(self.branch.variables)})"
+
+
+def _restored(saved: Saved) -> ProgramState:
+    state = ProgramState(SavedBranch(saved))
+    state.ret_value = saved.value
+    return state
 
 
 class AsyncProgramState(State):

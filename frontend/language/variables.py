@@ -15,6 +15,11 @@ class UnknownVariable(KeyError):
     """The program has used no variable of this name."""
 
 
+def unknown(name: str, variables: Iterable[str]) -> UnknownVariable:
+    known = ", ".join(sorted(variables)) or "none"
+    return UnknownVariable(f"no variable {name!r} in this state; there are: {known}")
+
+
 class Pending(Protocol):
     """Something that will be over."""
 
@@ -39,6 +44,9 @@ class Readable(Protocol):
 
     def meta(self) -> Any: ...
 
+    def saved(self) -> Readable:
+        """The same without what it came from: for states that outlive their runtime."""
+
 
 class Constant:
     """A value that is known: what `set_var` stored."""
@@ -58,6 +66,9 @@ class Constant:
 
     def meta(self) -> Any:
         return None
+
+    def saved(self) -> Readable:
+        return self
 
 
 class Gathered:
@@ -80,3 +91,6 @@ class Gathered:
 
     def meta(self) -> list[Any]:
         return [part.meta() for part in self.parts]
+
+    def saved(self) -> Readable:
+        return Gathered([part.saved() for part in self.parts])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rootlace.language import sampling
@@ -18,12 +18,13 @@ from rootlace.language.expressions import (
     items,
 )
 from rootlace.language.failures import ProgramError
+from rootlace.language.saved import Saved
+from rootlace.language.transcript import Conversation, Marked, StateText, Transcript
 from rootlace.language.variables import Constant, Gathered, Readable
 from rootlace.program.operations import Generation, Selection
 from rootlace.program.reader import BranchReader
 from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
-from rootlace.program.transcript import Conversation, Transcript
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
@@ -54,7 +55,7 @@ class Branch:
         self.remote.check_open()
         for item in items(expression):
             if isinstance(item, str):
-                self._add_text(protocol.Text(item))
+                self._add_string(item)
             elif isinstance(item, Gen):
                 self._generate(item)
             elif isinstance(item, Select):
@@ -64,8 +65,7 @@ class Branch:
             elif isinstance(item, RoleEnd):
                 self._end_role(item)
             elif isinstance(item, TokenIds):
-                if item.ids:
-                    self._parts.append(protocol.Tokens(item.ids))
+                self._add_tokens(Marked("", item), item)
             else:
                 raise TypeError(f"{item!r} can only be appended while a program is traced")
         self._send_parts()
@@ -124,10 +124,46 @@ class Branch:
     def set_variable(self, name: str, value: object) -> None:
         self.variables[name] = Constant(value)
 
-    def _add_text(self, part: protocol.Text) -> None:
+    def saved(self) -> Saved:
+        variables = {name: variable.saved() for name, variable in self.variables.items()}
+        pieces = tuple(self.transcript.excerpt().pieces())
+        return Saved(self.run.connection.model.path, pieces, variables)
+
+    def restore(self, saved: Saved) -> None:
+        self._restore(saved.pieces, saved.model)
+        self.variables.update(saved.variables)
+
+    def _restore(self, pieces: Iterable[str], model: str) -> None:
+        """Append `pieces`, which a state of `model` held."""
+        same = model == self.run.connection.model.path
+        for piece in pieces:
+            item = piece.item if isinstance(piece, Marked) else piece
+            if isinstance(item, TokenIds) and same:
+                assert isinstance(piece, Marked)
+                self._add_tokens(piece, item)
+            elif isinstance(item, TokenIds) and not piece:
+                raise InvalidRequest(f"the state holds token ids of another model, {model}")
+            elif isinstance(item, (RoleBegin, RoleEnd)):
+                self.append(item)
+            else:
+                self._add_text(protocol.Text(str(piece)), str(piece))
+        self._send_parts()
+
+    def _add_string(self, text: str) -> None:
+        if isinstance(text, StateText) and text.has_roles and self.conversation.role is None:
+            self._restore(text.pieces, self.run.connection.model.path)
+        else:
+            self._add_text(protocol.Text(str(text)), text)
+
+    def _add_text(self, part: protocol.Text, piece: str) -> None:
         if part.text:
             self._parts.append(part)
-            self.transcript.append(part.text)
+            self.transcript.append(piece)
+
+    def _add_tokens(self, piece: Marked, item: TokenIds) -> None:
+        if item.ids:
+            self._parts.append(protocol.Tokens(item.ids))
+            self.transcript.append(piece)
 
     def _generate(self, expression: Gen) -> None:
         site = expression.site
@@ -178,11 +214,8 @@ class Branch:
             texts = chat_format.begin(self.run.chat, expression.role, talk.opened)
         except InvalidRequest as error:
             raise ProgramError(expression.site, f"{expression.role}()", error) from error
-        for text in texts:
-            self._add_text(text)
-        talk.opened = True
-        talk.role = expression.role
-        talk.role_start = len(self.transcript)
+        self._add_template(texts, expression)
+        talk.begin(expression.role, self.transcript)
 
     def _end_role(self, expression: RoleEnd) -> None:
         talk = self.conversation
@@ -190,10 +223,12 @@ class Branch:
             reason = f"the message that is open is {talk.role or 'none'}"
             error = InvalidRequest(f"a {expression.role} message ends, but {reason}")
             raise ProgramError(expression.site, f"{expression.role}_end()", error) from error
-        talk.messages.append((talk.role, self.transcript.excerpt(talk.role_start)))
-        talk.role = None
-        for text in chat_format.end(self.run.chat, expression.role):
-            self._add_text(text)
+        talk.end(expression.role, self.transcript)
+        self._add_template(chat_format.end(self.run.chat, expression.role), expression)
+
+    def _add_template(self, texts: Sequence[protocol.Text], role: RoleBegin | RoleEnd) -> None:
+        self._parts.extend(texts)
+        self.transcript.append(Marked("".join(text.text for text in texts), role))
 
     def _send_parts(self) -> None:
         parts, self._parts = tuple(self._parts), []

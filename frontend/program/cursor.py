@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import Any, Protocol
 
 from rootlace.client.completion import call_in_loop, wait_for_event
+from rootlace.language.transcript import Piece, Transcript
 from rootlace.language.variables import Readable
 from rootlace.program.meta_info import logprob_meta
 from rootlace.program.operations import Generation
 from rootlace.program.run import ProgramRun
-from rootlace.program.transcript import Piece, Transcript
 from rootlace.wire import protocol
 
 Step = tuple[str, dict[str, Any] | None]
@@ -99,7 +99,7 @@ class TextCursor:
 
     def _read_piece(self, piece: Piece) -> tuple[list[Step], bool]:
         if isinstance(piece, str):
-            return [(piece, None)], True
+            return [(piece, None)] if piece else [], True
         if isinstance(piece, Generation):
             if self._reader is None:
                 self._reader = _GenerationReader(piece, self._with_meta)

@@ -9,6 +9,7 @@ from rootlace.language import sampling
 from rootlace.language.awaited import Awaited
 from rootlace.language.definition import Body, Definition
 from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rootlace.program.run import ProgramRun
@@ -37,7 +38,10 @@ class Function(Definition):
         program gets an event loop of its own here; use `run_async` where one is running.
 
         `adapter` (a keyword, of `stream` and the batches too): the LoRA adapter with which the
-        program's state begins, one of those that the runtime has loaded.
+        program's state begins, one of those that the runtime has loaded. `after` (a keyword, of
+        `stream` too): a state that has ended, of this or another program, or saved by `to_json`.
+        The program goes on where that one stood, with its text, messages and variables; of the same
+        model with its very tokens, which the cache may still hold.
         """
         from rootlace.program import execution
 
@@ -134,7 +138,7 @@ class Function(Definition):
         """The program as a graph, without running it. Missing arguments stay symbolic."""
         from rootlace.trace.tracer import trace
 
-        _, kwargs = self.take_adapter(kwargs)
+        _, kwargs = self.take("adapter", kwargs)
         values, _ = self.split(kwargs)
         return trace(self, args, values)
 
@@ -165,7 +169,7 @@ class Function(Definition):
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Sampling defaults under canonical names, and the adapter of a batch."""
-        adapter, kwargs = self.take_adapter(kwargs)
+        adapter, kwargs = self.take("adapter", kwargs)
         return {**sampling.normalise(kwargs, f"{self.name}.run_batch()"), "adapter": adapter}
 
     def _start(
@@ -175,14 +179,35 @@ class Function(Definition):
         from rootlace.client.default import endpoint_of
         from rootlace.program.run import ProgramRun
 
-        adapter, kwargs = self.take_adapter(kwargs)
+        adapter, kwargs = self.take("adapter", kwargs)
+        after, kwargs = self.take("after", kwargs)
         values, options = self.split(kwargs)
         body = self.body(args, values)
+        if after is not None:
+            body = _resumed(body, after)
         endpoint = endpoint_of(backend)
         return ProgramRun(endpoint, options, stream=stream, adapter=adapter), body
 
     def __repr__(self) -> str:
         return f"<rootlace.function {self.name}>"
+
+
+def _resumed(body: Body, after: ProgramState) -> Body:
+    """`body` behind what the state `after` holds."""
+    if not isinstance(after, ProgramState):
+        raise TypeError(f"after= takes a state that a run gave, not {type(after).__name__}")
+    if not all(operation.done for operation in after.branch.reader.pending()):
+        raise InvalidRequest("the state given as after= has not ended: wait for it (state.sync())")
+    error = after.error()
+    if error is not None:
+        raise error
+    saved = after.branch.saved()
+
+    def resumed(state: State) -> Any:
+        state.branch.restore(saved)
+        return body(state)
+
+    return resumed
 
 
 @overload

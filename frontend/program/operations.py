@@ -9,7 +9,10 @@ import msgspec
 
 from rootlace import types
 from rootlace.client.completion import Completion
+from rootlace.language.expressions import TokenIds
 from rootlace.language.failures import Failure, ProgramError, Site
+from rootlace.language.saved import SavedValue
+from rootlace.language.transcript import Marked
 from rootlace.program.meta_info import logprob_meta, mean_logprob, triple, usage_meta
 from rootlace.wire import protocol
 from rootlace.wire.errors import RootlaceError, UnreadableValue, from_code
@@ -143,6 +146,18 @@ class Generation(Operation):
         assert self.result is not None
         return self.result
 
+    def pieces(self) -> Iterable[str]:
+        output = self._outcome().outputs[0]
+        ids = output.token_ids
+        if isinstance(output.matched, str):  # the branch has not all tokens of the last word
+            return (output.text,)
+        if output.matched is not None and not self._params.no_stop_trim:
+            ids = ids[:-1]
+        return (Marked(output.text, TokenIds(ids, self.site)),)
+
+    def saved(self) -> SavedValue:
+        return SavedValue(self.written(), self.meta(), self._type or str)
+
     def chunks_from(self, index: int) -> list[protocol.Chunk]:
         """Chunks of the first sample that came so far, from number `index` on."""
         return self._chunks[index:]
@@ -192,6 +207,12 @@ class Selection(Operation):
         return self.result.choice
 
     text = written = get
+
+    def pieces(self) -> Iterable[str]:
+        return (self.get(),)
+
+    def saved(self) -> SavedValue:
+        return SavedValue(self.get(), self.meta())
 
     def meta(self) -> dict[str, Any]:
         self.get()

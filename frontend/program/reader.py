@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
-from rootlace.language.variables import Pending, Readable, UnknownVariable
+from rootlace.language.transcript import Conversation, StateText, Transcript
+from rootlace.language.variables import Pending, Readable, unknown
 from rootlace.program.cursor import Cursor, TextCursor, VariableCursor, follow, follow_async
 from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
-from rootlace.program.transcript import Conversation, Transcript
 
 
 class BranchReader:
@@ -42,8 +42,7 @@ class BranchReader:
         if found is None:
             if run.error is not None:
                 raise run.error
-            known = ", ".join(sorted(variables)) or "none"
-            raise UnknownVariable(f"no variable {name!r} in this state; there are: {known}")
+            raise unknown(name, variables)
         return found
 
     def pending(self) -> tuple[Pending, ...]:
@@ -57,14 +56,13 @@ class BranchReader:
     async def wait_for_async(self, pending: Iterable[Pending]) -> None:
         await self._run.wait_for_async(pending)
 
-    def text(self) -> str:
+    def text(self) -> StateText:
         self._raise_failure()
-        return self._transcript.excerpt().get()
+        return StateText(self._transcript.excerpt().pieces())
 
     def messages(self) -> list[dict[str, str]]:
         self._raise_failure()
-        messages = self._conversation.messages
-        return [{"role": role, "content": text.get().lstrip()} for role, text in messages]
+        return self._conversation.messages()
 
     def error(self) -> BaseException | None:
         if self._run.ended.done and self._run.error is not None:

@@ -183,6 +183,12 @@ class TracedBranch:
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
 
+    def saved(self) -> NoReturn:
+        raise StopTracing(f"{call_site()} saves the state")
+
+    def restore(self, saved: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} goes on from a state that has ended")
+
     def position(self) -> int:
         return len(self.graph.nodes)
 

@@ -210,7 +210,7 @@ def test_wrong_arguments_of_a_run() -> None:
         unread.run(backend=object())
 
 
-@pytest.mark.parametrize("value", [None, 3, ["a"]])
+@pytest.mark.parametrize("value", [None, 3, {"a": 1}])
 def test_only_strings_and_expressions_are_appended(value: Any) -> None:
     @rl.function
     def program(s):
