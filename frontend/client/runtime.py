@@ -15,16 +15,23 @@ import threading
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 from rootlace.client import cached_text
 from rootlace.client.endpoint import RuntimeEndpoint
 from rootlace.client.vectors import Content
+from rootlace.client.warm_up import first_uses, generate_once
+from rootlace.language.expressions import Expression
 from rootlace.language.signature import keyword, with_keywords
 from rootlace.runtime.config import RuntimeConfig
 from rootlace.runtime.options import settings
 from rootlace.wire.errors import InvalidRequest, ServerUnavailable, from_code
 from rootlace.wire.protocol import Text, VectorKind
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+R = TypeVar("R", bound="Runtime")
 
 GATEWAY_MODULE = "rootlace.runtime.gateway"
 _LOG_TAIL_LINES = 20
@@ -67,6 +74,12 @@ class Runtime:
     by default). The runtime ends with `shutdown`, with the `with` block, or with this process,
     however that ends.
 
+    `warm_up`: generate once before anybody asks, so that what is made at the first use is there:
+    True, or an expression whose constraints will be asked for, such as `gen(type=Person)`.
+
+    The constructor returns when the runtime can answer; `await Runtime.start(...)` leaves an event
+    loop running meanwhile.
+
     Raises TypeError for an unknown option, ServerUnavailable (or the runtime's own typed error)
     when it does not start within `launch_timeout` seconds.
     """
@@ -86,11 +99,13 @@ class Runtime:
         model_path: str | Path | None = None,
         launch_timeout: float = 300.0,
         log_file: str | Path | None = None,
+        warm_up: bool | Expression = False,
         **options: Any,
     ) -> None:
         if model is not None and model_path is not None:
             raise TypeError("Runtime() takes the model's folder once: model=... or model_path=...")
         folder = model or model_path or _embedded_model()
+        uses = first_uses(warm_up)
         self._owner = os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="rootlace-"))
         self._process: subprocess.Popen[str] | None = None
@@ -103,11 +118,28 @@ class Runtime:
             self.program_address: str = ready["program_address"]
             self.url: str | None = ready.get("http_address") or None
             self.endpoint = RuntimeEndpoint(self.program_address, options.get("api_key"))
+            generate_once(self.endpoint.connect(), uses)
         except BaseException:
             self._stop_process(grace=1.0)
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         atexit.register(self.shutdown)
+
+    @classmethod
+    async def start(cls, model: str | Path | None = None, **options: Any) -> Self:
+        """`Runtime(...)` for an event loop, which goes on while the runtime starts. If the task is
+        cancelled meanwhile, the runtime is stopped."""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(1, thread_name_prefix="rootlace start")
+        starting = pool.submit(cls, model, **options)
+        pool.shutdown(wait=False)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(starting))
+        except asyncio.CancelledError:
+            starting.add_done_callback(_stop)
+            raise
 
     def _launch(self, config: dict[str, Any], timeout: float) -> dict[str, Any]:
         with self._log_path.open("w") as log:
@@ -221,14 +253,27 @@ class Runtime:
             except subprocess.TimeoutExpired:
                 grace = 2.0
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.shutdown)
+
     def __repr__(self) -> str:
         return f"Runtime({self.program_address!r})"
+
+
+def _stop(started: Future[R]) -> None:
+    if started.exception() is None:
+        started.result().shutdown()
 
 
 def _local(model: str | Path) -> str:

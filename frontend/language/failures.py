@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from types import FrameType
 from typing import NamedTuple
 
 from rootlace.wire.errors import RootlaceError
@@ -31,6 +33,16 @@ def call_site() -> Site:
             return NOWHERE
         frame = frame.f_back
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def warn(message: str) -> None:
+    """Warn of the innermost line outside this package."""
+    depth = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("rootlace."):
+        frame = frame.f_back
+        depth += 1
+    warnings.warn(message, stacklevel=depth)
 
 
 class ProgramError(RootlaceError):

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, get_origin
 import msgspec
 
 from rootlace import types
+from rootlace.language.failures import warn
+from rootlace.types.schema_keywords import misspelt
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
@@ -116,9 +118,21 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     if len(given) > 1:
         raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
     if given:
-        constraint(known)
+        made = constraint(known)
+        if "json_schema" in known and made is not None:
+            _check_keywords(made, caller)
     else:
         _constraint_options(known)
+
+
+def _check_keywords(made: Constraint, caller: str) -> None:
+    """A misspelt keyword of a schema, which would constrain nothing, is worth a warning; where the
+    schema is `strict`, it is an error."""
+    for found in misspelt(made.source):
+        wrong = f"{caller}: json_schema: {found.path} is no keyword; did you mean {found.meant!r}?"
+        if made.strict:
+            raise InvalidConstraint(wrong)
+        warn(wrong)
 
 
 def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:

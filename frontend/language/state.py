@@ -23,6 +23,7 @@ from rootlace.language.fork import Forks
 from rootlace.language.interpreter import Branch
 from rootlace.language.saved import Saved, SavedBranch, read_json
 from rootlace.language.variables import Gathered, Readable, UnknownVariable
+from rootlace.types.partial_json import Beginning
 
 
 class _Role:
@@ -282,6 +283,23 @@ class ProgramState(State):
         """
         async for step in self.branch.reader.follow_async(var_name, return_meta_data):
             yield step
+
+    def value_iter(self, name: str) -> Iterator[Any]:
+        """The value of `gen(name, type=...)` while it is generated (a run with `stream=True`): what
+        its JSON says so far, as dictionaries, lists, strings and numbers, whenever that is more;
+        at last the value itself."""
+        said = Beginning()
+        for piece in self.text_iter(name):
+            yield from said.more(piece)
+        yield self[name]
+
+    async def value_async_iter(self, name: str) -> AsyncIterator[Any]:
+        """`value_iter` for an event loop."""
+        said = Beginning()
+        async for piece in self.text_async_iter(name):
+            for value in said.more(piece):
+                yield value
+        yield self[name]
 
     def __str__(self) -> str:
         """The text, waited for; `repr` waits for nothing."""

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import json
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -404,3 +405,37 @@ def test_a_schema_with_half_a_character_is_the_servers_to_judge() -> None:
     text = r'{"const": "\ud800"}'
     found = sampling.constraint({"json_schema": text})
     assert found is not None and found.source == text
+
+
+MISSPELT = [
+    ({"type": "object", "propertes": {}}, "$.propertes", "properties"),
+    ({"properties": {"a": {"minLenght": 3}}}, "$.properties.a.minLenght", "minLength"),
+    ({"$defs": {"x": {"anyOf": [{"enums": [1]}]}}}, "$.$defs.x.anyOf[0].enums", "enum"),
+    ({"items": [{"requried": []}]}, "$.items[0].requried", "required"),
+    ('{"additionalProperty": false}', "$.additionalProperty", "additionalProperties"),
+]
+
+
+@pytest.mark.parametrize(("schema", "path", "meant"), MISSPELT)
+def test_misspelt_keywords_of_a_schema_are_told(schema: Any, path: str, meant: str) -> None:
+    wrong = re.escape(f"{path} is no keyword; did you mean {meant!r}?")
+    with pytest.warns(UserWarning, match=wrong) as seen:
+        rl.gen("x", json_schema=schema)
+    assert seen[0].filename == __file__
+    with pytest.raises(InvalidConstraint, match=wrong):
+        rl.gen("x", json_schema=schema, strict=True)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"propertes": {}, "requried": True}},
+        {"x-require": 1, "descripton": "a note", "enum": [{"requried": 1}]},
+        {"const": {"propertes": 1}, "default": {"propertes": 1}, "required": ["typ"]},
+        {"type": "array", "items": True, "colour": "red"},
+    ],
+)
+def test_names_and_values_are_no_keywords(schema: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rl.gen("x", json_schema=schema, strict=True)

@@ -319,3 +319,46 @@ def test_wrong_requests(engine: rl.Engine) -> None:
         engine.generate(["a", "b"], [{}])
     with pytest.raises(InvalidRequest, match="token ids"):
         engine.generate(input_ids=[[1, "x"]])  # type: ignore[list-item]
+
+
+async def test_an_event_loop_goes_on_while_a_runtime_starts(tmp_path: Path) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.ensure_future(tick())
+    async with await rl.Runtime.start(
+        "m", served_name=str(tmp_path / "seen"), warm_up=rl.gen(regex="a+")
+    ) as runtime:
+        assert ticks > 10
+        assert program.run(backend=runtime)["x"]
+        # The program's branch is gone with it, and so is the one that warmed up.
+        eventually(lambda: runtime.get_server_info()["branches"] == 0)
+    ticking.cancel()
+    assert not alive(runtime.pid)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blocksize'"):
+        await rl.Runtime.start("m", blocksize=4)
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped: list[rl.Runtime] = []
+    stop = rl.Runtime.shutdown
+    monkeypatch.setattr(rl.Runtime, "shutdown", lambda self: (stop(self), stopped.append(self)))
+    starting = asyncio.ensure_future(rl.Runtime.start("m", served_name=str(tmp_path / "seen")))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    eventually(lambda: len(stopped) == 1)
+    assert not alive(stopped[0].pid)
+
+
+def test_warming_up_with_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="warm_up takes"):
+        rl.Runtime("m", warm_up=rl.user("x"))

@@ -1,0 +1,51 @@
+"""Generating once before anybody asks: what a runtime makes at the first use is then there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rootlace.client.answer import Answer
+from rootlace.client.connection import Connection
+from rootlace.language import sampling
+from rootlace.language.expressions import Expression, Gen, gen, items
+from rootlace.wire import protocol
+
+_TOKENS = 8
+
+
+def first_uses(what: bool | Expression) -> list[Gen]:
+    """Each `gen` in the expression `what`; True: one of some JSON. Raises TypeError for an
+    expression without one."""
+    if what is False:
+        return []
+    some = gen(json_schema={"type": "object", "properties": {"x": {"type": "string"}}})
+    found = [item for item in items(some if what is True else what) if isinstance(item, Gen)]
+    if not found:
+        raise TypeError("warm_up takes True or an expression with a gen(...)")
+    return found
+
+
+def generate_once(connection: Connection, asked: Sequence[Gen]) -> None:
+    """Generate a few tokens for each. Raises the runtime's typed errors."""
+    answers = [answer for each in asked for answer in _generate(connection, each)]
+    connection.flush()
+    for answer in answers:
+        answer.get()
+
+
+def _generate(connection: Connection, expression: Gen) -> list[Answer]:
+    options = {"temperature": 0.0, **expression.options, "max_tokens": _TOKENS, "min_tokens": 0}
+    asked = sampling.resolve({}, options)
+    branch = connection.next_branch()
+    answers = []
+    for op in (
+        protocol.Open(connection.next_op(), branch),
+        protocol.Append(connection.next_op(), branch, (protocol.Text("Hello"),)),
+        protocol.Generate(
+            connection.next_op(), branch, params=asked.params, constraint=asked.constraint
+        ),
+        protocol.Close(connection.next_op(), branch),
+    ):
+        answers.append(Answer())
+        connection.send(op, answers[-1])
+    return answers
