@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -28,6 +29,9 @@ else:
     settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("same", settings.get_profile("random"), derandomize=True)
     settings.load_profile("same")
+
+# What is imported and collected stays: looking for garbage in it takes a quarter of the time.
+gc.disable()
 
 if not torch.cuda.is_available():
     # Read where kernels are defined, so before any is imported.
@@ -76,13 +80,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def is_slow(item: pytest.Item) -> bool:
-        return any(item.path.is_relative_to(folder) for folder in SLOW_PATHS)
-
-    for item in filter(is_slow, items):
-        item.add_marker(pytest.mark.slow)
+    slow = {
+        path
+        for path in {item.path for item in items}
+        if any(path.is_relative_to(folder) for folder in SLOW_PATHS)
+    }
+    for item in items:
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)
     # Their files take long: they come first, so that no worker is left alone with one at the end.
-    items.sort(key=is_slow, reverse=True)
+    items.sort(key=lambda item: item.path in slow, reverse=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collections of garbage in tests look at what tests made."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Libraries complain of leaks where the interpreter's last collection does not see them."""
+    gc.unfreeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

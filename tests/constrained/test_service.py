@@ -30,6 +30,8 @@ from rootlace.wire.protocol import Constraint
 # What compiles at all takes a fortieth of it.
 CONFIG = ConstraintConfig(compile_seconds=2.0, compile_memory_bytes=256 << 20)
 PATIENT = ConstraintConfig(compile_seconds=100.0)
+HASTY = ConstraintConfig(compile_seconds=0.5, compile_memory_bytes=256 << 20)
+"""For what never ends: who sleeps is given two seconds."""
 
 
 def make_compiler(config: ConstraintConfig = CONFIG) -> GrammarCompiler:
@@ -42,8 +44,8 @@ def make_compiler(config: ConstraintConfig = CONFIG) -> GrammarCompiler:
 
 
 @pytest.fixture
-def service() -> Iterator[CompileService]:
-    service = CompileService(make_compiler, CONFIG)
+def service(request: pytest.FixtureRequest) -> Iterator[CompileService]:
+    service = CompileService(make_compiler, getattr(request, "param", CONFIG))
     yield service
     service.close()
 
@@ -156,14 +158,15 @@ def long(letter: str) -> Constraint:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("service", [HASTY], ids=["hasty"], indirect=True)
 def test_time_and_memory_end_with_the_child(service: CompileService, hanging: None) -> None:
     fine = service.submit(long("a"))
     assert fine.result(timeout=60).matcher().forced_text().startswith(b"aaa")
     first = service.trial_pid
     assert first is not None
-    assert "more than 2 seconds (compile_seconds)" in failure(service.submit(long("z")))
+    assert "more than 0.5 seconds (compile_seconds)" in failure(service.submit(long("z")))
     assert not psutil.pid_exists(first)
-    assert "more than 2 seconds (compile_seconds)" in failure(service.submit(long("w")))
+    assert "more than 0.5 seconds (compile_seconds)" in failure(service.submit(long("w")))
     assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("y")))
     assert "256 MiB of memory (compile_memory_bytes)" in failure(service.submit(long("x")))
     assert service.submit(long("b")).result(timeout=60).matcher().forced_text()

@@ -178,7 +178,7 @@ def test_a_runtime_that_does_not_start() -> None:
     with pytest.raises(InvalidRequest, match=r"no model there(.|\n)*loading refuse"):
         rl.Runtime("refuse")
     with pytest.raises(ServerUnavailable, match="not ready after"):
-        rl.Runtime("hang", launch_timeout=2)
+        rl.Runtime("hang", launch_timeout=0.5)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
