@@ -40,6 +40,9 @@ class CacheConfig:
     )
     """False: nothing is matched and nothing kept (for measurements)."""
     eviction: Eviction = option("lru", "Order in which cached prefixes are given up.")
+    max_pinned: Annotated[float, Meta(ge=0, le=1)] = option(
+        0.5, "Share of the KV pool that clients may pin."
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class SchedulerConfig:
     `max_step_tokens` bounds the tokens computed in one step (decode rows count one each),
     `max_running` the rows, `max_waiting` the queue (beyond it a request is refused as overloaded).
     A waiting request may be overtaken by `max_overtaken` later ones, and by more as long as their
-    work is at most `max_delay` times what was waiting when it came (docs/simulation.md).
+    work is at most `max_delay` times what was waiting when it came (docs/simulation.md). Among
+    priorities, one step is worth `priority_seconds` of waiting.
     """
 
     max_step_tokens: Positive = option(
@@ -62,6 +66,9 @@ class SchedulerConfig:
     policy: Policy = option("lpm", "Order of waiting requests.", aliases=("schedule_policy",))
     max_overtaken: int = option(16)
     max_delay: Annotated[float, Meta(ge=0)] = option(0.25)
+    priority_seconds: Seconds = option(
+        10.0, "Seconds of waiting that a request's priority is worth, for each step of it."
+    )
     check_invariants: bool = option(False, "Check the tree after every step (slow).")
 
 

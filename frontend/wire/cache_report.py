@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
-Reason = Literal["whole", "new", "differs", "evicted", "flushed", "namespace", "scored", "disabled"]
+Reason = Literal[
+    "whole", "new", "differs", "evicted", "flushed", "expired", "namespace", "scored", "disabled"
+]
 
 Scope = Literal["own", "all"]
 """Whether a report looks into the prompt's own namespace alone, or into others as well."""
@@ -22,8 +24,9 @@ class CacheReport(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     - "whole": all of them were cached.
     - "scored": those behind may be cached; they were computed because log-probabilities of the
       prompt, or a vector made of all its tokens, were asked for.
-    - "evicted", "flushed": `lost` tokens more had been, until `lost_seconds` ago. Evicted: to make
-      room for a request, that of the program `lost_to` if it was of the same namespace.
+    - "evicted", "flushed", "expired": `lost` tokens more had been, until `lost_seconds` ago.
+      Evicted: to make room for a request, that of the program `lost_to` if it was of the same
+      namespace. Expired: their request had given them so long to live.
     - "differs": something else followed there; `instead` are its first tokens, in the continuation
       used last, out of `continuations`.
     - "namespace": `elsewhere` tokens are cached in another namespace.
@@ -61,10 +64,12 @@ def describe(report: CacheReport) -> str:
         return f"{cached}."
     if report.reason == "disabled":
         return "The cache is switched off."
-    if report.reason in ("evicted", "flushed"):
+    if report.reason in ("evicted", "flushed", "expired"):
         ago = f"{report.lost_seconds:.3g} s ago"
         why = "when the cache was flushed"
-        if report.reason == "evicted":
+        if report.reason == "expired":
+            why = "when their time to live was over"
+        elif report.reason == "evicted":
             why = f"to make room for another {'program' if report.lost_to else 'request'}"
         return f"{cached}; {report.lost:,} more had been until {ago}, and were given up {why}."
     if report.reason == "scored":

@@ -87,6 +87,18 @@ class QuotaExceeded(Overloaded):
     retry_after = 60.0
 
 
+class PinRefused(Overloaded):
+    """A prompt cannot be pinned: pins have the part of the cache that they may have."""
+
+    code = "pin_refused"
+
+
+class DeadlineImpossible(Overloaded):
+    """What is waiting already takes longer than the time that a request was given."""
+
+    code = "deadline_impossible"
+
+
 class DeadlineExceeded(RootlaceError):
     """The request was not done within the time that its client gave it."""
 
@@ -128,6 +140,8 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         ProtocolError,
         Overloaded,
         QuotaExceeded,
+        PinRefused,
+        DeadlineImpossible,
         DeadlineExceeded,
         Cancelled,
         ServerUnavailable,

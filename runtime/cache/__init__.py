@@ -2,23 +2,31 @@
 
 `pool` counts references to blocks, `tree` (of `node`s) says which tokens they hold. `eviction` is
 the queue of what can be given up, in the order of one of `policies`; `programs` tells those apart
-that still run. `evicted` remembers what was given up lately. `check` recomputes every invariant.
+that still run. `pins` holds prefixes on purpose, `expiry` forgets them after a time. `evicted`
+remembers what was given up lately. `check` recomputes every invariant.
 """
 
 from rootlace.runtime.cache.check import check_cache
 from rootlace.runtime.cache.evicted import Cause, Evicted
+from rootlace.runtime.cache.expiry import Expiry
 from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.pins import MAX_PINS, Pin, Pins, pin_id
 from rootlace.runtime.cache.policies import policy_named
 from rootlace.runtime.cache.pool import BlockPool, PoolExhausted
 from rootlace.runtime.cache.tree import RadixTree
 
 __all__ = [
+    "MAX_PINS",
     "BlockPool",
     "Cause",
     "Evicted",
+    "Expiry",
     "Node",
+    "Pin",
+    "Pins",
     "PoolExhausted",
     "RadixTree",
     "check_cache",
+    "pin_id",
     "policy_named",
 ]

@@ -22,11 +22,13 @@ _MASK = 2**64 - 1
 
 
 class Cause(NamedTuple):
-    """Why blocks were freed: room for a request of `program` in `namespace`, or a flush."""
+    """Why blocks were freed: room for a request of `program` in `namespace`, a flush, or the end of
+    the time that they had to live."""
 
     namespace: Hashable = ""
     program: str = ""
     flush: bool = False
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -216,6 +216,32 @@ class RadixTree:
         self.evicted.cause = Cause(flush=True)
         return self.evict(self.pool.num_blocks + 1)
 
+    def forget(self, namespace: Hashable, tokens: np.ndarray, start: int, tick: int) -> bool:
+        """Forget `tokens` (int32) from position `start` on, unless somebody holds them, continued
+        them or used them after `tick`. False if some of them are still there for that reason."""
+        self.evicted.cause = Cause(expired=True)
+        path, known = self.descend(namespace, tokens, len(tokens))
+        while path and known > start:
+            node = path.pop()
+            if not node.is_evictable or node.last_use > tick:
+                return False
+            if start > node.start:
+                self._cut(node, start)
+                return True
+            self._forget_leaf(node)
+            known = node.start
+        return True
+
+    def forget_namespace(self, namespace: Hashable) -> None:
+        """Forget everything of a namespace that no handle holds, and that it was there."""
+        root = self.roots.get(namespace)
+        nodes = [] if root is None else [root]
+        for node in nodes:  # it grows meanwhile: parents come before their children
+            nodes.extend(node.children.values())
+        for node in reversed(nodes):
+            if node.is_evictable:
+                self._remove(node)
+
     def reset(self) -> None:
         """Forget everything at once, handles too, with the pool: the memory's content is lost."""
         self.pool.reset()
@@ -298,10 +324,18 @@ class RadixTree:
         kept = max(len(leaf.blocks) - count, 0)
         end = (leaf.start // self.block_size + kept) * self.block_size
         if end <= leaf.start:
-            self.evicted.note(leaf, leaf.start)
-            self._remove(leaf)
-            return
+            self._forget_leaf(leaf)
+        else:
+            self._cut(leaf, end)
+
+    def _forget_leaf(self, leaf: Node) -> None:
+        self.evicted.note(leaf, leaf.start)
+        self._remove(leaf)
+
+    def _cut(self, leaf: Node, end: int) -> None:
+        """Forget an unlocked leaf's tokens from position `end` on, which is inside it."""
         self.evicted.note(leaf, end)
+        kept = -(-end // self.block_size) - leaf.start // self.block_size
         self.pool.drop(leaf.blocks[kept:], pinned=False)
         self.num_tokens -= leaf.end - end
         leaf.tokens = leaf.tokens[: end - leaf.start]

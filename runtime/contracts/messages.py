@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreePage
+from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.wire.cache_report import CacheReport, Scope
 
@@ -36,6 +36,26 @@ class ReleaseProgram(_Message, tag="release"):
     """The program ended: prefixes that only it used may go first."""
 
     program: str
+
+
+class ForgetNamespace(_Message, tag="forget"):
+    """Nobody will use the namespace again: all that it holds may go."""
+
+    namespace: str
+
+
+class GetPins(_Message, tag="pins"):
+    """Answered by `Pinned`."""
+
+    ticket: int
+
+
+class Unpin(_Message, tag="unpin"):
+    """Let a pin of this namespace (None: of any) go. Answered by `Unpinned`."""
+
+    ticket: int
+    pin: str
+    namespace: str | None = None
 
 
 class Flush(_Message, tag="flush"):
@@ -75,7 +95,19 @@ class Stop(_Message, tag="stop"):
     """Finish the step under way and exit."""
 
 
-ToEngine = Request | Abort | ReleaseProgram | Flush | GetStats | Explain | GetTree | Stop
+ToEngine = (
+    Request
+    | Abort
+    | ReleaseProgram
+    | ForgetNamespace
+    | GetPins
+    | Unpin
+    | Flush
+    | GetStats
+    | Explain
+    | GetTree
+    | Stop
+)
 
 # ---------------------------------------------------------------- engine -> gateway
 
@@ -117,13 +149,25 @@ class Tree(_Message, tag="tree"):
     page: TreePage
 
 
+class Pinned(_Message, tag="pinned"):
+    ticket: int
+    pins: tuple[PinnedPrefix, ...]
+
+
+class Unpinned(_Message, tag="unpinned"):
+    """`found`: there was such a pin."""
+
+    ticket: int
+    found: bool
+
+
 class Heartbeat(_Message, tag="heartbeat"):
     """Sent about once a second, from the loop itself: a hung loop goes silent."""
 
     step: int
 
 
-FromEngine = Ready | Update | Flushed | Stats | Explained | Tree | Heartbeat
+FromEngine = Ready | Update | Flushed | Stats | Explained | Tree | Pinned | Unpinned | Heartbeat
 
 _DTYPES = {"<i4": np.dtype("<i4"), "<f4": np.dtype("<f4")}
 

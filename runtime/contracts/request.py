@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from rootlace.wire.cache_report import Scope
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import Constraint, SamplingParams
 
 NO_TOKENS = np.empty(0, np.int32)
@@ -48,6 +49,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
 
     With a `pooling` it is over when its prompt is computed (`max_tokens` is 0), and its last update
     has the `vector`.
+
+    `handling` is as the client gave it, but for `cache.share`, which the `namespace` says.
     """
 
     rid: int
@@ -62,3 +65,4 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="su
     emit_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     pooling: Pooling = "none"
     report: Scope | Literal[""] = ""
+    handling: Handling = PLAIN

@@ -1,4 +1,4 @@
-"""The radix tree as it is shown: a page of its nodes."""
+"""The radix tree as it is shown: a page of its nodes, and what is pinned in it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     `head` and `tail` are its first and last tokens (the tail only where the head is not all).
     `parent` is another node's id, 0 at a root. `children` counts all of its own, also those that
     the page leaves out. `requests` run through it, `uses` counts those that ever did. `programs`
-    are those that used it last and still run. `idle_seconds`: since its last use. The gateway adds
-    the texts of head and tail.
+    are those that used it last and still run. `pins` hold it. `idle_seconds`: since its last use.
+    The gateway adds the texts of head and tail.
     """
 
     id: int
@@ -29,6 +29,7 @@ class TreeNode(msgspec.Struct, frozen=True, omit_defaults=True):
     locked: bool = False
     uses: int = 0
     programs: tuple[str, ...] = ()
+    pins: tuple[str, ...] = ()
     idle_seconds: float = 0.0
     head_text: str = ""
     tail_text: str = ""
@@ -42,3 +43,15 @@ class TreePage(msgspec.Struct, frozen=True, omit_defaults=True):
     complete: bool = True
     total: int | None = None
     tokens: int | None = None
+
+
+class PinnedPrefix(msgspec.Struct, frozen=True):
+    """A prompt of so many `tokens` that is held until `seconds_left` are over, unless its pin is
+    released before, by its `id`. `node` is where it ends in the tree."""
+
+    id: str
+    namespace: str
+    adapter: str
+    tokens: int
+    node: int
+    seconds_left: float

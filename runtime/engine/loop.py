@@ -13,15 +13,20 @@ from rootlace.runtime.contracts.messages import (
     Explained,
     Flush,
     Flushed,
+    ForgetNamespace,
     FromEngine,
+    GetPins,
     GetStats,
     GetTree,
     Heartbeat,
+    Pinned,
     ReleaseProgram,
     Stats,
     Stop,
     ToEngine,
     Tree,
+    Unpin,
+    Unpinned,
 )
 from rootlace.runtime.contracts.plan import Executor
 from rootlace.runtime.contracts.request import Request, kv_namespace
@@ -133,6 +138,13 @@ class EngineLoop:
                     self._outgoing.append(update)
         elif isinstance(message, ReleaseProgram):
             self._scheduler.release_program(message.program)
+        elif isinstance(message, ForgetNamespace):
+            self._scheduler.forget_namespace(message.namespace)
+        elif isinstance(message, GetPins):
+            self._outgoing.append(Pinned(message.ticket, self._scheduler.view.pins()))
+        elif isinstance(message, Unpin):
+            found = self._scheduler.unpin(message.pin, message.namespace)
+            self._outgoing.append(Unpinned(message.ticket, found))
         elif isinstance(message, Flush):
             self._scheduler.flush()
             self._outgoing.append(Flushed(message.ticket))

@@ -17,7 +17,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 
 # What is so many now; everything else in the status is counted since the start.
-_GAUGES = ("waiting", "running", "compiling", "nodes", "tree_tokens", "sessions", "branches")
+_GAUGES = (
+    *("waiting", "running", "compiling", "nodes", "tree_tokens", "blocks_pinned", "pins"),
+    *("sessions", "branches"),
+)
 # Counters that are one with a label: its name, what it says, the label, and the counter's names.
 _LABELLED = (
     (

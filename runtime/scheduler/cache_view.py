@@ -7,7 +7,9 @@ from collections.abc import Callable, Hashable
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.tree_page import TreePage
+from rootlace.runtime.cache import Pin
+from rootlace.runtime.contracts.request import adapter_and_namespace
+from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreePage
 from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.pace import PromptPace, TickTimes
@@ -46,8 +48,20 @@ class CacheView:
         return tree_page(
             self._kv.tree,
             self._running.sequences,
+            self._kv.pins.all(),
             lambda node: self._ticks.seconds_since(node.last_use, now),
             namespace=namespace,
             under=under,
             limit=limit,
         )
+
+    def pins(self) -> tuple[PinnedPrefix, ...]:
+        """What is pinned now, those that end first."""
+        self._kv.expire()
+        pins = sorted(self._kv.pins.all(), key=lambda pin: pin.until)
+        return tuple(map(self._pinned, pins))
+
+    def _pinned(self, pin: Pin) -> PinnedPrefix:
+        adapter, namespace = adapter_and_namespace(pin.namespace)
+        left = pin.until - self._clock()
+        return PinnedPrefix(pin.id, namespace, adapter, pin.tokens, pin.node.uid, left)

@@ -35,7 +35,7 @@ def explain(
     lost = reach - matched
     if eviction is not None and (lost >= _LOST or reach == limit or not instead):
         cause = eviction.cause
-        reason = "flushed" if cause.flush else "evicted"
+        reason = "flushed" if cause.flush else "expired" if cause.expired else "evicted"
         lost_to = cause.program if cause.namespace == namespace else ""
         lost_seconds = tree.evicted.seconds_since(eviction)
     elif instead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rootlace.runtime.contracts.request import Request
 from rootlace.wire.errors import ContextLengthExceeded, InvalidRequest
@@ -18,6 +18,10 @@ class Limits:
     vocab_size: int
     labels: int | None = None
     adapters: tuple[str, ...] = ()
+
+    def beside(self, pinned: int) -> Limits:
+        """The limits while `pinned` tokens of the pool are not to be had."""
+        return replace(self, capacity=self.capacity - pinned) if pinned else self
 
     @property
     def max_length(self) -> int:

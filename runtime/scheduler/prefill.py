@@ -12,10 +12,11 @@ from rootlace.runtime.scheduler.flight import Flight
 from rootlace.runtime.scheduler.kv import KVStore
 from rootlace.runtime.scheduler.pace import PromptPace
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
+from rootlace.runtime.scheduler.priorities import PriorityQueues
 from rootlace.runtime.scheduler.running import RunningSet
-from rootlace.runtime.scheduler.sequence import Sequence
-from rootlace.runtime.scheduler.waiting import WaitingQueue
+from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.errors import PinRefused
 
 
 class Prefill:
@@ -30,7 +31,7 @@ class Prefill:
         self,
         kv: KVStore,
         running: RunningSet,
-        waiting: WaitingQueue,
+        waiting: PriorityQueues,
         flights: deque[Flight],
         counters: Counters,
         *,
@@ -38,9 +39,10 @@ class Prefill:
         clock: Callable[[], float],
         pace: PromptPace,
         complete: Callable[[Sequence], None],
+        longest: Callable[[], int],
     ) -> None:
         """`flights` are the steps under way. `complete` is told of an admitted sequence that ends
-        without computing anything."""
+        without computing anything. `longest`: see `KVStore.check_pin`."""
         self._kv = kv
         self._running = running
         self._waiting = waiting
@@ -50,6 +52,7 @@ class Prefill:
         self._clock = clock
         self._pace = pace
         self._complete = complete
+        self._longest = longest
 
     def plan(self, builder: PlanBuilder, budget: int) -> None:
         """Add chunks of at most `budget` tokens in all."""
@@ -86,12 +89,15 @@ class Prefill:
         self._count.cached_tokens += sequence.count_prompt(cached=True)
         wanted = sequence.target() - sequence.computed
         if not wanted:  # nothing has to be computed
-            if not self._awaits(sequence):
+            if not self._awaits(sequence) and self._may_pin(sequence, 0):
+                self.pin(sequence)
                 self._complete(sequence)
             return 0
         count = min(wanted, budget, self._kv.room(sequence))
         if count <= 0:
             return budget
+        if not self._may_pin(sequence, count):
+            return 0
         self._kv.grow(sequence, count, builder)
         end = sequence.computed + count
         complete = end == sequence.target()
@@ -109,12 +115,32 @@ class Prefill:
             sequence.jumped = not complete
         else:
             self._kv.store(sequence, builder)
+            self.pin(sequence)
             if complete:
                 self._waiting.computed(sequence)
             self._running.moved()
         sequence.count_prompt(cached=False)
         self._count.computed_tokens += count
         return count if complete else budget
+
+    def pin(self, sequence: Sequence) -> None:
+        """Pin the sequence's prompt, if that is asked for and all of it is in the tree."""
+        if not sequence.pinned and sequence.tree_len >= sequence.prompt_len:
+            sequence.pinned = True
+            self._kv.pin(sequence)
+
+    def _may_pin(self, sequence: Sequence, count: int) -> bool:
+        """Whether the prompt can be pinned, should `count` tokens more complete it. If not, which
+        was not to be seen when the request came, the request ends."""
+        if sequence.pinned or sequence.computed + count < sequence.prompt_len:
+            return True
+        try:
+            self._kv.check_pin(sequence, self._longest())
+        except PinRefused as error:
+            sequence.ending = Ending("error", code=error.code, error=str(error))
+            self._complete(sequence)
+            return False
+        return True
 
     def _explain(self, sequence: Sequence) -> None:
         scope = sequence.request.report

@@ -32,9 +32,9 @@ class RunningSet:
     always is. `reserve` doubles with every retraction and shrinks by 0.2 % per step, between 8 and
     4096 tokens (`Headroom`): so retractions stay rare without knowing how long outputs get.
 
-    *Retraction.* The victim is the sequence that would have to compute the fewest tokens again if
-    all it does not share with other running ones were evicted; of equals the youngest. Never the
-    oldest.
+    *Retraction.* The victim is, among those of the lowest priority, the sequence that would have to
+    compute the fewest tokens again if all it does not share with other running ones were evicted;
+    of equals the youngest. Never the oldest.
     """
 
     def __init__(self, kv: KVStore, headroom: Headroom) -> None:
@@ -164,10 +164,12 @@ class RunningSet:
                 raise RuntimeError(f"{oldest} holds all blocks and wants more")  # see max_length
 
     def _victim(self) -> Sequence | None:
-        others = self.sequences[1:]
-        return min(
-            others, key=lambda s: (not self._helps(s), self._loss(s), -s.order), default=None
-        )
+        return min(self.sequences[1:], key=self._rank, default=None)
+
+    def _rank(self, sequence: Sequence) -> tuple[bool, int, int, int]:
+        """Of victims, the lowest first."""
+        priority = sequence.request.handling.priority
+        return not self._helps(sequence), priority, self._loss(sequence), -sequence.order
 
     def _helps(self, sequence: Sequence) -> bool:
         """Whether retracting it helps: it holds blocks of its own, or wants one."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
 from rootlace.runtime.contracts.plan import SampleRow, StepPlan, StepResult, TokenScores
-from rootlace.runtime.contracts.request import Request
+from rootlace.runtime.contracts.request import Request, adapter_and_namespace
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.scheduler import outcome
 from rootlace.runtime.scheduler.cache_view import CacheView
@@ -22,13 +22,16 @@ from rootlace.runtime.scheduler.limits import Limits
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.prefill import Prefill
+from rootlace.runtime.scheduler.priorities import PriorityQueues
 from rootlace.runtime.scheduler.running import Headroom, RunningSet, by_order
 from rootlace.runtime.scheduler.sample_rows import SampleRows, dead_row
 from rootlace.runtime.scheduler.sequence import Ending, Sequence
 from rootlace.runtime.scheduler.waiting import WaitingQueue
 from rootlace.wire.errors import (
+    DeadlineImpossible,
     InvalidRequest,
     Overloaded,
+    PinRefused,
     RootlaceError,
 )
 
@@ -83,8 +86,11 @@ class Scheduler:
         self._limits = Limits(context_length, self.kv.capacity, vocab_size, labels, adapters)
         # Every running sequence can have one token in every step.
         self._max_rows = min(config.max_running, config.max_step_tokens)
-        self._waiting = WaitingQueue(
-            config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
+        self._waiting = PriorityQueues(
+            config.priority_seconds,
+            lambda: WaitingQueue(
+                config.policy, config.max_overtaken, config.max_delay, self.kv.estimate
+            ),
         )
         self._running = RunningSet(self.kv, headroom or Headroom())
         self.view = CacheView(self.kv, self._running, clock)
@@ -106,6 +112,7 @@ class Scheduler:
             clock=clock,
             pace=self.view.pace,
             complete=lambda sequence: self._updates.append(self._finish(sequence)),
+            longest=self._longest,
         )
 
     # ------------------------------------------------------------ requests
@@ -125,13 +132,16 @@ class Scheduler:
         the request waited elsewhere, which count as queued.
 
         Raises InvalidRequest, ContextLengthExceeded if not even one token fits, Overloaded if the
-        queue is full, ConstraintNotMet if what the constraint forces fails its check; then nothing
-        has changed.
+        queue is full, PinRefused and DeadlineImpossible where `Request.handling` asks for what
+        cannot be, ConstraintNotMet if what the constraint forces fails its check; then nothing has
+        changed.
         """
         try:
             if request.rid in self._by_rid:
                 raise InvalidRequest(f"request id {request.rid} is in use")
-            self._limits.check(request, constrained=matcher is not None)
+            self.kv.expire()
+            limits = self._limits.beside(self.kv.pins.blocks * self.kv.block_size)
+            limits.check(request, constrained=matcher is not None)
             if len(self._waiting) >= self.config.max_waiting:
                 raise Overloaded(f"{len(self._waiting)} requests are waiting already")
             sequence = Sequence(
@@ -140,9 +150,11 @@ class Scheduler:
                 self._arrivals,
                 jumps=jump_forward,
                 arrived=self._clock() - waited,
-                max_length=self._limits.max_length,
-                adapter=self._limits.adapter(request),
+                max_length=limits.max_length,
+                adapter=limits.adapter(request),
             )
+            self.kv.check_pin(sequence, max(sequence.full, self._longest()))
+            self._check_deadline(sequence)
             self._intake.begin(sequence)
         except RootlaceError:
             self._count.requests_refused += 1
@@ -198,6 +210,7 @@ class Scheduler:
         is committed."""
         if len(self._flights) == MAX_FLIGHTS:
             raise RuntimeError("two plans are under way that were neither committed nor failed")
+        self.kv.expire()
         # An attempt without rows changed something: it evicted or retracted. The bound turns a
         # mistake into an error instead of a hang.
         for _ in range(3 * len(self._by_rid) + 3):
@@ -298,7 +311,7 @@ class Scheduler:
         while self._flights:
             self._flights.popleft().drop()
         updates = self.take_updates()
-        self.kv.tree.reset()
+        self.kv.reset()
         for sequence in flight.rows:
             if not sequence.finished:
                 self._running.forget(sequence)
@@ -315,12 +328,29 @@ class Scheduler:
         self.kv.tree.flush()
         self._check_if_asked()
 
+    def forget_namespace(self, namespace: str) -> None:
+        """Forget what a namespace holds, with any adapter, and no running request uses."""
+        for kv in [kv for kv in self.kv.tree.roots if adapter_and_namespace(kv)[1] == namespace]:
+            self.kv.tree.forget_namespace(kv)
+        self._check_if_asked()
+
+    def unpin(self, pin: str, namespace: str | None = None) -> bool:
+        """Let a pin of this namespace (None: of any) go; False if there is none of this id."""
+        self.kv.expire()
+        released = any(
+            one.id == pin and namespace in (None, adapter_and_namespace(one.namespace)[1])
+            for one in self.kv.pins.all()
+        ) and self.kv.pins.release(pin)
+        self._check_if_asked()
+        return released
+
     def release_program(self, program: str) -> None:
         """The program ended: prefixes that only it used may go first."""
         self.kv.tree.close_program(program)
 
     def stats(self) -> dict[str, int | float]:
         """Counters since start, and how things stand (`blocks_*`, `nodes`, `waiting`, …)."""
+        self.kv.expire()
         pool, tree = self.kv.pool, self.kv.tree
         return {
             **self._count.values(),
@@ -333,6 +363,8 @@ class Scheduler:
             "blocks_free": pool.free,
             "blocks_used": pool.num_blocks - pool.available,
             "blocks_evictable": pool.evictable,
+            "blocks_pinned": self.kv.pins.blocks,
+            "pins": len(self.kv.pins),
             "nodes": tree.num_nodes,
             "tree_tokens": tree.num_tokens,
             "waiting": len(self._waiting) + len(self._running.retracted),
@@ -383,7 +415,17 @@ class Scheduler:
         """End an admitted sequence that has nothing more to compute."""
         assert sequence.ending is not None
         self._running.remove(sequence)
+        if not sequence.pinned and sequence.ending.finish != "error":
+            self._pin_late(sequence)
         return self._end(sequence, outcome.last_update(sequence, sequence.ending))
+
+    def _pin_late(self, sequence: Sequence) -> None:
+        """Pin the prompt of a sequence that had no part in the tree before it ended."""
+        try:
+            self.kv.check_pin(sequence, self._longest())
+            self.kv.pin(sequence)
+        except PinRefused as error:
+            sequence.ending = Ending("error", code=error.code, error=str(error))
 
     def _end(self, sequence: Sequence, update: Update) -> Update:
         """Forget `sequence`; `update` is the last there is of it."""
@@ -393,6 +435,29 @@ class Scheduler:
         del self._by_rid[sequence.rid]
         self._count.by_finish[update.finish] += 1
         return update
+
+    def _longest(self) -> int:
+        """The most tokens that a sequence that is here may come to."""
+        return max((sequence.full for sequence in self._by_rid.values()), default=0)
+
+    def _check_deadline(self, sequence: Sequence) -> None:
+        """Raises DeadlineImpossible if the prompts that come first take too long by themselves.
+
+        Half of what they would take at the pace of the last steps counts: who is refused would
+        hardly have been in time, and who might be is not refused.
+        """
+        timeout = sequence.request.handling.timeout
+        if timeout is None:
+            return
+        queued = [sequence, *self._running.retracted, *self._waiting.ahead(sequence)]
+        tokens = sum(max(one.length - self.kv.estimate(one), 0) for one in queued)
+        tokens += sum(one.target() - one.computed for one in self._running.sequences)
+        seconds = self.view.pace.seconds(tokens) / 2
+        if seconds > timeout:
+            raise DeadlineImpossible(
+                f"the prompts of {len(queued) - 1} requests come first; with them this one takes "
+                f"{seconds:.3g} s or more, and its timeout is {timeout:.3g} s"
+            )
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

@@ -57,6 +57,7 @@ class Sequence:
         "epoch",
         "finished",
         "forced",
+        "found",
         "full",
         "held",
         "jumped",
@@ -73,6 +74,7 @@ class Sequence:
         "params",
         "penalised",
         "pending",
+        "pinned",
         "plain",
         "pool",
         "program",
@@ -162,9 +164,13 @@ class Sequence:
         self.covered = 0
         """Prompt tokens counted so far, as cached or as computed: each counts once."""
         self.cached_tokens = 0
+        self.found = 0
+        """Prompt tokens that were cached when it was first admitted."""
         self.report: CacheReport | None = None
         """Why so much was cached when it was admitted, if the request asks for it."""
         self.announced = False
+        self.pinned = not request.handling.cache.pin
+        """Whether its prompt is pinned, or need not be."""
         self.finished = False
         self.pending = 0
         self.sampled_at = -1
@@ -310,6 +316,8 @@ class Sequence:
         fresh = min(self.computed, self.prompt_len) - self.covered
         if fresh <= 0:
             return 0
+        if cached and not self.covered:
+            self.found = fresh
         self.covered += fresh
         if cached:
             self.cached_tokens += fresh

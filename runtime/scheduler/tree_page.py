@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from rootlace.runtime.cache import Node, RadixTree
+from rootlace.runtime.cache import Node, Pin, RadixTree
 from rootlace.runtime.contracts.request import adapter_and_namespace
 from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -20,6 +20,7 @@ SHOWN = 24
 def tree_page(
     tree: RadixTree,
     sequences: list[Sequence],
+    pins: list[Pin],
     idle_seconds: Callable[[Node], float],
     *,
     namespace: str | None,
@@ -34,10 +35,12 @@ def tree_page(
     """
     requests: defaultdict[Node, list[int]] = defaultdict(list)
     for sequence in sequences:
-        node = sequence.node
-        while node is not None and not node.is_root:
+        for node in _path(sequence.node):
             requests[node].append(sequence.rid)
-            node = node.parent
+    pinned: defaultdict[Node, list[str]] = defaultdict(list)
+    for pin in pins:
+        for node in _path(pin.node):
+            pinned[node].append(pin.id)
     roots = [
         root for root in tree.roots.values() if namespace is None or _name(root)[1] == namespace
     ]
@@ -67,6 +70,7 @@ def tree_page(
                 locked=node.locks > 0,
                 uses=node.uses,
                 programs=tree.programs.names(node),
+                pins=tuple(pinned.get(node, ())),
                 idle_seconds=idle_seconds(node),
             )
         )
@@ -81,6 +85,13 @@ def _push(heap: list[_Entry], node: Node, name: tuple[str, str], limit: int) -> 
     children = node.children.values()
     for child in heapq.nlargest(limit + 1, children, key=lambda child: child.last_use):
         heapq.heappush(heap, (-child.last_use, child.uid, child, name))
+
+
+def _path(node: Node | None) -> Iterator[Node]:
+    """The node and its ancestors, the root left out."""
+    while node is not None and not node.is_root:
+        yield node
+        node = node.parent
 
 
 def _all(roots: list[Node]) -> Iterator[Node]:

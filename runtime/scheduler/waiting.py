@@ -1,4 +1,4 @@
-"""The queue of requests that were not admitted yet, and in which order they are."""
+"""The queue of requests of one priority that were not admitted yet, and in which order they are."""
 
 from __future__ import annotations
 
@@ -53,6 +53,22 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._all.values())
+
+    @property
+    def first(self) -> Sequence | None:
+        """The one that came first."""
+        return next(iter(self._all.values()), None)
+
+    def ahead(self, sequence: Sequence) -> Iterator[Sequence]:
+        """Those that are surely admitted before `sequence`, were it added now: all, unless it may
+        overtake them."""
+        if self._policy == "fcfs":
+            yield from self
+        elif self._policy == "lpm":
+            mine = self._estimate(sequence)
+            for number, other in self._all.items():
+                if self._estimates[number] > mine:
+                    yield other
 
     def add(self, sequence: Sequence) -> None:
         number = sequence.number

@@ -128,6 +128,8 @@ def test_every_keyword_has_its_place() -> None:
         "max_running": "engine.scheduler.max_running",
         "max_running_requests": "engine.scheduler.max_running",
         "max_waiting": "engine.scheduler.max_waiting",
+        "priority_seconds": "engine.scheduler.priority_seconds",
+        "max_pinned": "engine.cache.max_pinned",
         "max_overtaken": "engine.scheduler.max_overtaken",
         "max_delay": "engine.scheduler.max_delay",
         "check_invariants": "engine.scheduler.check_invariants",

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from rootlace.runtime.cache import pin_id
 from rootlace.runtime.config import Eviction
 from rootlace.runtime.scheduler.running import Headroom
-from rootlace.wire.errors import ConstraintNotMet, ContextLengthExceeded, InternalError
+from rootlace.wire.errors import (
+    ConstraintNotMet,
+    ContextLengthExceeded,
+    InternalError,
+    InvalidRequest,
+    PinRefused,
+)
+from rootlace.wire.handling import PIN_SECONDS, Cache, Handling
 from rootlace.wire.protocol import SamplingParams
 from tests.scheduler.matchers import Script, Stepped
 from tests.scheduler.world import World
@@ -53,12 +62,13 @@ class Machine(RuleBasedStateMachine):
         enabled=st.sampled_from([True, True, True, False]),
         eviction=st.sampled_from(get_args(Eviction)),
         reserve=st.sampled_from([0.0, 8.0]),
+        pinned=st.sampled_from([0.3, 1.0]),
         automata=st.booleans(),
         telling=st.randoms(use_true_random=False),
     )
     def start(
         self, blocks, policy, step_tokens, rows, overtaken, context, enabled, eviction, reserve,
-        automata, telling,
+        pinned, automata, telling,
     ) -> None:  # fmt: skip
         self.telling = telling
         self.world = World(
@@ -68,6 +78,7 @@ class Machine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             enabled=enabled,
             eviction=eviction,
+            max_pinned=pinned,
             overlap=self.overlap,
             automata=automata,
             policy=policy,
@@ -84,23 +95,36 @@ class Machine(RuleBasedStateMachine):
         self.stored: list[tuple[str, list[int]]] = []
         self.partial: list[tuple[str, list[int]]] = []
         self.counted: set[int] = set()
+        self.pinned: dict[int, float] = {}
+        """Requests that pin their prompts, and for how long."""
 
     # ------------------------------------------------------------ requests
 
     def submit(self, prompt: list[int], namespace: str, program: str, **params: object) -> None:
         """How often it is told must make no difference to what."""
         every, seconds = self.telling.choice([(1, 0.0), (3, 0.0), (1, 0.02), (1, 1e9)])
+        priority = self.telling.choice([0, 0, 1, -2])
+        cache = params.pop("cache", Cache())
         try:
-            self.world.submit(
+            rid = self.world.submit(
                 prompt,
                 namespace=namespace,
                 program=program,
                 emit_every=every,
                 emit_seconds=seconds,
+                handling=Handling(priority, cache=cache),
                 **params,
             )
         except ContextLengthExceeded:
-            assert len(prompt) >= self.world.max_length - 1
+            pinned = self.world.scheduler.kv.pins.blocks * self.block_size
+            assert len(prompt) + pinned >= self.world.max_length - 1
+        except PinRefused:
+            assert cache.pin
+        except InvalidRequest:
+            assert cache.pin and not self.enabled
+        else:
+            if cache.pin:
+                self.pinned[rid] = cache.ttl or PIN_SECONDS
 
     @rule(
         prompt=SUFFIX.filter(len),
@@ -198,6 +222,35 @@ class Machine(RuleBasedStateMachine):
                     prompt, params, lambda: Script(seed, length, VOCAB, forcing, checking)
                 )
                 assert cold.code == "constraint_not_met"
+
+    @rule(
+        prompt=SUFFIX.filter(len),
+        namespace=NAMESPACES,
+        program=PROGRAMS,
+        max_tokens=st.sampled_from([0, 1, 6]),
+        pin=st.booleans(),
+        ttl=st.sampled_from([None, 0.2, 50.0]),
+    )
+    def keep_for_some_time(self, prompt, namespace, program, max_tokens, pin, ttl) -> None:
+        cache = Cache(pin, ttl)
+        self.lossless = self.lossless and (pin or ttl is None)
+        self.submit(prompt, namespace, program, max_tokens=max_tokens, cache=cache)
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 100.0]))
+    def wait(self, seconds) -> None:
+        self.world.executor._host += seconds
+        self.world.stats  # noqa: B018  (pins end when somebody looks)
+
+    @precondition(lambda self: self.world.scheduler.kv.pins.all())
+    @rule(data=st.data())
+    def unpin(self, data) -> None:
+        pin = data.draw(st.sampled_from(self.world.scheduler.kv.pins.all()))
+        assert self.world.scheduler.unpin(pin.id) and not self.world.scheduler.unpin(pin.id)
+
+    @rule(namespace=NAMESPACES)
+    def forget_namespace(self, namespace) -> None:
+        self.world.scheduler.forget_namespace(namespace)
+        self.lossless = False
 
     @precondition(lambda self: self.world.jobs)
     @rule(
@@ -326,11 +379,29 @@ class Machine(RuleBasedStateMachine):
             if rid in self.counted or job.finish is None:
                 continue
             self.counted.add(rid)
-            if job.finish in ("stop", "length") or job.fails():
+            if job.fails() and job.updates[-1].code == PinRefused.code:
+                assert rid in self.pinned and not job.output
+            elif job.finish in ("stop", "length") or job.fails():
                 self.world.expect_cold(job)
         for namespace, tokens in self.world.released:
             self.keep(namespace, tokens)
         self.world.released.clear()
+
+    @invariant()
+    def what_is_pinned_is_there(self) -> None:
+        """Every pin is whole, and is that of a request which asked for one."""
+        kv = self.world.scheduler.kv
+        asked = {}
+        for rid in self.pinned:
+            job = self.world.jobs[rid]
+            asked[pin_id(job.namespace, np.array(job.prompt, np.int32))] = job
+        for pin in kv.pins.all():
+            job = asked[pin.id]
+            assert pin.tokens == len(job.prompt) == self.world.match(job.prompt, job.namespace)
+        ids = {pin.id for pin in kv.pins.all()}
+        if not ids:
+            assert kv.pins.blocks == 0
+            assert self.world.scheduler.has_work or kv.pool.available == kv.pool.num_blocks
 
     @invariant()
     def what_is_cached_is_what_was_computed(self) -> None:

@@ -19,6 +19,7 @@ from rootlace.runtime.scheduler.running import Headroom
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.runtime.scheduler.sequence import Sequence
 from rootlace.wire.errors import RootlaceError
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import SamplingParams
 from tests.simulated_executor import (
     SimulatedExecutor,
@@ -36,6 +37,7 @@ class Job:
     constrain: Callable[[], Matcher] | None = None
     jump: bool = False
     adapter: int = -1
+    max_length: int = 0
     updates: list[Update] = field(default_factory=list)
 
     @property
@@ -107,6 +109,7 @@ class World:
         vocab_size: int = 100,
         enabled: bool = True,
         eviction: Eviction = "lru",
+        max_pinned: float = 0.5,
         filler: MaskFiller | None = None,
         overlap: bool = False,
         automata: bool = False,
@@ -122,7 +125,11 @@ class World:
         self.scheduler = Scheduler(
             SchedulerConfig(check_invariants=True, **config),
             CacheConfig(
-                block_size=block_size, num_blocks=num_blocks, enabled=enabled, eviction=eviction
+                block_size=block_size,
+                num_blocks=num_blocks,
+                enabled=enabled,
+                eviction=eviction,
+                max_pinned=max_pinned,
             ),
             context_length,
             self.executor.clock,
@@ -160,6 +167,7 @@ class World:
         emit_every: int = 1,
         emit_seconds: float = 0.0,
         pooling: Pooling = "none",
+        handling: Handling = PLAIN,
         **params: Any,
     ) -> int:
         rid = len(self.jobs)
@@ -179,8 +187,10 @@ class World:
             emit_every=emit_every,
             emit_seconds=emit_seconds,
             pooling=pooling,
+            handling=handling,
         )
         self.scheduler.add(request, matcher, jump_forward=jump)
+        pinned = self.scheduler.kv.pins.blocks * self.scheduler.kv.block_size
         self.jobs[rid] = Job(
             list(prompt),
             wanted,
@@ -188,6 +198,7 @@ class World:
             constrain,
             jump,
             self.scheduler._limits.adapter(request),
+            self.scheduler._limits.beside(pinned).max_length,
         )
         return rid
 
@@ -291,7 +302,7 @@ class World:
 
     def expect_cold(self, job: Job) -> None:
         """The output is what the request would have got with nobody else there, token by token."""
-        cold = self.cold(job.prompt, job.params, job.constrain, job.adapter)
+        cold = self.cold(job.prompt, job.params, job.constrain, job.adapter, job.max_length)
         assert job.finish == cold.finish, job
         if cold.finish == "error":
             assert job.updates[-1].code == cold.code
@@ -314,6 +325,7 @@ class World:
         params: SamplingParams,
         constrain: Callable[[], Matcher] | None = None,
         adapter: int = -1,
+        max_length: int | None = None,
     ) -> Cold:
         """What must come out, from the definition of the simulated model alone.
 
@@ -328,7 +340,7 @@ class World:
             return Cold([], "stop")
         again = False
         while (output := len(tokens) - len(prompt)) < (params.max_tokens or 0):
-            if output and len(tokens) >= self.max_length:
+            if output and len(tokens) >= (max_length or self.max_length):
                 break
             banned = params.stop_token_ids if output < params.min_tokens else ()
             mask = None
@@ -360,9 +372,11 @@ class World:
         return Cold(tokens[len(prompt) :], "length", forced)
 
     def expect_empty(self) -> None:
-        """With nothing running, a flush gives every block back."""
+        """With nothing running or pinned, a flush gives every block back."""
         self.land_all()
         assert not self.scheduler.has_work
+        for pin in self.scheduler.kv.pins.all():
+            assert self.scheduler.unpin(pin.id)
         self.scheduler.flush()
         stats = self.stats
         assert stats["blocks_free"] == stats["blocks_total"]

@@ -23,15 +23,18 @@ from rootlace.runtime.contracts.messages import (
     Explained,
     Flush,
     Flushed,
+    ForgetNamespace,
     FromEngine,
     GetStats,
     Heartbeat,
+    Pinned,
     Ready,
     ReleaseProgram,
     Stats,
     Stop,
     ToEngine,
     Tree,
+    Unpinned,
 )
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
@@ -147,6 +150,9 @@ class EngineClient:
 
     def release_program(self, program: str) -> None:
         self._send(ReleaseProgram(program))
+
+    def forget_namespace(self, namespace: str) -> None:
+        self._send(ForgetNamespace(namespace))
 
     async def flush(self) -> None:
         """Forget what no running request uses."""
@@ -281,6 +287,10 @@ class EngineClient:
             self._questions.answer(message.ticket, message.report)
         elif isinstance(message, Tree):
             self._questions.answer(message.ticket, message.page)
+        elif isinstance(message, Pinned):
+            self._questions.answer(message.ticket, message.pins)
+        elif isinstance(message, Unpinned):
+            self._questions.answer(message.ticket, message.found)
         elif isinstance(message, Flushed):
             self._questions.answer(message.ticket, None)
         elif isinstance(message, Ready):

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
-from rootlace.runtime.contracts.messages import Explain, GetTree, Ready
+from rootlace.runtime.contracts.messages import Explain, Ready, ToEngine
 from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
@@ -49,11 +49,13 @@ class Engine(Protocol):
 
     def release_program(self, program: str) -> None: ...
 
+    def forget_namespace(self, namespace: str) -> None: ...
+
     async def flush(self) -> None: ...
 
     async def stats(self) -> dict[str, Any]: ...
 
-    async def ask(self, kind: type[Explain] | type[GetTree], *fields: Any) -> Any: ...
+    async def ask(self, kind: Callable[..., ToEngine], *fields: Any) -> Any: ...
 
 
 class Core:

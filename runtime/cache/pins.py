@@ -1,0 +1,125 @@
+"""Prefixes that are held in the cache on purpose, for some time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rootlace.runtime.cache.node import Node
+from rootlace.runtime.cache.tree import RadixTree
+
+MAX_PINS = 4096
+
+
+@dataclass(eq=False)
+class Pin:
+    """A handle on `tokens` leading tokens; `id` is made of them and of their namespace."""
+
+    id: str
+    namespace: Hashable
+    tokens: int
+    node: Node
+    until: float
+
+
+class Pins:
+    """Handles that belong to no request, each until a time of its own.
+
+    `blocks` counts the blocks of all pinned paths, each once; it is at most `most`.
+    """
+
+    def __init__(self, tree: RadixTree, most: int, clock: Callable[[], float]) -> None:
+        self._tree = tree
+        self._clock = clock
+        self._pins: dict[str, Pin] = {}
+        self._next_end = float("inf")
+        self.most = most
+        self.blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def all(self) -> list[Pin]:
+        """Those that live, in no order."""
+        return list(self._pins.values())
+
+    def nodes(self) -> list[Node]:
+        """Where the handles end."""
+        return [pin.node for pin in self._pins.values()]
+
+    def needed(self, namespace: Hashable, tokens: np.ndarray) -> int:
+        """How many blocks more are pinned, at most, when `tokens` (int32) are: those in the tree
+        that are not pinned yet, and those of what is still to be put there."""
+        size = self._tree.block_size
+        path, known = self._tree.descend(namespace, tokens, len(tokens))
+        held = self._held()
+        missing = [(node.start, min(node.end, known)) for node in path if node not in held]
+        if known < len(tokens):
+            missing.append((known, len(tokens)))
+        return sum(-(-end // size) - start // size for start, end in missing)
+
+    def hold(
+        self, namespace: Hashable, tokens: np.ndarray, seconds: float, program: int = 0
+    ) -> None:
+        """Hold `tokens` (int32), which are in the tree, for so many seconds, or renew such a pin.
+        The caller keeps to `most` and `MAX_PINS`."""
+        name = pin_id(namespace, tokens)
+        until = self._clock() + seconds
+        known = self._pins.get(name)
+        if known is not None:
+            known.until = max(known.until, until)
+            return
+        node = self._tree.enter(namespace)
+        node = self._tree.advance(node, tokens, len(tokens), program)
+        self._pins[name] = Pin(name, namespace, node.end, node, until)
+        self._count()
+        self._next_end = min(self._next_end, until)
+
+    def release(self, name: str) -> bool:
+        """Let a pin go; False if there is none of this id."""
+        pin = self._pins.pop(name, None)
+        if pin is None:
+            return False
+        self._tree.leave(pin.node)
+        self._count()
+        return True
+
+    def expire(self) -> None:
+        """Let go what has had its time. Costs nothing while nothing has."""
+        now = self._clock()
+        if now < self._next_end:
+            return
+        for name in [name for name, pin in self._pins.items() if pin.until <= now]:
+            self.release(name)
+        self._next_end = min((pin.until for pin in self._pins.values()), default=float("inf"))
+
+    def reset(self) -> None:
+        """The tree is gone, and all pins with it."""
+        self._pins.clear()
+        self.blocks = 0
+        self._next_end = float("inf")
+
+    def _held(self) -> set[Node]:
+        """Every node of a pinned path, roots included."""
+        held: set[Node] = set()
+        for node in self.nodes():
+            link: Node | None = node
+            while link is not None and link not in held:
+                held.add(link)
+                link = link.parent
+        return held
+
+    def _count(self) -> None:
+        # A split leaves a block with two nodes, so ids are counted, not lengths added.
+        blocks = [node.blocks for node in self._held()]
+        self.blocks = len(np.unique(np.concatenate(blocks))) if blocks else 0
+
+
+def pin_id(namespace: Hashable, tokens: np.ndarray) -> str:
+    """The id of a pin: the same for the same tokens of the same namespace."""
+    digest = hashlib.blake2b(ascii(namespace).encode() + b"\0", digest_size=8)
+    digest.update(np.ascontiguousarray(tokens, np.dtype("<i4")).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,87 @@
+"""The queue of all priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rootlace.runtime.scheduler.sequence import Sequence
+from rootlace.runtime.scheduler.waiting import WaitingQueue
+
+
+class PriorityQueues:
+    """A `WaitingQueue` for each priority; what it promises holds among requests of one priority.
+
+    Among priorities a step is worth `seconds` of waiting: the queue comes first whose first request
+    came earliest, had each come so much earlier for each step. So a request waits for later ones
+    of higher priority only if they came within that time, and nobody waits for ever.
+    """
+
+    def __init__(self, seconds: float, make: Callable[[], WaitingQueue]) -> None:
+        self._seconds = seconds
+        self._make = make
+        self._plain = make()
+        self._queues = {0: self._plain}
+
+    def __len__(self) -> int:
+        if len(self._queues) == 1:
+            return len(self._plain)
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for queue in self._queues.values():
+            yield from queue
+
+    def add(self, sequence: Sequence) -> None:
+        priority = sequence.request.handling.priority
+        if priority not in self._queues:
+            self._queues[priority] = self._make()
+        self._queues[priority].add(sequence)
+
+    def refresh(self) -> None:
+        """Renew some estimates; call once per step in which there is room for more requests."""
+        self._first().refresh()
+
+    def computed(self, sequence: Sequence) -> None:
+        """All tokens of an admitted `sequence` are in the tree, or will be with this step."""
+        for queue in self._queues.values():
+            queue.computed(sequence)
+
+    def peek(self) -> Sequence | None:
+        """The sequence to admit next."""
+        return self._first().peek()
+
+    def take(self, sequence: Sequence) -> None:
+        """`sequence` is admitted."""
+        self._queues[sequence.request.handling.priority].take(sequence)
+        self._drop_empty(sequence.request.handling.priority)
+
+    def remove(self, sequence: Sequence) -> None:
+        """`sequence` leaves the queue, not admitted."""
+        self._queues[sequence.request.handling.priority].remove(sequence)
+        self._drop_empty(sequence.request.handling.priority)
+
+    def ahead(self, sequence: Sequence) -> Iterator[Sequence]:
+        """Those that would surely be admitted before `sequence`, if it were added now."""
+        mine = self._turn(sequence)
+        for queue in self._queues.values():
+            head = queue.first
+            if head is not None and self._turn(head) <= mine:
+                yield from (one for one in queue.ahead(sequence) if self._turn(one) <= mine)
+
+    def _first(self) -> WaitingQueue:
+        if len(self._queues) == 1:
+            return self._plain
+        found, best = self._plain, (float("inf"), 0)
+        for priority, queue in self._queues.items():
+            head = queue.first
+            if head is not None and (turn := (self._turn(head), -priority)) < best:
+                found, best = queue, turn
+        return found
+
+    def _turn(self, sequence: Sequence) -> float:
+        """When it came, moved by its priority."""
+        return sequence.arrived - self._seconds * sequence.request.handling.priority
+
+    def _drop_empty(self, priority: int) -> None:
+        if priority and not len(self._queues[priority]):
+            del self._queues[priority]

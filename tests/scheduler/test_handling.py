@@ -1,0 +1,128 @@
+"""Priorities, pins and deadlines: who comes first, what is refused, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from rootlace.wire.errors import DeadlineImpossible, InvalidRequest, PinRefused
+from rootlace.wire.handling import Cache, Handling
+from tests.scheduler.world import World
+
+
+def _order(world: World, rids: list[int]) -> list[int]:
+    """The requests in the order in which they got their first token."""
+    seen: list[int] = []
+    while world.scheduler.has_work:
+        world.step()
+        seen += [rid for rid in rids if rid not in seen and world.jobs[rid].updates]
+    return seen
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "dfs"])
+def test_higher_priorities_come_first_within_the_seconds_they_are_worth(policy: str) -> None:
+    world = World(policy=policy, max_running=1, priority_seconds=10.0)
+    rids = []
+    for priority, wait in ((0, 1.0), (-1, 5.0), (2, 17.0), (1, 0.0)):
+        rids.append(world.submit([1, 2, 3, len(rids)], 1, handling=Handling(priority)))
+        world.executor._host += wait
+    # They came at 0, 1, 6 and 23, and so count as if they had come at 0, 11, -14 and 13.
+    assert _order(world, rids) == [rids[2], rids[0], rids[1], rids[3]]
+    assert len(world.scheduler._waiting._queues) == 1
+
+
+def test_an_aborted_request_leaves_its_queue() -> None:
+    world = World(max_running=1)
+    first = world.submit([1], 8)
+    world.step()
+    waiting = [world.submit([2], 1, handling=Handling(n)) for n in (3, 3, -3)]
+    assert world.stats["waiting"] == 3
+    for rid in (first, *waiting):
+        world.abort(rid)
+    assert world.stats["waiting"] == 0 and not world.scheduler.has_work
+
+
+def test_of_running_requests_the_lowest_priority_is_retracted() -> None:
+    world = World(num_blocks=8)
+    world.scheduler._running.reserve = 0.0
+    for n, priority in enumerate((0, -1, 1)):
+        world.submit([n] * 4, 16, handling=Handling(priority))
+        world.step()
+    while not world.scheduler._running.retracted:
+        world.step()
+    # Without priorities it would be the youngest.
+    assert [s.rid for s in world.scheduler._running.retracted] == [1]
+    world.drain()
+
+
+def test_a_pin_holds_its_prompt_and_no_more_than_its_share() -> None:
+    world = World(num_blocks=16, context_length=40, max_pinned=0.5)
+    pinned = Handling(cache=Cache(pin=True, ttl=60.0))
+    world.run([1] * 18, 3, handling=pinned)
+    for n in range(2, 8):
+        world.run([n] * 24, 3)
+    assert world.match([1] * 18) == 18 and world.stats["blocks_pinned"] == 5
+    with pytest.raises(PinRefused, match="5 blocks are pinned, and 4 more would be; at most 8"):
+        world.submit([9] * 14, 1, handling=pinned)
+    world.run([1] * 18, 3, handling=pinned)  # pinned already
+    world.executor._host += 61.0
+    world.run([9] * 14, 1, handling=pinned)
+    assert [pin.tokens for pin in world.scheduler.kv.pins.all()] == [14]
+    world.expect_empty()
+
+
+def test_pins_leave_room_for_the_requests_that_are_there() -> None:
+    world = World(num_blocks=16, context_length=1000, max_pinned=1.0)
+    long = world.submit([1] * 8, 40)
+    with pytest.raises(PinRefused, match="at most 4 of 16"):
+        world.submit([2] * 24, 1, handling=Handling(cache=Cache(pin=True)))
+    world.run([2] * 12, 1, handling=Handling(cache=Cache(pin=True)))
+    # Who comes later ends where the pool does: there are 13 blocks beside the pinned ones.
+    late = world.run([3] * 8, 100)
+    assert len(late.output) == 13 * 4 + 1 - 8 and late.finish == "length"
+    assert len(world.jobs[long].output) == 40
+
+
+def test_a_pin_that_became_impossible_ends_its_request_with_the_reason() -> None:
+    world = World(num_blocks=16, max_pinned=0.5)
+    pinned = Handling(cache=Cache(pin=True))
+    one = world.submit([1] * 20, 1, handling=pinned)
+    other = world.submit([2] * 20, 1, handling=pinned)
+    world.drain()
+    assert world.jobs[one].finish == "length"
+    assert world.jobs[other].updates[-1].code == "pin_refused"
+    assert len(world.scheduler.kv.pins) == 1
+    with pytest.raises(InvalidRequest, match="switched off"):
+        World(enabled=False).submit([1], handling=pinned)
+
+
+def test_what_failed_steps_lose_is_no_longer_pinned() -> None:
+    world = World()
+    world.run([1] * 8, 1, handling=Handling(cache=Cache(pin=True, ttl=5.0)))
+    world.submit([2] * 8, 1)
+    world.fail(InvalidRequest("injected"))
+    assert world.stats["pins"] == world.stats["blocks_pinned"] == 0
+    world.expect_empty()
+
+
+def test_a_time_to_live_ends_what_the_request_added() -> None:
+    world = World()
+    world.run([1] * 8, 1)
+    world.run([1] * 8 + [2] * 8, 4, handling=Handling(cache=Cache(ttl=5.0)))
+    world.executor._host += 6.0
+    assert world.stats["tree_tokens"] == 8
+    assert world.match([1] * 8 + [2] * 8) == 8
+
+
+def test_a_deadline_that_the_queue_makes_impossible_is_refused_at_once() -> None:
+    world = World(num_blocks=1024, max_step_tokens=128, policy="fcfs", context_length=4000)
+    world.run([1] * 600, 1)  # now it knows its pace
+    pace = world.scheduler.view.pace.seconds(1)
+    assert pace > 0
+    for n in range(4):
+        world.submit([n + 2] * 1000, 1)
+    with pytest.raises(DeadlineImpossible, match="the prompts of 4 requests come first"):
+        world.submit([9] * 10, 1, handling=Handling(timeout=2000 * pace * 0.9))
+    in_time = world.submit([9] * 10, 1, handling=Handling(timeout=2000 * pace * 1.1))
+    first = world.submit([8] * 10, 1, handling=Handling(1, timeout=50 * pace))
+    world.drain()
+    assert world.jobs[in_time].finish == world.jobs[first].finish == "length"
