@@ -73,11 +73,26 @@ class KVScales:
     v: torch.Tensor
 
 
+@dataclass(frozen=True)
+class KVCodes:
+    """Stored keys and values are integers of `bits`, 8 or 4, of so many KV heads, with scales of
+    their own in the cache: uint8 [B, S, 1, W], a row of W bytes for each slot
+    (`reference/kv_codes.py`)."""
+
+    bits: int
+    heads: int
+
+
+KVScaling = KVScales | KVCodes
+"""What stored numbers stand for, where they are not keys and values as they are."""
+
+
 class PagedAttention(Protocol):
     """Causal attention of the step's tokens over their rows' cached keys and values.
 
     q [T, Nq, D]; k_cache, v_cache [B, S, Nk, D] of one layer, with this step's tokens already
-    written, in q's dtype or in float8_e4m3fn with `scales`. Scores are `scale` (default 1/sqrt(D))
+    written, in q's dtype, in float8_e4m3fn with `KVScales`, or as `KVCodes` say, which are read in
+    q's dtype. Scores are `scale` (default 1/sqrt(D))
     times q . k, then, with `soft_cap` c > 0, c * tanh(score / c). Returns the output [T, Nq, D]
     and, with `want_lse`, the natural log-sum-exp of those scores, float32 [T, Nq] (to merge
     attention over parts of a context).
@@ -92,7 +107,7 @@ class PagedAttention(Protocol):
         *,
         scale: float | None = None,
         soft_cap: float = 0.0,
-        scales: KVScales | None = None,
+        scales: KVScaling | None = None,
         want_lse: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
 
@@ -149,9 +164,9 @@ class RopeAndWrite(Protocol):
 
     qkv [T, Nq + 2 Nk, D]; cos, sin [T, D/2]; norm weights [D] are applied per head first where
     given. k_cache, v_cache [B, S, Nk, D] of one layer, of qkv's dtype, or float8_e4m3fn with
-    `scales` (stored: value / scale, rounded to nearest, saturated at 448). Write i goes to slot
-    `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token i (M = T). With `tokens`, its
-    first T entries are 0..T-1. Returns the rotated queries [T, Nq, D].
+    `KVScales` (stored: value / scale, rounded to nearest, saturated at 448), or as `KVCodes` say.
+    Write i goes to slot `slots[i]` (int64 [M]) and holds token `tokens[i]`; None: token i (M = T).
+    With `tokens`, its first T entries are 0..T-1. Returns the rotated queries [T, Nq, D].
     """
 
     def __call__(
@@ -167,7 +182,7 @@ class RopeAndWrite(Protocol):
         q_norm: torch.Tensor | None = None,
         k_norm: torch.Tensor | None = None,
         eps: float = 0.0,
-        scales: KVScales | None = None,
+        scales: KVScaling | None = None,
     ) -> torch.Tensor: ...
 
 

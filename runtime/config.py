@@ -19,6 +19,7 @@ Seconds = Annotated[float, Meta(ge=0)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 Policy = Literal["lpm", "fcfs", "dfs"]
+KVDtype = Literal["auto", "fp8_e4m3", "int8", "int4"]
 Eviction = Literal["lru", "lfuda"]
 """The modules of `cache.policies`."""
 
@@ -92,12 +93,13 @@ class ExecutorConfig:
     kv_memory_bytes: Positive | None = option(
         None, "Memory of the KV pool, such as 512M or 4G.", flag="--kv-memory", size=True
     )
-    kv_dtype: Literal["auto", "fp8_e4m3"] = option(
+    kv_dtype: KVDtype = option(
         "auto",
-        "KV cache; auto is that of the weights, fp8_e4m3 half of it.",
+        "KV cache; auto is that of the weights, fp8_e4m3 and int8 half of it, int4 a quarter.",
         aliases=("kv_cache_dtype",),
     )
-    """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head."""
+    """"auto": that of the model. "fp8_e4m3": a byte per element, scaled per layer and head. "int8",
+    "int4": integers, scaled per token and head."""
     quantize: Literal["none", "int8", "int4"] = option(
         "none", "Round weights while they are read: to int8, or to int4 in groups of 128."
     )

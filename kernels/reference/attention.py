@@ -7,7 +7,8 @@ For query head h of a token at position p, with key head g = h // (Nq / Nk):
     lse = log sum_j exp(s_j)
 
 where scale is 1 / sqrt(D) unless told. Keys and values of an fp8 cache are what is stored times
-their head's scale. Scores and softmax are in float32; over an fp8 cache everything is. Grouped
+their head's scale; those of a cache of integers are what `kv_codes` reads, in the queries' type.
+Scores and softmax are in float32; over an fp8 cache everything is. Grouped
 queries share the gathered keys: they are laid out as further queries of the same key head, nothing
 is repeated. Rows that share a prefix share its gathered keys in the same way; the parts are merged
 by their log-sum-exps.
@@ -20,9 +21,10 @@ from typing import NamedTuple
 
 import torch
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.reference.attention_plan import AttentionPlan, SharedGroup
 from rootlace.kernels.reference.fp8 import from_e4m3
+from rootlace.kernels.reference.kv_codes import dequantise
 
 
 class _Scoring(NamedTuple):
@@ -40,17 +42,16 @@ def paged_attention(
     *,
     scale: float | None = None,
     soft_cap: float = 0.0,
-    scales: KVScales | None = None,
+    scales: KVScaling | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `interface.PagedAttention`. q [T, Nq, D] -> ([T, Nq, D], float32 [T, Nq] or None)."""
     heads, dim = q.shape[1:]
-    kv_heads = k_cache.shape[2]
+    kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     scoring = _Scoring(scale, soft_cap)
-    keys = _Stored(k_cache.view(-1, kv_heads, dim), None if scales is None else scales.k)
-    values = _Stored(v_cache.view(-1, kv_heads, dim), None if scales is None else scales.v)
+    keys, values = _stored(q, k_cache, v_cache, scales)
     dtype = q.dtype
-    if scales is not None:
+    if isinstance(scales, KVScales):
         q = q.float()
     flat = q
     if plan.order is not None:
@@ -97,19 +98,60 @@ def paged_attention(
     return out, total if want_lse else None
 
 
-class _Stored(NamedTuple):
-    """Keys or values of one layer: slots [B * S, Nk, D], float32 [Nk] scales of an fp8 cache."""
+class _Plain(NamedTuple):
+    """Keys or values of one layer: slots [B * S, Nk, D]."""
 
     slots: torch.Tensor
-    scale: torch.Tensor | None
 
     def read(self, index: torch.Tensor) -> torch.Tensor:
-        """[M] -> [M, Nk, D]; float32 from an fp8 cache."""
-        if self.scale is None:
-            return self.slots.index_select(0, index)
+        """[M] -> [M, Nk, D]."""
+        return self.slots.index_select(0, index)
+
+
+class _EightBits(NamedTuple):
+    """The same in e4m3, with scales float32 [Nk]."""
+
+    slots: torch.Tensor
+    scale: torch.Tensor
+
+    def read(self, index: torch.Tensor) -> torch.Tensor:
+        """[M] -> float32 [M, Nk, D]."""
         # torch does not gather float8 on every device.
         bits = self.slots.view(torch.uint8).index_select(0, index)
         return from_e4m3(bits.view(self.slots.dtype), self.scale)
+
+
+class _Integers(NamedTuple):
+    """The same as integers: slots uint8 [B * S, W]."""
+
+    slots: torch.Tensor
+    codes: KVCodes
+    dim: int
+    dtype: torch.dtype
+
+    def read(self, index: torch.Tensor) -> torch.Tensor:
+        """[M] -> [M, Nk, D] in `dtype`."""
+        rows = self.slots.index_select(0, index)
+        return dequantise(rows, self.codes.bits, self.codes.heads, self.dim, self.dtype)
+
+
+_Stored = _Plain | _EightBits | _Integers
+
+
+def _stored(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScaling | None
+) -> tuple[_Stored, _Stored]:
+    """Keys and values [B, S, Nk, D], or rows of bytes [B, S, 1, W], of one layer."""
+    k, v = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
+    if scales is None:
+        return _Plain(k), _Plain(v)
+    if isinstance(scales, KVCodes):
+        dim, dtype = q.shape[2], q.dtype
+        return (
+            _Integers(k.flatten(1), scales, dim, dtype),
+            _Integers(v.flatten(1), scales, dim, dtype),
+        )
+    return _EightBits(k, scales.k), _EightBits(v, scales.v)
 
 
 def _attend_shared(
@@ -117,9 +159,9 @@ def _attend_shared(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All rows of a run are queries of one attention call. q [M, Nq, D] -> [M, Nq, D], [M, Nq]."""
     count, heads, dim = q.shape
-    kv_heads = keys.slots.shape[1]
     k = keys.read(run.slots).transpose(0, 1).unsqueeze(0)
     v = values.read(run.slots).transpose(0, 1).unsqueeze(0)
+    kv_heads = k.shape[1]
     query = q.view(count, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
     out, lse = _attend(query, k, v, None, scoring, True)
     assert lse is not None

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rootlace.kernels.interface import AttentionBatch, KVScales
+from rootlace.kernels.interface import AttentionBatch, KVScaling
 from rootlace.kernels.triton.attention_plan import DecodePlan, SplitRule, plan_decode, split_rule
 from rootlace.kernels.triton.decode_attention import decode_attention
 from rootlace.kernels.triton.extend_attention import extend_attention, tile_shapes
 from rootlace.kernels.triton.extend_plan import ExtendPlan, plan_extend
+from rootlace.kernels.triton.kv_storage import check_cache
 from rootlace.kernels.triton.merge_attention import merge_attention
 from rootlace.kernels.triton.numerics import architecture
 from rootlace.kernels.triton.shared_nodes import SharingRule
@@ -121,7 +122,7 @@ def paged_attention(
     *,
     scale: float | None = None,
     soft_cap: float = 0.0,
-    scales: KVScales | None = None,
+    scales: KVScaling | None = None,
     want_lse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """See `interface.PagedAttention`. Rows that only pad (`rows`) get zeros, with a log-sum-exp of
@@ -131,7 +132,8 @@ def paged_attention(
     """
     host = plan.plan
     tokens, heads, dim = q.shape
-    _check(q, k_cache, v_cache, scales)
+    check_cache("keys", k_cache, q, scales)
+    check_cache("values", v_cache, q, scales)
     q = q.contiguous()
     out = torch.empty_like(q)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device) if want_lse else None
@@ -157,7 +159,7 @@ def _decode(
     lse: torch.Tensor | None,
     scale: float,
     soft_cap: float,
-    scales: KVScales | None,
+    scales: KVScaling | None,
 ) -> None:
     decode = host.decode
     assert decode is not None
@@ -177,14 +179,3 @@ def _decode(
     )  # fmt: skip
     if decode.slots:
         merge_attention(part_out, part_lse, numbers, decode.rows, arch, out, lse)
-
-
-def _check(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scales: KVScales | None
-) -> None:
-    for name, cache in (("keys", k_cache), ("values", v_cache)):
-        if not cache.is_contiguous():
-            raise ValueError(f"the {name} of a layer must lie together, [B, S, Nk, D]")
-        wanted = q.dtype if scales is None else torch.float8_e4m3fn
-        if cache.dtype != wanted:
-            raise ValueError(f"{name} are {cache.dtype}, where {wanted} is wanted")

@@ -16,8 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.attention_plan import FIELDS
+from rootlace.kernels.triton.kv_codes import load_codes
+from rootlace.kernels.triton.kv_storage import Stored, bits_of, scale_arguments, stored_signature
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -58,9 +60,9 @@ def to_half(query):
 )
 def decode_kernel(
     q,  # [T, Nq, D]
-    k_cache,  # [B * S, Nk, D]
+    k_cache,  # [B * S, Nk, D], or of integers [B * S, W]
     v_cache,
-    k_scales,  # [Nk] float32, or nothing
+    k_scales,  # [Nk] float32, or the words of a cache of integers, or nothing
     v_scales,
     numbers,  # see `attention_plan`
     out,  # [T, Nq, D]
@@ -76,6 +78,7 @@ def decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     CAPPED: tl.constexpr,
     FP8: tl.constexpr,
+    BITS: tl.constexpr,
     NATIVE: tl.constexpr,
     LSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -127,8 +130,16 @@ def decode_kernel(
             if BLOCK_D != DIM:
                 stored &= (column < DIM)[None, :]
             # Slots that nobody has written may hold anything: neither keys nor values are read.
-            k = tl.load(k_head + offset, mask=stored, other=0)
-            v = tl.load(v_head + offset, mask=stored, other=0)
+            if BITS:
+                k = load_codes(
+                    k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+                )
+                v = load_codes(
+                    v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+                )
+            else:
+                k = tl.load(k_head + offset, mask=stored, other=0)
+                v = tl.load(v_head + offset, mask=stored, other=0)
             if FP8:
                 k = from_e4m3(k, query.dtype, NATIVE)
                 v = from_e4m3(v, query.dtype, NATIVE)
@@ -183,7 +194,7 @@ def decode_attention(
     *,
     scale: float,
     soft_cap: float,
-    scales: KVScales | None,
+    scales: KVScaling | None,
 ) -> None:
     """Work off the own items of `numbers` (see `attention_plan`).
 
@@ -192,8 +203,10 @@ def decode_attention(
     """
     heads, dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
-    fp8 = scales is not None
-    launch = settings("decode_attention", arch, **decode_key(dim, q.dtype, fp8))
+    if isinstance(scales, KVCodes):
+        kv_heads = scales.heads
+    k_scales, v_scales = scale_arguments(k_cache, v_cache, scales)
+    launch = settings("decode_attention", arch, **decode_key(dim, q.dtype, scales is not None))
     factor, cap = score_factors(scale, soft_cap)
     rows = padded(heads // kv_heads, 16)
     # No more programs than run at the same time: a further one would start when others have ended.
@@ -203,8 +216,8 @@ def decode_attention(
         q,
         as_bits(k_cache),
         as_bits(v_cache),
-        scales.k if scales is not None else None,
-        scales.v if scales is not None else None,
+        k_scales,
+        v_scales,
         numbers,
         out,
         lse,
@@ -218,7 +231,8 @@ def decode_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         CAPPED=soft_cap > 0.0,
-        FP8=fp8,
+        FP8=isinstance(scales, KVScales),
+        BITS=bits_of(scales),
         NATIVE=native_e4m3(arch),
         LSE=lse is not None,
         BLOCK_M=rows,
@@ -235,56 +249,56 @@ def decode_key(dim: int, dtype: torch.dtype, fp8: bool) -> dict[str, int | str |
 
 
 def variants(arch: int) -> list[Variant]:
-    """Groups, widths and types in use, with and without fp8, soft cap, log-sum-exp."""
+    """Groups, widths and types in use, with and without fp8, integers, soft cap, log-sum-exp."""
     bf16, fp16 = torch.bfloat16, torch.float16
-    cases = [
-        # group, KV heads, D, dtype, fp8, capped, log-sum-exp, block size
-        (4, 8, 64, bf16, False, False, False, 16),
-        (1, 32, 64, bf16, False, False, False, 16),
-        (4, 8, 128, bf16, False, False, False, 16),
-        (4, 8, 128, bf16, False, False, False, 64),
-        (4, 8, 128, bf16, False, False, False, 1),
-        (4, 8, 128, bf16, False, False, True, 16),
-        (8, 8, 128, bf16, False, False, False, 16),
-        (7, 4, 128, fp16, False, False, False, 16),
-        (1, 32, 128, bf16, False, False, False, 16),
-        (32, 1, 128, bf16, False, False, False, 16),
-        (4, 8, 64, bf16, True, False, False, 16),
-        (4, 8, 128, bf16, True, False, False, 16),
-        (8, 8, 128, bf16, True, False, False, 16),
-        (2, 8, 256, bf16, False, True, False, 16),
-        (2, 8, 256, bf16, True, True, False, 16),
-        (4, 8, 80, bf16, False, False, False, 16),
-        (4, 8, 128, torch.float32, False, False, False, 16),
+    cases: list[tuple[int, int, int, torch.dtype, Stored, bool, bool, int]] = [
+        # group, KV heads, D, dtype, stored, capped, log-sum-exp, block size
+        (4, 8, 64, bf16, "plain", False, False, 16),
+        (1, 32, 64, bf16, "plain", False, False, 16),
+        (4, 8, 128, bf16, "plain", False, False, 16),
+        (4, 8, 128, bf16, "plain", False, False, 64),
+        (4, 8, 128, bf16, "plain", False, False, 1),
+        (4, 8, 128, bf16, "plain", False, True, 16),
+        (8, 8, 128, bf16, "plain", False, False, 16),
+        (7, 4, 128, fp16, "plain", False, False, 16),
+        (1, 32, 128, bf16, "plain", False, False, 16),
+        (32, 1, 128, bf16, "plain", False, False, 16),
+        (4, 8, 64, bf16, "fp8", False, False, 16),
+        (4, 8, 128, bf16, "fp8", False, False, 16),
+        (8, 8, 128, bf16, "fp8", False, False, 16),
+        (4, 8, 64, bf16, "int8", False, False, 16),
+        (4, 8, 128, bf16, "int8", False, False, 16),
+        (4, 8, 64, bf16, "int4", False, False, 16),
+        (4, 8, 128, bf16, "int4", False, False, 16),
+        (2, 8, 256, bf16, "int4", True, False, 16),
+        (2, 8, 256, bf16, "plain", True, False, 16),
+        (2, 8, 256, bf16, "fp8", True, False, 16),
+        (4, 8, 80, bf16, "plain", False, False, 16),
+        (4, 8, 128, torch.float32, "plain", False, False, 16),
     ]
     found = []
-    for group, kv_heads, dim, dtype, fp8, capped, wants, block_size in cases:
-        launch = settings("decode_attention", arch, **decode_key(dim, dtype, fp8))
+    for group, kv_heads, dim, dtype, stored, capped, wants, block_size in cases:
+        launch = settings("decode_attention", arch, **decode_key(dim, dtype, stored != "plain"))
         name = TYPE_NAMES[dtype]
-        stored = "*u8" if fp8 else f"*{name}"
+        types, kinds = stored_signature(stored, name)
         constants: dict[str, object] = {
             "KV_HEADS": kv_heads,
             "GROUP": group,
             "DIM": dim,
             "BLOCK_SIZE": block_size,
             "CAPPED": capped,
-            "FP8": fp8,
+            **kinds,
             "NATIVE": native_e4m3(arch),
             "LSE": wants,
             "BLOCK_M": padded(group, 16),
             "BLOCK_N": launch.blocks["BLOCK_N"],
             "BLOCK_D": padded(dim, 16),
         }
-        if not fp8:
-            constants |= {"k_scales": None, "v_scales": None}
         if not wants:
             constants |= {"lse": None}
         signature = {
             "q": f"*{name}",
-            "k_cache": stored,
-            "v_cache": stored,
-            "k_scales": "*fp32",
-            "v_scales": "*fp32",
+            **types,
             "numbers": "*i32",
             "out": f"*{name}",
             "lse": "*fp32",
@@ -295,7 +309,7 @@ def variants(arch: int) -> list[Variant]:
             "items_at": "i32",
         }
         options = [f"blocks of {block_size}"]
-        options += ["fp8"] * fp8 + ["soft cap"] * capped + ["log-sum-exp"] * wants
+        options += [stored] * (stored != "plain") + ["soft cap"] * capped + ["log-sum-exp"] * wants
         found.append(
             Variant(
                 f"{name}, group of {group}, heads of {dim}, {', '.join(options)}",

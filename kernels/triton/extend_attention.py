@@ -28,8 +28,16 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.extend_plan import FIELDS, MERGE_FIELDS, ExtendPlan, TileShape
+from rootlace.kernels.triton.kv_codes import load_codes
+from rootlace.kernels.triton.kv_storage import (
+    Stored,
+    bits_of,
+    check_cache,
+    scale_arguments,
+    stored_signature,
+)
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,
@@ -56,7 +64,7 @@ MERGE_HEADS = 8
 
 CONSTANTS = (
     "KV_HEADS", "GROUP", "DIM", "BLOCK_SIZE", "WINDOW", "CAPPED",
-    "FP8", "NATIVE", "LSE", "BLOCK_M", "BLOCK_N", "BLOCK_D",
+    "FP8", "BITS", "NATIVE", "LSE", "BLOCK_M", "BLOCK_N", "BLOCK_D",
 )  # fmt: skip
 DIVISIBLE = (
     "q", "k_cache", "v_cache", "out", "lse", "part_out", "part_lse",
@@ -71,9 +79,9 @@ DIVISIBLE = (
 )
 def _extend_kernel(
     q,  # [T, Nq, D]
-    k_cache,  # [B * S, Nk, D]
+    k_cache,  # [B * S, Nk, D], or of integers [B * S, W]
     v_cache,
-    k_scales,  # [Nk] float32, or nothing
+    k_scales,  # [Nk] float32, or the words of a cache of integers, or nothing
     v_scales,
     block_tables,  # [R, W]
     items,  # [I, 8]
@@ -95,6 +103,7 @@ def _extend_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     FP8: tl.constexpr,
+    BITS: tl.constexpr,
     NATIVE: tl.constexpr,
     LSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -143,7 +152,12 @@ def _extend_kernel(
         block = tl.load(table + stored // BLOCK_SIZE)
         slot = block.to(tl.int64) * BLOCK_SIZE + stored % BLOCK_SIZE
         offset = slot[:, None] * (KV_HEADS * DIM) + column[None, :]
-        if BLOCK_D == DIM:
+        if BITS:
+            seen = place < end
+            k = load_codes(
+                k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+            )
+        elif BLOCK_D == DIM:
             k = tl.load(k_head + offset)
             v = tl.load(v_head + offset)
         else:
@@ -172,6 +186,10 @@ def _extend_kernel(
             weight = tl.exp2(score * score_scale - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weight, 1)
+        if BITS:  # unpacked late: until then they are a quarter or half of the registers
+            v = load_codes(
+                v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+            )
         acc = dot(weight.to(query.dtype), v, acc * shrink[:, None])
         peak = new_peak
 
@@ -285,22 +303,22 @@ def extend_attention(
     *,
     scale: float | None = None,
     soft_cap: float = 0.0,
-    scales: KVScales | None = None,
+    scales: KVScaling | None = None,
 ) -> None:
     """Attention of the planned rows' tokens, written to their places in `out` and `lse` only.
 
     q, out [T, Nq, D] of the whole step (last axis contiguous); k_cache, v_cache [B, S, Nk, D] of
-    one layer, contiguous, in q's dtype or float8_e4m3fn with `scales`; block_tables int32 [R, W]
+    one layer, contiguous, as `interface.PagedAttention` takes it; block_tables int32 [R, W]
     (rows contiguous); `arrays` are `plan.arrays` on the device (int32, contiguous; any shape); lse
     float32 [T, Nq] contiguous or None. See `interface.PagedAttention`.
     """
     heads, dim = q.shape[1:]
-    kv_heads = k_cache.shape[2]
+    kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     scale = dim**-0.5 if scale is None else scale
     if scale <= 0.0:
         raise ValueError(f"scale {scale} is not positive")
-    if (k_cache.dtype == torch.float8_e4m3fn) != (scales is not None):
-        raise ValueError("an fp8 cache has scales, and only such a cache")
+    check_cache("keys", k_cache, q, scales)
+    k_scales, v_scales = scale_arguments(k_cache, v_cache, scales)
     capped = soft_cap > 0.0
     parts = max(plan.num_parts, 1)
     part_out = torch.empty(parts, heads, dim, dtype=torch.float32, device=q.device)
@@ -312,8 +330,8 @@ def extend_attention(
             q,
             as_bits(k_cache),
             as_bits(v_cache),
-            None if scales is None else scales.k,
-            None if scales is None else scales.v,
+            k_scales,
+            v_scales,
             block_tables,
             items,
             out,
@@ -333,7 +351,8 @@ def extend_attention(
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.window or 0,
             CAPPED=capped,
-            FP8=scales is not None,
+            FP8=isinstance(scales, KVScales),
+            BITS=bits_of(scales),
             NATIVE=native_e4m3(architecture(q.device)),
             LSE=lse is not None,
             BLOCK_M=launch.shape.block_m,
@@ -361,32 +380,37 @@ def extend_attention(
 
 def variants(arch: int) -> list[Variant]:
     """What is compiled ahead of time: head sizes, groups, caches and options of models."""
-    bf16, fp16, fp32, fp8 = torch.bfloat16, torch.float16, torch.float32, torch.uint8
-    cases: list[tuple[torch.dtype, torch.dtype, int, int, int, bool]] = [
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    cases: list[tuple[torch.dtype, Stored, int, int, int, bool]] = [
         # dtype, cache, head size, group, window, soft cap
-        (bf16, bf16, 64, 4, 0, False),
-        (bf16, bf16, 128, 1, 0, False),
-        (bf16, bf16, 128, 4, 0, False),
-        (bf16, bf16, 128, 7, 4096, False),
-        (bf16, bf16, 128, 4, 4096, True),
-        (bf16, bf16, 80, 8, 0, False),
-        (bf16, bf16, 256, 2, 4096, True),
-        (fp16, fp16, 128, 4, 0, False),
-        (fp32, fp32, 32, 3, 0, False),
-        (fp32, fp32, 128, 4, 0, False),
-        (bf16, fp8, 64, 4, 0, False),
-        (bf16, fp8, 128, 4, 0, False),
-        (bf16, fp8, 128, 4, 4096, True),
-        (bf16, fp8, 256, 2, 4096, True),
+        (bf16, "plain", 64, 4, 0, False),
+        (bf16, "plain", 128, 1, 0, False),
+        (bf16, "plain", 128, 4, 0, False),
+        (bf16, "plain", 128, 7, 4096, False),
+        (bf16, "plain", 128, 4, 4096, True),
+        (bf16, "plain", 80, 8, 0, False),
+        (bf16, "plain", 256, 2, 4096, True),
+        (fp16, "plain", 128, 4, 0, False),
+        (fp32, "plain", 32, 3, 0, False),
+        (fp32, "plain", 128, 4, 0, False),
+        (bf16, "fp8", 64, 4, 0, False),
+        (bf16, "fp8", 128, 4, 0, False),
+        (bf16, "fp8", 128, 4, 4096, True),
+        (bf16, "fp8", 256, 2, 4096, True),
+        (bf16, "int8", 64, 4, 0, False),
+        (bf16, "int8", 128, 4, 0, False),
+        (bf16, "int4", 64, 4, 0, False),
+        (bf16, "int4", 128, 4, 0, False),
+        (bf16, "int4", 128, 4, 4096, True),
     ]
     found = []
-    for dtype, cache, dim, group, window, capped in cases:
+    for dtype, stored, dim, group, window, capped in cases:
         for size, shape in zip(
             ("large", "small"), tile_shapes(arch, dim, group, dtype), strict=True
         ):
-            found.append(_variant(arch, dtype, cache, dim, group, window, capped, size, shape))
+            found.append(_variant(arch, dtype, stored, dim, group, window, capped, size, shape))
             if (dtype, dim, group, window) == (bf16, 128, 4, 0):
-                found.append(_variant(arch, dtype, cache, dim, group, 0, False, size, shape, True))
+                found.append(_variant(arch, dtype, stored, dim, group, 0, False, size, shape, True))
     for wants in (False, True):
         found.append(_merge_variant(bf16, 32, 64, wants))
         found.append(_merge_variant(bf16, 32, 128, wants))
@@ -397,7 +421,7 @@ def variants(arch: int) -> list[Variant]:
 def _variant(
     arch: int,
     dtype: torch.dtype,
-    cache: torch.dtype,
+    stored: Stored,
     dim: int,
     group: int,
     window: int,
@@ -407,8 +431,8 @@ def _variant(
     wants: bool = False,
 ) -> Variant:
     """`wants`: whether log-sum-exps are asked for, which no served model does."""
-    fp8 = cache == torch.uint8
-    kind, cache_kind = TYPE_NAMES[dtype], TYPE_NAMES[cache]
+    kind = TYPE_NAMES[dtype]
+    types, kinds = stored_signature(stored, kind)
     constants: dict[str, Any] = {
         "KV_HEADS": 8,
         "GROUP": group,
@@ -416,28 +440,22 @@ def _variant(
         "BLOCK_SIZE": 16,
         "WINDOW": window,
         "CAPPED": capped,
-        "FP8": fp8,
+        **kinds,
         "NATIVE": native_e4m3(arch),
         "LSE": wants,
         "BLOCK_M": shape.block_m,
         "BLOCK_N": shape.block_n,
         "BLOCK_D": padded(dim, 16),
     }
-    if not fp8:
-        constants |= {"k_scales": None, "v_scales": None}
     if not wants:
         constants |= {"lse": None}
-    scale = "*fp32" if fp8 else "constexpr"
-    name = f"extend_attention {kind} cache {cache_kind} D{dim} G{group} W{window}"
+    name = f"extend_attention {kind} cache {stored} D{dim} G{group} W{window}"
     return Variant(
         name=f"{name}{' capped' if capped else ''}{' log-sum-exp' if wants else ''} {size}",
         kernel=_extend_kernel,
         signature={
             "q": f"*{kind}",
-            "k_cache": f"*{cache_kind}",
-            "v_cache": f"*{cache_kind}",
-            "k_scales": scale,
-            "v_scales": scale,
+            **types,
             "block_tables": "*i32",
             "items": "*i32",
             "out": f"*{kind}",

@@ -6,7 +6,8 @@ heads, in two tiles [heads, D / 2], the halves that are rotated into each other.
 
 Rounded where the reference rounds: the normed quotient, its product with the weight, each product
 and the sum of the rotation (in float32 the compiler may fuse the last two). fp8 is made of the
-rounded keys and values divided by their head's scale in float32.
+rounded keys and values divided by their head's scale in float32, integers as in
+`reference/kv_codes.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScaling
+from rootlace.kernels.triton.kv_codes import store_codes
+from rootlace.kernels.triton.kv_storage import bits_of, check_cache, scale_arguments
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     architecture,
@@ -72,6 +75,22 @@ def _store_scaled(target, values, scale_ptr, head, inside, num_heads):
         tl.store(target, to_e4m3(stored), mask=inside)
 
 
+@triton.jit
+def _store(
+    cache_ptr, scale_ptr, slot, head, column, first, second, inside,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Both halves [HEADS, BLOCK] of a token's keys, or values, to its slot."""
+    if BITS:
+        store_codes(
+            cache_ptr, scale_ptr, slot, head, column, first, second, inside, KV_HEADS, HALF, BITS
+        )
+    else:
+        place = cache_ptr + (slot * KV_HEADS + head) * (2 * HALF) + column
+        _store_scaled(place, first, scale_ptr, head, inside, KV_HEADS)
+        _store_scaled(place + HALF, second, scale_ptr, head, inside, KV_HEADS)
+
+
 # Sizes and pointers that vary from step to step must not cause another compilation.
 @triton.jit(
     do_not_specialize=["num_tokens"],
@@ -97,6 +116,7 @@ def rope_and_write_kernel(
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
+    BITS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -133,7 +153,6 @@ def rope_and_write_kernel(
         head = (group - q_groups) * HEADS + tl.arange(0, HEADS)[:, None]
         slot = tl.load(slots_ptr + write).to(tl.int64)
         inside = (head < KV_HEADS) & across
-        place = (slot * KV_HEADS + head) * (2 * HALF) + column
 
         source = qkv + (Q_HEADS + head) * qkv_head_stride + column
         first = tl.load(source, mask=inside, other=0.0)
@@ -141,14 +160,18 @@ def rope_and_write_kernel(
         if k_norm_ptr is not None:
             first, second = _norm(first, second, k_norm_ptr, column, eps, HALF)
         first, second = _rotate(first, second, cos, sin)
-        _store_scaled(k_cache_ptr + place, first, k_scale_ptr, head, inside, KV_HEADS)
-        _store_scaled(k_cache_ptr + place + HALF, second, k_scale_ptr, head, inside, KV_HEADS)
+        _store(
+            k_cache_ptr, k_scale_ptr, slot, head, column, first, second, inside,
+            KV_HEADS, HALF, BITS,
+        )  # fmt: skip
 
         source += KV_HEADS * qkv_head_stride
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
-        _store_scaled(v_cache_ptr + place, first, v_scale_ptr, head, inside, KV_HEADS)
-        _store_scaled(v_cache_ptr + place + HALF, second, v_scale_ptr, head, inside, KV_HEADS)
+        _store(
+            v_cache_ptr, v_scale_ptr, slot, head, column, first, second, inside,
+            KV_HEADS, HALF, BITS,
+        )  # fmt: skip
 
 
 def rope_and_write(
@@ -163,17 +186,18 @@ def rope_and_write(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
-    scales: KVScales | None = None,
+    scales: KVScaling | None = None,
 ) -> torch.Tensor:
     """See `interface.RopeAndWrite`. A view of qkv with adjacent columns is read as it lies.
 
     Raises ValueError for caches of another shape or layout than the interface's.
     """
     count, _, head_dim = qkv.shape
-    kv_heads = k_cache.shape[2]
+    kv_heads = scales.heads if isinstance(scales, KVCodes) else k_cache.shape[2]
     q_heads = qkv.shape[1] - 2 * kv_heads
-    _check_cache(k_cache, qkv, scales)
-    _check_cache(v_cache, qkv, scales)
+    check_cache("keys", k_cache, qkv, scales)
+    check_cache("values", v_cache, qkv, scales)
+    k_scales, v_scales = scale_arguments(k_cache, v_cache, scales)
     if qkv.stride(2) != 1:
         qkv = qkv.contiguous()
     q = torch.empty((count, q_heads, head_dim), device=qkv.device, dtype=qkv.dtype)
@@ -193,8 +217,8 @@ def rope_and_write(
         tokens,
         q_norm,
         k_norm,
-        None if scales is None else scales.k,
-        None if scales is None else scales.v,
+        k_scales,
+        v_scales,
         count,
         qkv.stride(0),
         qkv.stride(1),
@@ -202,6 +226,7 @@ def rope_and_write(
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HALF=head_dim // 2,
+        BITS=bits_of(scales),
         HEADS=heads,
         BLOCK=padded(head_dim // 2),
         num_warps=launch.num_warps,
@@ -209,27 +234,19 @@ def rope_and_write(
     return q
 
 
-def _check_cache(cache: torch.Tensor, qkv: torch.Tensor, scales: KVScales | None) -> None:
-    wanted = qkv.dtype if scales is None else torch.float8_e4m3fn
-    if cache.dtype != wanted:
-        raise ValueError(f"a KV cache of {cache.dtype} where {wanted} is written")
-    if not cache.is_contiguous():
-        raise ValueError("the KV cache of a layer must be contiguous")
-    if cache.shape[3] != qkv.shape[2]:
-        raise ValueError(f"a KV cache of heads of {cache.shape[3]}, queries of {qkv.shape[2]}")
-
-
 def _launch(head_dim: int, arch: int) -> Launch:
     return settings("rope_and_write", arch, head_dim=padded(head_dim))
 
 
 def variants(arch: int) -> list[Variant]:
-    """Heads of 64, 80, 128 and 256; with and without norms, duplicates and fp8."""
+    """Heads of 64, 80, 128 and 256; with and without norms, duplicates, fp8 and integers."""
     return [
         _variant(arch, "Llama-1B", torch.bfloat16, (32, 8, 64)),
         _variant(arch, "Llama-8B", torch.bfloat16, (32, 8, 128)),
         _variant(arch, "Llama-8B, duplicates", torch.bfloat16, (32, 8, 128), tokens=True),
         _variant(arch, "Llama-8B, fp8", torch.bfloat16, (32, 8, 128), fp8=True),
+        _variant(arch, "Llama-8B, int8", torch.bfloat16, (32, 8, 128), bits=8),
+        _variant(arch, "Llama-8B, int4", torch.bfloat16, (32, 8, 128), bits=4),
         _variant(arch, "Qwen3-8B", torch.bfloat16, (32, 8, 128), norm=True),
         _variant(
             arch, "norm, fp8, duplicates", torch.bfloat16, (16, 8, 256), True, True, tokens=True
@@ -247,11 +264,13 @@ def _variant(
     norm: bool = False,
     fp8: bool = False,
     tokens: bool = False,
+    bits: int = 0,
 ) -> Variant:
     q_heads, kv_heads, head_dim = shape
     launch = _launch(head_dim, arch)
     plain = f"*{TYPE_NAMES[dtype]}"
-    cache = "*u8" if fp8 else plain
+    cache = "*u8" if fp8 or bits else plain
+    scale = "*fp32" if fp8 else "*i32" if bits else "constexpr"
     arrays = {
         "qkv_ptr": plain,
         "cos_ptr": plain,
@@ -263,14 +282,15 @@ def _variant(
         "tokens_ptr": "*i64" if tokens else "constexpr",
         "q_norm_ptr": plain if norm else "constexpr",
         "k_norm_ptr": plain if norm else "constexpr",
-        "k_scale_ptr": "*fp32" if fp8 else "constexpr",
-        "v_scale_ptr": "*fp32" if fp8 else "constexpr",
+        "k_scale_ptr": scale,
+        "v_scale_ptr": scale,
     }
     strides = ("qkv_token_stride", "qkv_head_stride")
     constants: dict[str, Any] = {
         "Q_HEADS": q_heads,
         "KV_HEADS": kv_heads,
         "HALF": head_dim // 2,
+        "BITS": bits,
         "HEADS": launch.blocks["HEADS"],
         "BLOCK": padded(head_dim // 2),
     }

@@ -18,9 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
 from rootlace.kernels.triton.attention_plan import FIELDS, HEADER
 from rootlace.kernels.triton.decode_attention import decode_key, score_factors, to_half
+from rootlace.kernels.triton.kv_codes import load_codes
+from rootlace.kernels.triton.kv_storage import Stored, bits_of, scale_arguments, stored_signature
 from rootlace.kernels.triton.numerics import (
     TYPE_NAMES,
     as_bits,
@@ -42,9 +44,9 @@ STARTS = tl.constexpr(HEADER)
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["numbers"])
 def tree_kernel(
     q,  # [T, Nq, D]
-    k_cache,  # [B * S, Nk, D]
+    k_cache,  # [B * S, Nk, D], or of integers [B * S, W]
     v_cache,
-    k_scales,  # [Nk] float32, or nothing
+    k_scales,  # [Nk] float32, or the words of a cache of integers, or nothing
     v_scales,
     numbers,  # see `attention_plan`
     part_out,  # [P, Nq, D] float32
@@ -59,6 +61,7 @@ def tree_kernel(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     FP8: tl.constexpr,
+    BITS: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -116,8 +119,16 @@ def tree_kernel(
             read = seen[:, None]
             if BLOCK_D != DIM:
                 read &= (column < DIM)[None, :]
-            k = tl.load(k_head + offset, mask=read, other=0)
-            v = tl.load(v_head + offset, mask=read, other=0)
+            if BITS:
+                k = load_codes(
+                    k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+                )
+                v = load_codes(
+                    v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+                )
+            else:
+                k = tl.load(k_head + offset, mask=read, other=0)
+                v = tl.load(v_head + offset, mask=read, other=0)
             if FP8:
                 k = from_e4m3(k, query.dtype, NATIVE)
                 v = from_e4m3(v, query.dtype, NATIVE)
@@ -166,7 +177,7 @@ def tree_attention(
     *,
     scale: float,
     soft_cap: float,
-    scales: KVScales | None,
+    scales: KVScaling | None,
 ) -> None:
     """Work off the shared items of `numbers`, planned for `rows` rows and this `tile`.
 
@@ -175,14 +186,17 @@ def tree_attention(
     """
     heads, dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
+    if isinstance(scales, KVCodes):
+        kv_heads = scales.heads
+    k_scales, v_scales = scale_arguments(k_cache, v_cache, scales)
     launch = _launch(arch, dim, q.dtype, scales is not None, tile)
     factor, cap = score_factors(scale, soft_cap)
     tree_kernel[(tree_programs(q.device, arch, dim, q.dtype, tile),)](
         q,
         as_bits(k_cache),
         as_bits(v_cache),
-        scales.k if scales is not None else None,
-        scales.v if scales is not None else None,
+        k_scales,
+        v_scales,
         numbers,
         part_out,
         part_lse,
@@ -195,7 +209,8 @@ def tree_attention(
         BLOCK_SIZE=block_size,
         WINDOW=windowed,
         CAPPED=soft_cap > 0.0,
-        FP8=scales is not None,
+        FP8=isinstance(scales, KVScales),
+        BITS=bits_of(scales),
         NATIVE=native_e4m3(arch),
         BLOCK_M=tile,
         BLOCK_N=launch.blocks["BLOCK_N"],
@@ -223,32 +238,36 @@ def _launch(arch: int, dim: int, dtype: torch.dtype, fp8: bool, tile: int) -> La
 
 
 def variants(arch: int) -> list[Variant]:
-    """Small and large tiles, with and without fp8, window and soft cap."""
+    """Small and large tiles, with and without fp8, integers, window and soft cap."""
     bf16, fp16 = torch.bfloat16, torch.float16
-    cases = [
-        # group, KV heads, D, dtype, fp8, window, capped, tile, block size
-        (4, 8, 64, bf16, False, False, False, 128, 16),
-        (4, 8, 128, bf16, False, False, False, 128, 16),
-        (4, 8, 128, bf16, False, False, False, 128, 64),
-        (4, 8, 128, bf16, False, False, False, 64, 16),
-        (4, 8, 128, bf16, False, False, False, 32, 16),
-        (1, 32, 128, bf16, False, False, False, 16, 16),
-        (8, 8, 128, fp16, False, False, False, 128, 16),
-        (4, 8, 128, bf16, True, False, False, 128, 16),
-        (4, 8, 128, bf16, True, False, False, 32, 16),
-        (4, 8, 64, bf16, True, False, False, 128, 16),
-        (2, 8, 256, bf16, False, True, True, 64, 16),
-        (2, 8, 256, bf16, True, True, True, 64, 16),
-        (2, 8, 256, bf16, False, False, True, 32, 16),
-        (4, 8, 128, bf16, False, True, False, 128, 16),
-        (4, 8, 80, bf16, False, False, False, 128, 16),
-        (4, 8, 128, torch.float32, False, False, False, 32, 16),
+    cases: list[tuple[int, int, int, torch.dtype, Stored, bool, bool, int, int]] = [
+        # group, KV heads, D, dtype, stored, window, capped, tile, block size
+        (4, 8, 64, bf16, "plain", False, False, 128, 16),
+        (4, 8, 128, bf16, "plain", False, False, 128, 16),
+        (4, 8, 128, bf16, "plain", False, False, 128, 64),
+        (4, 8, 128, bf16, "plain", False, False, 64, 16),
+        (4, 8, 128, bf16, "plain", False, False, 32, 16),
+        (1, 32, 128, bf16, "plain", False, False, 16, 16),
+        (8, 8, 128, fp16, "plain", False, False, 128, 16),
+        (4, 8, 128, bf16, "fp8", False, False, 128, 16),
+        (4, 8, 128, bf16, "fp8", False, False, 32, 16),
+        (4, 8, 64, bf16, "fp8", False, False, 128, 16),
+        (4, 8, 64, bf16, "int8", False, False, 128, 16),
+        (4, 8, 128, bf16, "int8", False, False, 128, 16),
+        (4, 8, 128, bf16, "int4", False, False, 128, 16),
+        (4, 8, 128, bf16, "int4", False, False, 32, 16),
+        (2, 8, 256, bf16, "plain", True, True, 64, 16),
+        (2, 8, 256, bf16, "fp8", True, True, 64, 16),
+        (2, 8, 256, bf16, "plain", False, True, 32, 16),
+        (4, 8, 128, bf16, "plain", True, False, 128, 16),
+        (4, 8, 80, bf16, "plain", False, False, 128, 16),
+        (4, 8, 128, torch.float32, "plain", False, False, 32, 16),
     ]
     found = []
-    for group, kv_heads, dim, dtype, fp8, window, capped, tile, block_size in cases:
-        launch = _launch(arch, dim, dtype, fp8, tile)
+    for group, kv_heads, dim, dtype, stored, window, capped, tile, block_size in cases:
+        launch = _launch(arch, dim, dtype, stored != "plain", tile)
         name = TYPE_NAMES[dtype]
-        stored = "*u8" if fp8 else f"*{name}"
+        types, kinds = stored_signature(stored, name)
         constants: dict[str, object] = {
             "KV_HEADS": kv_heads,
             "GROUP": group,
@@ -256,20 +275,15 @@ def variants(arch: int) -> list[Variant]:
             "BLOCK_SIZE": block_size,
             "WINDOW": window,
             "CAPPED": capped,
-            "FP8": fp8,
+            **kinds,
             "NATIVE": native_e4m3(arch),
             "BLOCK_M": tile,
             "BLOCK_N": launch.blocks["BLOCK_N"],
             "BLOCK_D": padded(dim, 16),
         }
-        if not fp8:
-            constants |= {"k_scales": None, "v_scales": None}
         signature = {
             "q": f"*{name}",
-            "k_cache": stored,
-            "v_cache": stored,
-            "k_scales": "*fp32",
-            "v_scales": "*fp32",
+            **types,
             "numbers": "*i32",
             "part_out": "*fp32",
             "part_lse": "*fp32",
@@ -278,7 +292,7 @@ def variants(arch: int) -> list[Variant]:
             "rows": "i32",
         }
         options = [f"{tile} pairs", f"blocks of {block_size}"]
-        options += ["fp8"] * fp8 + ["window"] * window + ["soft cap"] * capped
+        options += [stored] * (stored != "plain") + ["window"] * window + ["soft cap"] * capped
         found.append(
             Variant(
                 f"{name}, group of {group}, heads of {dim}, {', '.join(options)}",

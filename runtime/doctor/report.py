@@ -33,7 +33,11 @@ from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
-from rootlace.runtime.model.executor.refusals import check_context_length, check_without_native
+from rootlace.runtime.model.executor.refusals import (
+    check_context_length,
+    check_kv_dtype,
+    check_without_native,
+)
 from rootlace.runtime.model.executor.runner import chosen_device, chosen_dtype
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.kv import pool as kv_pool
@@ -176,6 +180,7 @@ def _read_config(executor: ExecutorConfig) -> ModelConfig:
     if reason is not None:
         raise UnsupportedModel(f"{config.file}: {reason}")
     check_context_length(executor.context_length, config)
+    check_kv_dtype(executor.kv_dtype, config)
     return config
 
 
@@ -205,7 +210,7 @@ def _on_this_machine(
         if reason is not None:
             check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)
-    element = Elements(dtype.itemsize, kv_dtype.itemsize)
+    element = Elements(dtype.itemsize, kv_pool.bytes_per_number(spec.attention, kv_dtype))
     rotary = RotaryEmbedding(config, executor.context_length, torch.device("cpu"), dtype)
     memory = _memory(
         config,

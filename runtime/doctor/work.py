@@ -24,10 +24,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Elements:
-    """Bytes per number: in weights, and in the KV cache."""
+    """Bytes per number: in weights, and in the KV cache with its scales."""
 
     weight: int
-    kv: int
+    kv: float
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from rootlace.kernels import AttentionBatch
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales, KVScaling
+from rootlace.kernels.reference.kv_codes import dequantise, quantise
 
 FP8 = torch.float8_e4m3fn
+INTEGERS = {torch.uint8: 8, torch.uint4: 4}  # type: ignore[attr-defined]
 EXACT_BYTES = 1 << 28
 """Scores that the exact formula holds at once, float64."""
 
@@ -48,9 +50,9 @@ class AttentionTensors:
     case: AttentionCase
     batch: AttentionBatch
     q: torch.Tensor  # [T, Nq, D]
-    k_cache: torch.Tensor  # [B, S, Nk, D]
+    k_cache: torch.Tensor  # [B, S, Nk, D], or of integers [B, S, 1, W]
     v_cache: torch.Tensor
-    scales: KVScales | None
+    scales: KVScaling | None
 
     def options(self) -> dict[str, object]:
         """The keyword arguments of `paged_attention`."""
@@ -59,6 +61,18 @@ class AttentionTensors:
             "soft_cap": self.case.soft_cap,
             "scales": self.scales,
         }
+
+    def plain(self) -> AttentionTensors:
+        """The same over a cache of the numbers that integers stand for."""
+        assert isinstance(self.scales, KVCodes)
+        heads, dim = self.case.heads[1], self.case.head_dim
+        caches = [
+            dequantise(
+                cache.flatten(0, 1).flatten(1), self.scales.bits, heads, dim, self.q.dtype
+            ).view(*cache.shape[:2], heads, dim)
+            for cache in (self.k_cache, self.v_cache)
+        ]
+        return replace(self, k_cache=caches[0], v_cache=caches[1], scales=None)
 
     def alone(self, row: int) -> AttentionTensors:
         """One row of the batch by itself, over the same memory."""
@@ -85,12 +99,17 @@ def make_attention(case: AttentionCase, device: torch.device, seed: int = 0) -> 
     used = torch.from_numpy(_used_slots(tables, context, size)).to(device)
     shape = (2, len(used), kv_heads, dim)
     wide[:, used] = torch.randn(shape, generator=generator, device=device) * 1.5
-    scales = None
+    scales: KVScaling | None = None
     if kv_dtype == FP8:
         k, v = torch.rand((2, kv_heads), generator=generator, device=device) * 0.02 + 0.005
         scales = KVScales(k, v)
         wide = (wide / torch.stack((k, v))[:, None, :, None]).clamp(-448, 448)
-    cache = wide.to(kv_dtype).view(2, num_blocks, size, kv_heads, dim)
+    if kv_dtype in INTEGERS:
+        scales = KVCodes(INTEGERS[kv_dtype], kv_heads)
+        cache = torch.stack([quantise(part, scales.bits) for part in wide])
+        cache = cache.view(2, num_blocks, size, 1, -1)
+    else:
+        cache = wide.to(kv_dtype).view(2, num_blocks, size, kv_heads, dim)
     q = torch.randn((int(lengths.sum()), case.heads[0], dim), generator=generator, device=device)
     batch = AttentionBatch(
         row_start=np.cumsum([0, *lengths]).astype(np.int32),
@@ -173,13 +192,17 @@ def _stored(tensors: AttentionTensors, slots: torch.Tensor) -> tuple[torch.Tenso
     """Keys and values of some slots as the cache means them, float64 [Nk, S, D]."""
     found = []
     for name, cache in (("k", tensors.k_cache), ("v", tensors.v_cache)):
-        flat = cache.view(-1, *cache.shape[2:])
-        if cache.dtype == FP8:  # torch does not gather float8 on every device
+        flat, scales = cache.view(-1, *cache.shape[2:]), tensors.scales
+        if isinstance(scales, KVCodes):
+            rows = flat.index_select(0, slots).flatten(1)
+            dim, dtype = tensors.q.shape[2], tensors.q.dtype
+            values = dequantise(rows, scales.bits, scales.heads, dim, dtype).double()
+        elif cache.dtype == FP8:  # torch does not gather float8 on every device
             values = flat.view(torch.uint8).index_select(0, slots).view(FP8).double()
         else:
             values = flat.index_select(0, slots).double()
-        if tensors.scales is not None:
-            values = values * getattr(tensors.scales, name).double()[:, None]
+        if isinstance(scales, KVScales):
+            values = values * getattr(scales, name).double()[:, None]
         found.append(values.transpose(0, 1))
     return found[0], found[1]
 

@@ -8,12 +8,14 @@ poisoned memory, inputs must stay as they were.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVCodes, KVScales
 from rootlace.kernels.reference import REFERENCE
+from rootlace.kernels.reference.kv_codes import dequantise, slot_bytes
 from tests.kernels.cases import FP8, poisoned_memory
 
 EXACT = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -142,6 +144,7 @@ class RopeCase:
     dtype: torch.dtype = torch.bfloat16
     norm: bool = False
     fp8: bool = False
+    bits: int = 0
     duplicates: int = 0
     block_size: int = 16
 
@@ -167,6 +170,9 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
         scale = torch.linspace(0.002, 0.05, kv_heads, device=device)
         options["scales"] = KVScales(k=scale, v=scale.flip(0) * 0.7)  # type: ignore[assignment]
 
+    if case.bits:
+        options["scales"] = KVCodes(case.bits, kv_heads)  # type: ignore[assignment]
+
     generator = torch.Generator().manual_seed(4)
     writes = count + case.duplicates
     blocks = -(-writes // case.block_size) + 2
@@ -176,8 +182,14 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
         again = torch.randint(0, count, (case.duplicates,), generator=generator)
         tokens = torch.cat((torch.arange(count), again)).to(device)
 
-    shape = (2, blocks, case.block_size, kv_heads, dim)
+    row = (kv_heads, dim)
+    if case.bits:
+        row = (1, slot_bytes(case.bits, *row))
+    shape = (2, blocks, case.block_size, *row)
     poison = torch.full(shape, float("nan"), device=device).to(FP8 if case.fp8 else dtype)
+    if case.bits:
+        # What nobody reads of a slot is 0 in the reference.
+        poison = torch.zeros(shape, dtype=torch.uint8, device=device)
     cache, expected = poison.clone(), poison.clone()
     with poisoned_memory():
         q = kernels.rope_and_write(qkv, cos, sin, cache[0], cache[1], slots, tokens, **options)
@@ -198,7 +210,7 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
     written = torch.zeros(blocks * case.block_size, dtype=torch.bool, device=device)
     written[slots] = True
     flat, flat_expected, flat_poison = (
-        tensor.view(2, -1, kv_heads, dim) for tensor in (cache, expected, poison)
+        tensor.view(2, -1, *row) for tensor in (cache, expected, poison)
     )
     untouched = flat.view(torch.uint8)[:, ~written]
     assert torch.equal(untouched, flat_poison.view(torch.uint8)[:, ~written])
@@ -209,7 +221,14 @@ def check_rope_and_write(kernels: KernelSet, device: torch.device, case: RopeCas
             flat.view(torch.uint8)[:, written], flat_expected.view(torch.uint8)[:, written]
         )
     source = torch.arange(count, device=device) if tokens is None else tokens
-    if case.fp8:
+    if case.bits:
+        parts_of = partial(dequantise, bits=case.bits, heads=kv_heads, dim=dim, dtype=dtype)
+        found, wanted = (parts_of(one[0, slots, 0]) for one in (flat, flat_expected))
+        # A key that is rounded otherwise may get another code.
+        step = (exact[1].max() - exact[1].min()) / 2**case.bits
+        assert (found.double() - wanted.double()).abs().max() <= 1.1 * step
+        assert torch.equal(flat[1, slots], flat_expected[1, slots])
+    elif case.fp8:
         _check_stored(flat, options["scales"], slots, (exact[1][source], parts[2][source]), dtype)  # type: ignore[arg-type]
     else:
         close(flat[0, slots], exact[1][source], flat_expected[0, slots])

@@ -10,7 +10,7 @@ import torch
 
 from rootlace.kernels.reference import REFERENCE, shared_prefix
 from rootlace.kernels.reference.fp8 import from_e4m3
-from tests.kernels.cases import FP8, AttentionCase, exact_attention, make_attention
+from tests.kernels.cases import FP8, INTEGERS, AttentionCase, exact_attention, make_attention
 
 CPU = torch.device("cpu")
 MIXED = ((1, 9), (5, 12), (1, 33), (16, 16), (1, 1), (12, 49), (1, 50))
@@ -66,6 +66,15 @@ def test_fp8_caches(monkeypatch: pytest.MonkeyPatch, soft_cap: float, window: in
             )
             check(case, tolerance)
             check(replace(case, rows=SHARED, shared=((0, 4, 16),)), tolerance)
+
+
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_caches_of_integers(monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype) -> None:
+    monkeypatch.setattr(shared_prefix, "MIN_SAVED", 1)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+        case = AttentionCase(MIXED, heads=(6, 2), dtype=dtype, kv_dtype=kv_dtype, window=6)
+        check(case, tolerance)
+        check(replace(case, rows=SHARED, shared=((0, 4, 16),), window=None), tolerance)
 
 
 def test_every_8_bit_float_is_read_exactly() -> None:

@@ -27,7 +27,7 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
     config = ModelConfig.read(tmp_path)
     assert block_bytes(config, 4, torch.float32) * 16 == cache.nbytes
     in_eight_bits = ExecutorConfig(model=str(tmp_path), kernels="reference", kv_dtype="fp8_e4m3")
-    with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in eight"):
+    with pytest.raises(UnsupportedModel, match="kv_lora_rank: its cache is not stored in few"):
         ModelRunner.load(in_eight_bits, CacheConfig(4, 16), 64, 4)
 
 

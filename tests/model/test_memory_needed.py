@@ -76,7 +76,7 @@ def test_a_cache_that_is_too_large(config: ModelConfig) -> None:
     block = block_bytes(config, 16, torch.float32)
     most = weights_of(config, torch.float32, "none") + 50 * block
     said = refusal(config, most, CacheConfig(num_blocks=90)) or ""
-    assert "a smaller KV cache, kv_dtype fp8_e4m3" in said
+    assert "a smaller KV cache, kv_dtype int8, kv_dtype int4" in said
     said = refusal(config, most, CacheConfig(), kv_memory_bytes=90 * block) or ""
     assert "a smaller KV cache" in said and "kv_dtype" not in said
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rootlace.kernels import KernelSet
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVScaling
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
@@ -135,10 +135,10 @@ class Decoder:
         spec: ModelSpec,
         weights: ModelWeights,
         kernels: KernelSet,
-        scales: Sequence[KVScales] | None = None,
+        scales: Sequence[KVScaling] | None = None,
         adapters: Sequence[Adapter] = (),
     ) -> None:
-        """`scales`: per layer, of a cache that is stored in eight bits. `adapters`: those that a
+        """`scales`: per layer, of a cache that is stored in few bits. `adapters`: those that a
         step's `AdaptedRows` may name.
 
         Raises `UnsupportedModel` for a model that is not to be computed exactly: by this decoder,
@@ -154,7 +154,7 @@ class Decoder:
         self._weights = weights
         self._kernels = kernels
         self._adapters = adapters
-        self._scales: Sequence[KVScales | None] = scales or [None] * spec.num_layers
+        self._scales: Sequence[KVScaling | None] = scales or [None] * spec.num_layers
         if spec.mlp.gated:
             activations = {"silu": kernels.silu_mul, "gelu_tanh": kernels.gelu_mul}
         else:

@@ -30,7 +30,7 @@ from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.scales import kv_scales
+from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.wire.errors import InvalidRequest
 
 CPU = torch.device("cpu")
@@ -98,9 +98,7 @@ def on_cpu(
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
     tensors = weights_of(config, dtype, CPU, progress).resident()
-    scales = None
-    if kv_dtype == torch.float8_e4m3fn:
-        scales = kv_scales(config, tensors, rotary, dtype, CPU)
+    scales = kv_scaling(config, tensors, rotary, dtype, CPU, kv_dtype)
     decoder = Decoder(config.spec, tensors, REFERENCE, scales, adapters)
     inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
     memory = pool()

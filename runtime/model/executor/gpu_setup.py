@@ -23,7 +23,7 @@ from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes, measured, trial_steps
-from rootlace.runtime.model.kv.scales import kv_scales
+from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.runtime.model.sampling.automaton_arena import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest
@@ -79,9 +79,7 @@ def load(
         kernels = REFERENCE
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     weights = weights_of(config, dtype, device, progress).resident()
-    scales = None
-    if kv_dtype == torch.float8_e4m3fn:
-        scales = kv_scales(config, weights, rotary, dtype, device)
+    scales = kv_scaling(config, weights, rotary, dtype, device, kv_dtype)
     decoder = Decoder(config.spec, weights, kernels, scales, adapters)
     inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
     rotary.tabulate()

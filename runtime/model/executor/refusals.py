@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
 def check_context_length(asked: int | None, config: ModelConfig) -> None:
@@ -21,6 +21,21 @@ def check_context_length(asked: int | None, config: ModelConfig) -> None:
         raise InvalidRequest(
             f"context_length {asked} is not between 1 and the model's {most} "
             f"({config.file}: max_position_embeddings, and what extends it)"
+        )
+
+
+def check_kv_dtype(asked: KVDtype, config: ModelConfig) -> None:
+    """Raises `UnsupportedModel` for a cache that this model's keys and values cannot be kept in."""
+    attention = config.spec.attention
+    if asked != "auto" and attention.latent is not None:
+        raise UnsupportedModel(
+            f"{config.file}: kv_lora_rank: its cache is not stored in few bits, as kv_dtype "
+            f"{asked!r} asks"
+        )
+    if asked == "int4" and attention.head_dim % 2:
+        raise UnsupportedModel(
+            f"{config.file}: head_dim {attention.head_dim}: numbers of kv_dtype 'int4' are stored "
+            "in pairs"
         )
 
 
@@ -81,8 +96,11 @@ def _smaller(
     default = replace(executor, kv_memory_bytes=None)
     if executor.kv_memory_bytes is not None or cache.num_blocks is not None:
         yield "a smaller KV cache", needed(dtype, default, replace(cache, num_blocks=None))
-    if cache.num_blocks is not None and executor.kv_dtype != "fp8_e4m3":
-        yield "kv_dtype fp8_e4m3", needed(dtype, replace(executor, kv_dtype="fp8_e4m3"), cache)
+    if cache.num_blocks is not None and config.spec.attention.latent is None:
+        if executor.kv_dtype == "auto":
+            yield "kv_dtype int8", needed(dtype, replace(executor, kv_dtype="int8"), cache)
+        if executor.kv_dtype != "int4":
+            yield "kv_dtype int4", needed(dtype, replace(executor, kv_dtype="int4"), cache)
     if dtype == torch.float32:
         yield "dtype bfloat16", needed(torch.bfloat16, executor, cache)
     if config.quantisation is None and executor.quantize != "int4":

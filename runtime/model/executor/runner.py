@@ -22,7 +22,11 @@ from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
-from rootlace.runtime.model.executor.refusals import check_context_length, check_memory
+from rootlace.runtime.model.executor.refusals import (
+    check_context_length,
+    check_kv_dtype,
+    check_memory,
+)
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory
@@ -84,6 +88,7 @@ class ModelRunner:
             raise UnsupportedModel(f"{config.file}: {reason}")
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
+        check_kv_dtype(executor.kv_dtype, config)
         on_gpu = device.type == "cuda"
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
@@ -139,7 +144,7 @@ class ModelRunner:
 
     @property
     def kv_cache(self) -> torch.Tensor:
-        """[layers, 2, num_blocks, block_size, kv_heads, head_dim]; for tests and tools."""
+        """See `kv_pool.allocate`; for tests and tools."""
         return self._cache
 
     # ------------------------------------------------------------ steps

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native.memory import mapped
-from rootlace.runtime.config import CacheConfig
+from rootlace.kernels.reference.kv_codes import slot_bytes
+from rootlace.runtime.config import CacheConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.families.spec import Attention
 from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.wire.errors import UnsupportedModel
 
@@ -21,16 +24,44 @@ FULL_CONTEXTS = 64
 """A CPU pool that holds this many full contexts is big enough."""
 
 
-def storage_dtype(kv_dtype: str, dtype: torch.dtype) -> torch.dtype:
+UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
+STORED = {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.uint8, "int4": UINT4}
+BITS = {torch.uint8: 8, UINT4: 4}
+"""Of the integers in a cache of these types."""
+
+
+def storage_dtype(kv_dtype: KVDtype, dtype: torch.dtype) -> torch.dtype:
     """How keys and values of a model of `dtype` are stored."""
-    return torch.float8_e4m3fn if kv_dtype == "fp8_e4m3" else dtype
+    return STORED.get(kv_dtype, dtype)
+
+
+def codes(attention: Attention, dtype: torch.dtype) -> KVCodes | None:
+    """What integers a cache of `dtype` holds; None: it holds others than integers."""
+    bits = BITS.get(dtype)
+    return None if bits is None else KVCodes(bits, attention.num_kv_heads)
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block over all layers, keys and values."""
     attention = config.spec.attention
-    row = attention.num_kv_heads * attention.head_dim * dtype.itemsize
-    return attention.cached * config.spec.num_layers * block_size * row
+    slot, element = _slot(attention, dtype)
+    return (
+        attention.cached * config.spec.num_layers * block_size * math.prod(slot) * element.itemsize
+    )
+
+
+def bytes_per_number(attention: Attention, dtype: torch.dtype) -> float:
+    """Of a key or value in a cache of `dtype`, with its share of the scales."""
+    slot, element = _slot(attention, dtype)
+    return math.prod(slot) * element.itemsize / (attention.num_kv_heads * attention.head_dim)
+
+
+def _slot(attention: Attention, dtype: torch.dtype) -> tuple[tuple[int, int], torch.dtype]:
+    """A slot's keys, or values, in a layer: axes and their elements' type."""
+    heads, dim = attention.num_kv_heads, attention.head_dim
+    if dtype in BITS:
+        return (1, slot_bytes(BITS[dtype], heads, dim)), torch.uint8
+    return (heads, dim), dtype
 
 
 def choose_num_blocks(
@@ -72,7 +103,8 @@ def allocate(
     config: ModelConfig, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
     """The cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], uninitialised; without
-    room for values, where these are a part of the keys: [layers, 1, ...].
+    room for values, where these are a part of the keys: [layers, 1, ...]. Of integers: bytes, in
+    rows, [layers, 2, num_blocks, block_size, 1, row] (`kernels/reference/kv_codes.py`).
 
     Not cleared on purpose: slots are read only after they were written, and on the CPU pages that
     are never written cost no memory. Its pages are huge where the system has such: blocks lie all
@@ -80,8 +112,8 @@ def allocate(
     CPU) if the system has no room for it.
     """
     attention = config.spec.attention
-    heads, dim = attention.num_kv_heads, attention.head_dim
-    shape = (config.spec.num_layers, attention.cached, num_blocks, block_size, heads, dim)
+    slot, element = _slot(attention, dtype)
+    shape = (config.spec.num_layers, attention.cached, num_blocks, block_size, *slot)
     if device.type == "cpu":
-        return mapped(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-    return torch.empty(shape, device=device, dtype=dtype)
+        return mapped(math.prod(shape) * element.itemsize).view(element).view(shape)
+    return torch.empty(shape, device=device, dtype=element)

@@ -1,5 +1,6 @@
-"""Scales of an fp8 KV cache: what stored keys and values of each layer and KV head stand for.
+"""What stored keys and values of each layer stand for, where they are not stored as they are.
 
+Integers have their scales beside them. The scales of an fp8 cache are those of a layer's KV heads:
 e4m3 holds magnitudes up to 448 and is a floating-point format: from 2^-6 on every number has the
 same relative precision. So a scale need not fit tightly, it must only keep values below 448 (they
 are cut off there) and most of them far above 2^-6. Taken from the checkpoint where it has scales,
@@ -10,10 +11,12 @@ result is rounded up to a power of two, so that multiplying by it is exact in ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from rootlace.kernels.interface import KVScales
+from rootlace.kernels.interface import KVScales, KVScaling
 from rootlace.kernels.reference import REFERENCE
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -35,6 +38,22 @@ CALIBRATION_SEED = 20
 BLOCK_SIZE = 16
 
 
+def kv_scaling(
+    config: ModelConfig,
+    weights: ModelWeights,
+    rotary: RotaryEmbedding,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype,
+) -> Sequence[KVScaling] | None:
+    """Of each layer of a cache of `kv_dtype`; None where that is the model's own. Raises as
+    `kv_scales`."""
+    if kv_dtype == torch.float8_e4m3fn:
+        return kv_scales(config, weights, rotary, dtype, device)
+    codes = kv_pool.codes(config.spec.attention, kv_dtype)
+    return None if codes is None else [codes] * config.spec.num_layers
+
+
 def kv_scales(
     config: ModelConfig,
     weights: ModelWeights,
@@ -47,10 +66,6 @@ def kv_scales(
     Raises `UnsupportedModel`, naming the tensor, for scales in the checkpoint that are incomplete,
     not positive numbers, or neither one per layer nor one per KV head.
     """
-    if config.spec.attention.latent is not None:
-        raise UnsupportedModel(
-            f"{config.file}: kv_lora_rank: its cache is not stored in eight bits"
-        )
     stored = stored_scales(config, device)
     return calibrate(config, weights, rotary, dtype, device) if stored is None else stored
 

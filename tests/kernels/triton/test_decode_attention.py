@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused() -> None:
     k, v = tensors.k_cache, tensors.v_cache
     with pytest.raises(ValueError, match="wanted"):
         paged_attention(tensors.q, k.float(), v, bound)
-    with pytest.raises(ValueError, match="lie together"):
+    with pytest.raises(ValueError, match="contiguous"):
         paged_attention(tensors.q, k.transpose(0, 1), v, bound)
     with pytest.raises(ValueError, match="at most 256"):
         plan_attention(replace(tensors.batch, head_dim=288), None)

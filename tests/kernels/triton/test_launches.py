@@ -22,11 +22,15 @@ from rootlace.kernels.interface import (
     AttentionBatch,
     AutomatonTables,
     Choice,
+    KVCodes,
     KVScales,
+    KVScaling,
     LogitEdits,
     PickRows,
 )
+from rootlace.kernels.reference.kv_codes import slot_bytes
 from rootlace.kernels.triton import TRITON
+from rootlace.kernels.triton.kv_storage import Stored
 from rootlace.kernels.triton.numerics import TYPE_NAMES
 from rootlace.kernels.triton.variants import Variant
 
@@ -45,13 +49,15 @@ class Model:
     heads: int
     kv_heads: int
     head_dim: int
-    fp8: bool = False
+    stored: Stored = "plain"
 
 
 MODELS = {
     "Llama-1B": Model(2048, 8192, 32, 8, 64),
     "Llama-8B": Model(4096, 14336, 32, 8, 128),
-    "Llama-8B, fp8": Model(4096, 14336, 32, 8, 128, fp8=True),
+    "Llama-8B, fp8": Model(4096, 14336, 32, 8, 128, "fp8"),
+    "Llama-8B, int8": Model(4096, 14336, 32, 8, 128, "int8"),
+    "Llama-8B, int4": Model(4096, 14336, 32, 8, 128, "int4"),
 }
 
 
@@ -158,11 +164,14 @@ def test_layers(launches: list[Launched], name: str, lengths: tuple[int, ...]) -
     family = None if tokens > rows else rows
     plan = TRITON.plan_attention(batch, None, family)
     bound = plan.bind([torch.from_numpy(array).to(META) for array in plan.arrays])
-    stored = torch.float8_e4m3fn if model.fp8 else torch.bfloat16
-    shape = (rows * 400, 16, model.kv_heads, model.head_dim)
-    k, v = tensor(*shape, dtype=stored), tensor(*shape, dtype=stored)
+    stored = torch.float8_e4m3fn if model.stored == "fp8" else torch.bfloat16
+    slot = (model.kv_heads, model.head_dim)
     scale = tensor(model.kv_heads, dtype=torch.float32)
-    scales = KVScales(scale, scale) if model.fp8 else None
+    scales: KVScaling | None = KVScales(scale, scale) if model.stored == "fp8" else None
+    if model.stored.startswith("int"):
+        scales = KVCodes(int(model.stored[3:]), model.kv_heads)
+        stored, slot = torch.uint8, (1, slot_bytes(scales.bits, *slot))
+    k, v = (tensor(rows * 400, 16, *slot, dtype=stored) for _ in range(2))
 
     ids = tensor(tokens, dtype=torch.int64)
     ids = TRITON.feed_tokens(ids, ids, tensor(rows, dtype=torch.int32))

@@ -15,6 +15,7 @@ from rootlace.kernels.triton.attention_plan import SplitRule
 from rootlace.kernels.triton.shared_nodes import SharingRule
 from tests.kernels.cases import (
     FP8,
+    INTEGERS,
     AttentionCase,
     AttentionTensors,
     make_attention,
@@ -81,6 +82,26 @@ def test_random_steps(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     found, lse = run(TRITON, tensors)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(lse, expected_lse, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_integers_are_read_as_what_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype
+) -> None:
+    """To the bit: own parts and shared nodes of decode rows, rows with several new tokens."""
+    monkeypatch.setattr(extend_plan, "SPLIT", 64)
+    monkeypatch.setattr(attention, "AttentionRules", lambda: RULES)
+    rows = ((1, 70), (1, 90), (1, 51), (7, 100), (40, 45))
+    for dtype, head_dim, window in ((torch.bfloat16, 24, None), (torch.float32, 32, 30)):
+        case = AttentionCase(
+            rows, head_dim=head_dim, dtype=dtype, kv_dtype=kv_dtype, window=window,
+            shared=((0, 3, 48),),
+        )  # fmt: skip
+        tensors = make_attention(case, CPU)
+        found, expected = run(TRITON, tensors), run(TRITON, tensors.plain())
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        assert found[0].isfinite().all()
 
 
 def test_the_random_steps_have_everything() -> None:

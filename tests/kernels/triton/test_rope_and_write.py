@@ -33,6 +33,9 @@ BASE = RopeCase()
         replace(BASE, fp8=True),
         replace(BASE, fp8=True, norm=True, duplicates=2, heads=(6, 3), head_dim=20),
         replace(BASE, fp8=True, dtype=torch.float32),
+        replace(BASE, bits=8, duplicates=2),
+        replace(BASE, bits=4, heads=(3, 3), head_dim=20),
+        replace(BASE, bits=4, norm=True, dtype=torch.float32, head_dim=32),
     ],
     ids=str,
 )
@@ -68,13 +71,13 @@ def test_a_cache_of_another_kind_is_refused() -> None:
     slots = torch.tensor([0], device=DEVICE)
     scale = torch.ones(1, device=DEVICE)
     cache = torch.zeros(1, 4, 1, 8, device=DEVICE)
-    with pytest.raises(ValueError, match="float8_e4m3fn is written"):
+    with pytest.raises(ValueError, match=r"where torch\.float8_e4m3fn is wanted"):
         TRITON.rope_and_write(qkv, turn, turn, cache, cache, slots, scales=KVScales(scale, scale))
-    with pytest.raises(ValueError, match="float32 is written"):
+    with pytest.raises(ValueError, match=r"where torch\.float32 is wanted"):
         TRITON.rope_and_write(qkv, turn, turn, cache.to(FP8), cache.to(FP8), slots)
     with pytest.raises(ValueError, match="contiguous"):
         apart = torch.zeros(1, 4, 2, 8, device=DEVICE)[:, :, :1]
         TRITON.rope_and_write(qkv, turn, turn, apart, apart, slots)
-    with pytest.raises(ValueError, match="heads of 6"):
+    with pytest.raises(ValueError, match=r"\[1, 6\], where \[1, 8\]"):
         small = torch.zeros(1, 4, 1, 6, device=DEVICE)
         TRITON.rope_and_write(qkv, turn, turn, small, small, slots)
