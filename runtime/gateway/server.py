@@ -21,6 +21,7 @@ from rootlace.wire.errors import (
     Overloaded,
     ProtocolError,
     RootlaceError,
+    ServerUnavailable,
 )
 from rootlace.wire.protocol import (
     PROTOCOL_VERSION,
@@ -183,7 +184,10 @@ class ProgramServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"the first message must be a hello: {error}") from error
         if len(ops) != 1 or not isinstance(ops[0], Hello):
-            raise ProtocolError("the first message of a connection must be exactly one hello")
+            raise ProtocolError(
+                "the first message of a connection must be exactly one hello (a connection that was "
+                f"silent for {self._config.client_timeout:g} s is no more)"
+            )
         hello = ops[0]
         if hello.version != PROTOCOL_VERSION:
             raise ProtocolError(
@@ -307,9 +311,15 @@ class ProgramServer:
             for connection in list(self._connections.values()):
                 silent = now - connection.heard
                 if silent > self._config.client_timeout:
-                    self._drop(connection, f"silent for {silent:.0f} s")
+                    self._tell_and_drop(connection, f"silent for {silent:.0f} s")
                 elif connection.session.busy and now - connection.spoke >= PING_SECONDS:
                     self._send(connection, encode([]))
+
+    def _tell_and_drop(self, connection: Connection, reason: str) -> None:
+        """Drop a client that may still be there; if its queue is full, it is not told."""
+        error = ServerUnavailable(f"the server dropped this connection: {reason}")
+        self._send_now(connection.identity, encode([Failed(0, error.code, str(error))]))
+        self._drop(connection, reason)
 
     def _drop(self, connection: Connection, reason: str) -> None:
         if connection.identity in self._connections:
@@ -353,8 +363,8 @@ def _identify(raw: msgspec.Raw) -> tuple[int, int | None]:
         return 0, None
     number, branch = fields.get("op"), fields.get("branch")
     return (
-        number if isinstance(number, int) else 0,
-        branch if isinstance(branch, int) else None,
+        number if type(number) is int else 0,  # true is an int, too
+        branch if type(branch) is int else None,
     )
 
 

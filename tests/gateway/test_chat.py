@@ -211,6 +211,16 @@ def test_refusals() -> None:
         ChatTemplate(CHATML, SPECIAL).render([{"role": "user", "content": "x"}], more=deep)
 
 
+def test_content_of_many_characters_of_private_use() -> None:
+    chat = ChatTemplate(CHATML, SPECIAL)
+    areas = [range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)]
+    first = "".join(map(chr, areas[0]))
+    assert first in _written(chat.render([{"role": "user", "content": first}]))
+    every = "".join(chr(code) for area in areas for code in area)
+    with pytest.raises(InvalidRequest, match="private use"):
+        chat.render([{"role": "user", "content": every}])
+
+
 def test_a_variable_of_any_name() -> None:
     names = {"self": 1, "value": 2, "context": 3}
     (part,) = ChatTemplate("{{ value + context }}").render([], **names)

@@ -214,12 +214,14 @@ async def test_malformed_messages_disturb_nobody(stories: Tokenizer) -> None:
             {"type": "open", "op": 4, "branch": 2},
             {"type": "nonsense", "op": 5},
             {"type": "open", "op": 6, "branch": 3, "surprise": 1},
+            {"type": "append", "op": True, "branch": True, "parts": []},  # no numbers
             {"type": "ping", "op": 7},
         ]
         await bad.raw(msgspec.msgpack.encode(ops))
         assert await bad.terminal(7) == Done(7)
         assert await bad.terminal(4) == Done(4)
         failures = {e.op: e for e in bad.events if isinstance(e, Failed)}
+        assert failures[0].code == "protocol"
         assert failures[2].code == "invalid_request" and "temperature" in failures[2].message
         await bad.until(lambda e: e.op == 3)
         assert {e.op: e for e in bad.events if isinstance(e, Failed)}[3].code == "cancelled"
@@ -340,6 +342,8 @@ async def test_a_silent_client_is_freed(
                 assert w.gateway.session_count == 2
         await until(lambda: w.gateway.session_count == 1)
         assert w.gateway.branch_count == 0
+        told = await silent.until(lambda e: e.op == 0 and isinstance(e, Failed))
+        assert told.code == "unavailable" and "silent" in told.message
         await talking.send(Ping(13))
         await talking.terminal(13)
 

@@ -142,13 +142,12 @@ def check_fits(core: Core, prompt: int, room: int) -> None:
     if prompt + room <= limit:
         return
     window = core.model_info.context_length
-    what = (
-        f"the context window of {limit} tokens"
-        if limit == window
-        else f"the KV cache of {limit} tokens (the context window is {window})"
-    )
-    verb = "does not fit" if prompt > limit else "leaves no room for another token in"
-    raise ContextLengthExceeded(f"the prompt of {prompt} tokens {verb} {what}")
+    # Clients recognise the case by these words, which are OpenAI's.
+    what = f"this model's maximum context length is {window} tokens"
+    if limit < window:
+        what += f", of which the KV cache holds {limit}"
+    verb = "does not fit" if prompt > limit else "leaves no room for another token"
+    raise ContextLengthExceeded(f"the prompt of {prompt} tokens {verb}: {what}")
 
 
 def _add_piece(state: BranchState, piece: Piece) -> None:

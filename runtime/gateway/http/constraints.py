@@ -98,6 +98,11 @@ class Asked:
     constraint: Constraint
     param: str
 
+    @property
+    def is_format(self) -> bool:
+        """Whether the field is one of those that give a text its format, and calls none."""
+        return self.param.startswith(("response_format", "text.format", "output_config.format"))
+
 
 def openai_constraint(body: OpenAIConstraintBody) -> Asked | None:
     """The one constraint of a body of OpenAI's endpoints.

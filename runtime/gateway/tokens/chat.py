@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, NoReturn
 
 import jinja2
@@ -20,7 +21,7 @@ from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import ChatFormat, Part, Text
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
-_PRIVATE_USE = range(0xE000, 0xF8FF)
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 class ChatTemplate:
@@ -177,8 +178,12 @@ def _special_matcher(special: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _unused_character(given: Any) -> str:
+    """Raises InvalidRequest where every character of private use is in `given`."""
     used = set(json.dumps(given, ensure_ascii=False, default=str))
-    return next(c for c in map(chr, _PRIVATE_USE) if c not in used)
+    for character in map(chr, chain(*_PRIVATE_USE)):
+        if character not in used:
+            return character
+    raise InvalidRequest("the conversation holds every character of private use")
 
 
 def _marked(value: Any, special: re.Pattern[str] | None, mark: str) -> Any:

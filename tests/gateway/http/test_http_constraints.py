@@ -321,6 +321,9 @@ async def test_where_tools_are_not_strict_nothing_is_constrained(served: Served)
     assert await ask(served, tools=[tool("f", True)], tool_choice="none") is None
     sent = await ask(served, tools=[tool("f", True)], tool_choice="required")
     assert sent is not None and sent.kind == "json_schema"
+    # A format describes a text, and a forced call leaves none.
+    form = {"response_format": {"type": "json_object"}}
+    assert await ask(served, tools=[tool("f", True)], tool_choice="required", **form) == sent
     # The text that another constraint asks for has no room for calls.
     assert await ask(served, tools=[tool("f", True)], regex="a") == Constraint("regex", "a")
 

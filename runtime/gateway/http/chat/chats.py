@@ -109,7 +109,10 @@ class Chats:
         form = self.format
         tools = offered_tools(request.choice, request.tools)
         fields = dict(request.fields)
+        forced = request.choice.kind == "required"
         asked = request.constraint
+        if forced and asked is not None and asked.is_format:
+            asked = None  # it describes a text, and there will be a call
         # The whole answer has the constraint's form, which is not that of a call or of thoughts.
         whole = asked is not None and asked.constraint.kind != "structural_tag"
         if (tools and not whole) or form.always:
@@ -119,7 +122,7 @@ class Chats:
         parts = self.render(request, tools)
         end = _end_of(parts)
         prefix = lead = ""
-        if request.choice.kind == "required":
+        if forced:
             if asked is not None:
                 raise InvalidParameter("tool_choice", "a forced call excludes other constraints")
             prefix, asked = forced_call(request.choice, tools, form, request.options)
