@@ -6,6 +6,7 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CLIENTS := .venv-clients
 MYPY_TREE := build/mypy
 
 # The GPU's targets need no .venv: the Python that has torch with CUDA runs them.
@@ -22,13 +23,14 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
 	@echo "make demo    set up .venv, run a program on the embedded model"
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
+	@echo "make clients the tests with clients whose packages are heavy, in an environment of its own"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -68,6 +70,19 @@ test: $(READY)
 	-@$(BIN)/python -m rootlace.kernels.native
 	$(PYTEST) --on-cpu
 
+# Looks into .venv for all that it has not got itself.
+$(CLIENTS)/.ready: pyproject.toml $(READY)
+	$(BIN)/python -m venv --clear --upgrade-deps $(CLIENTS)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	  > $$($(CLIENTS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/venv.pth
+	$(BIN)/python -c "import tomllib; \
+	  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients-all'])" \
+	  | xargs $(CLIENTS)/bin/python -m pip install --quiet
+	@touch $@
+
+clients: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python -m pytest tests/clients --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py
 
@@ -105,5 +120,5 @@ wheel: $(READY)
 	$(BIN)/python scripts/check_wheel.py
 
 clean:
-	rm -rf $(VENV) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist rootlace.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

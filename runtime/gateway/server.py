@@ -185,8 +185,8 @@ class ProgramServer:
             raise ProtocolError(f"the first message must be a hello: {error}") from error
         if len(ops) != 1 or not isinstance(ops[0], Hello):
             raise ProtocolError(
-                "the first message of a connection must be exactly one hello (a connection that was "
-                f"silent for {self._config.client_timeout:g} s is no more)"
+                "the first message of a connection must be exactly one hello (a connection is no "
+                f"more when it was silent for {self._config.client_timeout:g} s)"
             )
         hello = ops[0]
         if hello.version != PROTOCOL_VERSION:

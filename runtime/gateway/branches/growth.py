@@ -136,8 +136,9 @@ def gained_text(core: Core, state: BranchState) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def check_fits(core: Core, prompt: int, room: int) -> None:
-    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt."""
+def check_fits(core: Core, prompt: int, room: int, known: str = "") -> None:
+    """Raises ContextLengthExceeded unless `room` tokens fit behind a prompt; `known` says how well
+    the prompt's length is known."""
     limit = core.max_prompt
     if prompt + room <= limit:
         return
@@ -147,7 +148,7 @@ def check_fits(core: Core, prompt: int, room: int) -> None:
     if limit < window:
         what += f", of which the KV cache holds {limit}"
     verb = "does not fit" if prompt > limit else "leaves no room for another token"
-    raise ContextLengthExceeded(f"the prompt of {prompt} tokens {verb}: {what}")
+    raise ContextLengthExceeded(f"the prompt of {known}{prompt} tokens {verb}: {what}")
 
 
 def _add_piece(state: BranchState, piece: Piece) -> None:
@@ -192,9 +193,5 @@ def _check_unicode(text: str) -> None:
 
 def _check_size(core: Core, state: BranchState) -> None:
     """Refuse text that can never fit, before tokenizing it costs memory and time."""
-    limit = core.max_prompt
     at_least = len(state.ids) + state.pending_length() // core.tokenizer.longest_token
-    if at_least > limit:
-        raise ContextLengthExceeded(
-            f"the branch has at least {at_least} tokens; at most {limit} fit"
-        )
+    check_fits(core, at_least, room=0, known="at least ")
