@@ -2,26 +2,19 @@
 
     python examples/react_agent.py [--model PATH | --url URL] ["a question" ...]
 
-The model writes a call as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; the program
-runs the tool and appends what it gave. Each step only computes what is new: the conversation before
-it is in the branch's KV already.
+`rl.tools` makes schemas of plain functions; what the model calls fits them, and `s.call_tools()`
+runs it and appends what it gave. Each step only computes what is new: the conversation before it is
+in the branch's KV already.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import operator
 from collections.abc import Callable
 
 import rootlace as rl
 from backend import arguments, backend
-
-SYSTEM = """You are a helpful assistant.
-
-Tools:
-- calculator(expression): Evaluate an arithmetic expression.
-- lookup(query): Look up a fact."""
 
 FACTS = {
     "population of Torvik": "48210",
@@ -38,6 +31,8 @@ OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression."""
+
     def value(node: ast.expr) -> float:
         match node:
             case ast.Constant(value=int() | float() as number):
@@ -50,26 +45,20 @@ def calculator(expression: str) -> str:
 
 
 def lookup(query: str) -> str:
+    """Look up a fact."""
     return FACTS.get(query, "not found")
 
 
-TOOLS: dict[str, Callable[..., str]] = {"calculator": calculator, "lookup": lookup}
+TOOLS = rl.tools(calculator, lookup)
 
 
 @rl.function
 def agent(s: rl.ProgramState, question: str, max_steps: int = 4) -> str:
-    s += rl.system(SYSTEM) + rl.user(question)
-    for step in range(max_steps):
-        s += rl.assistant(rl.gen(f"step {step}", max_tokens=80, temperature=0))
-        said: str = s[f"step {step}"]
-        if "<tool_call>" not in said:
-            return said
-        try:
-            call = json.loads(said.partition("<tool_call>")[2].partition("</tool_call>")[0])
-            result = TOOLS[call["name"]](**call["arguments"])
-        except (ValueError, KeyError, TypeError, ArithmeticError, SyntaxError) as error:
-            result = f"error: {error}"
-        s += rl.tool(result)
+    s += rl.system("You are a helpful assistant." + TOOLS) + rl.user(question)
+    for _ in range(max_steps):
+        s += rl.assistant(rl.gen("said", tools=TOOLS, max_tokens=80, temperature=0))
+        if not s.call_tools():
+            return s["said"]
     return "no answer"
 
 

@@ -44,6 +44,7 @@ from rootlace.language.expressions import (
 )
 from rootlace.language.failures import ProgramError
 from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.tools import Tool, Tools, tools
 from rootlace.program.function import Function, function
 from rootlace.wire.errors import RootlaceError
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
     from rootlace.client.runtime import Runtime
     from rootlace.language.fork import Forks
+    from rootlace.language.mcp_tools import mcp_tools
     from rootlace.program.engine import Engine
     from rootlace.trace.graph import Trace
 
@@ -64,6 +66,7 @@ _LAZY = {
     "RuntimeEndpoint": "rootlace.client.endpoint",
     "Trace": "rootlace.trace.graph",
     "flush_cache": "rootlace.client.default",
+    "mcp_tools": "rootlace.language.mcp_tools",
     "get_server_info": "rootlace.client.default",
     "set_default_backend": "rootlace.client.default",
 }
@@ -80,6 +83,8 @@ __all__ = [
     "Runtime",
     "RuntimeEndpoint",
     "State",
+    "Tool",
+    "Tools",
     "Trace",
     "__version__",
     "assistant",
@@ -93,6 +98,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "ids",
+    "mcp_tools",
     "select",
     "set_default_backend",
     "system",
@@ -102,6 +108,7 @@ __all__ = [
     "tool",
     "tool_begin",
     "tool_end",
+    "tools",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

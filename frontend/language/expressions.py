@@ -147,6 +147,9 @@ def gen(
     - `ebnf`: a grammar, Lark's or GBNF.
     - `structural_tag`: free text with constrained islands, such as tool calls; sglang's form:
       {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, a `schema` may be a type.
+    - `tools`: those of `rl.tools(...)`: text in which each call is of one of them and fits its
+      arguments, as the model is used to writing it; `s.call_tools()` then runs what it called.
+      `tool_choice`: "auto" (the default), "required", "none" or the name of the tool to be called.
     - `dtype`: sglang's; int, float, bool or str, or a type as above; the value stays text.
 
     `whitespace` is that of JSON: "compact" (the default) has none, so that more of the text is

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 from rootlace.language.expressions import Appendable
 from rootlace.language.saved import Saved
+from rootlace.language.tool_calls import Offer
 from rootlace.language.variables import Pending, Readable
 
 
@@ -48,6 +49,10 @@ class Branch(Protocol):
     """Takes what a program appends, in order."""
 
     variables: dict[str, Readable]
+
+    @property
+    def offer(self) -> Offer | None:
+        """The tools that the latest `gen` may have called."""
 
     @property
     def reader(self) -> Reader: ...

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, get_origin
+from typing import Any, Literal, NamedTuple, Protocol, get_origin, runtime_checkable
 
 import msgspec
 
@@ -20,20 +20,24 @@ from rootlace.types.schema_keywords import misspelt
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
+from rootlace.wire.tool_format import PLAIN_TOOLS, ToolFormat
 
 PARAMS = PARAMETERS.keys()
 # One of these says what the text must be; `CONSTRAINT_OPTIONS` say how that is enforced, and have
 # nothing to do without one.
-SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag")
+SOURCES = ("dtype", "type", "regex", "json_schema", "ebnf", "choices", "structural_tag", "tools")
 ALIASES = {alias: name for name, about in PARAMETERS.items() for alias in about.aliases}
 # Accepted because sglang's programs pass them; here they describe what happens anyway (log-
 # probabilities always carry their text) or have no meaning for fast tokenizers.
 NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens"})
 REPORT = "return_cache_report"
-OPTIONS = frozenset({*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, REPORT})
+TOOL_CHOICE = "tool_choice"
+OPTIONS = frozenset(
+    {*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, REPORT, TOOL_CHOICE}
+)
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
-EVERYDAY = frozenset({"type", "choices"})
+EVERYDAY = frozenset({"type", "choices", "tools"})
 
 _LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
 
@@ -114,6 +118,8 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     _convert(params, caller)
     if not isinstance(known.get(REPORT, False), bool):
         raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
+    if TOOL_CHOICE in known and "tools" not in known:
+        raise TypeError(f"{caller} got tool_choice without tools")
     given = [name for name in SOURCES if name in known]
     if len(given) > 1:
         raise TypeError(f"{caller} got several constraints ({', '.join(given)}); give one")
@@ -142,6 +148,14 @@ def _convert(params: Mapping[str, Any], caller: str) -> SamplingParams:
         raise InvalidRequest(f"{caller}: {error}") from None
 
 
+@runtime_checkable
+class Offered(Protocol):
+    """Tools that a model may call (`rootlace.language.tools.Tools`)."""
+
+    def constrain(self, form: ToolFormat, choice: str) -> Mapping[str, Any] | None:
+        """The structural tag of text with calls; None: any text."""
+
+
 class GenKeywords(SamplingKeywords, total=False):
     """The keyword-only options of `gen`, for type checkers and for its signature."""
 
@@ -153,6 +167,8 @@ class GenKeywords(SamplingKeywords, total=False):
     json_schema: str | bool | Mapping[str, Any] | Any
     ebnf: str | None
     structural_tag: str | Mapping[str, Any] | None
+    tools: Offered | None
+    tool_choice: str | None
     whitespace: Literal["compact", "flexible"] | None
     strict: bool | None
     jump_forward: Literal["canonical", "off"] | bool | None
@@ -167,8 +183,14 @@ class Asked(NamedTuple):
     cache_report: bool = False
 
 
-def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()") -> Asked:
+def resolve(
+    defaults: Mapping[str, Any],
+    own: Mapping[str, Any],
+    caller: str = "gen()",
+    form: ToolFormat = PLAIN_TOOLS,
+) -> Asked:
     """What one `Generate` carries: the program's defaults, overridden by the call's own options.
+    `form` is how the model calls tools.
 
     A constraint of the call's own replaces the program's, of whatever kind that is.
     """
@@ -176,11 +198,13 @@ def resolve(defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "
         defaults = {name: value for name, value in defaults.items() if name not in SOURCES}
     merged = {**defaults, **own}
     params = {name: value for name, value in merged.items() if name in PARAMS}
+    if "tools" in merged:  # some models write calls in special tokens
+        params.setdefault("skip_special_tokens", False)
     if stops := _number_stops(merged):
         params["stop"] = (*params.get("stop", ()), *stops)
     return Asked(
         _convert(params, caller),
-        constraint(merged),
+        constraint(merged, form),
         merged.get("type"),
         merged.get(REPORT, False),
     )
@@ -200,12 +224,18 @@ def _dtype_name(dtype: Any) -> str:
     return dtype if isinstance(dtype, str) else getattr(dtype, "__name__", "")
 
 
-def constraint(options: Mapping[str, Any]) -> Constraint | None:
+def constraint(options: Mapping[str, Any], form: ToolFormat = PLAIN_TOOLS) -> Constraint | None:
     """The constraint among canonical `options`. InvalidConstraint where it makes no sense."""
     name = next((name for name in SOURCES if name in options), None)
     if name is None:
         return None
     value = options[name]
+    if name == "tools":
+        if not isinstance(value, Offered):
+            raise InvalidConstraint(f"tools takes what rl.tools(...) gives, not {value!r}")
+        name, value = "structural_tag", value.constrain(form, options.get(TOOL_CHOICE, "auto"))
+        if value is None:
+            return None
     enforced = [options.get(option) for option in CONSTRAINT_OPTIONS]
     if isinstance(value, str) and len(value) <= _REMEMBERED_LENGTH:
         try:

@@ -193,6 +193,10 @@ class SavedBranch:
         self.variables: dict[str, Readable] = dict(saved.variables)
         self.reader = SavedReader(saved, self.variables)
 
+    @property
+    def offer(self) -> None:
+        return None
+
     def saved(self) -> Saved:
         return Saved(self._saved.model, self._saved.pieces, self.variables)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
+from rootlace.language import tool_calls
 from rootlace.language.awaited import Awaited, check_awaited
 from rootlace.language.expressions import (
     Appendable,
@@ -22,8 +23,10 @@ from rootlace.language.failures import ProgramError
 from rootlace.language.fork import Forks
 from rootlace.language.interpreter import Branch
 from rootlace.language.saved import Saved, SavedBranch, read_json
+from rootlace.language.tool_calls import ToolCall
 from rootlace.language.variables import Gathered, Readable, UnknownVariable
 from rootlace.types.partial_json import Beginning
+from rootlace.wire.errors import InvalidRequest
 
 
 class _Role:
@@ -118,6 +121,12 @@ class State:
             return _Role(self, role)
         self.append(message)
         return message
+
+    def _offer(self) -> tool_calls.Offer:
+        offer = self.branch.offer
+        if offer is None:
+            raise InvalidRequest("call_tools(): nothing was generated with gen(tools=...)")
+        return offer
 
     def var_scope(self, name: str) -> _Scope:
         """A block whose text becomes the variable `name`."""
@@ -236,6 +245,23 @@ class ProgramState(State):
         """The finished messages, as {"role", "content"}."""
         self.sync()
         return self.branch.reader.messages()
+
+    def call_tools(self, timeout: float | None = None) -> list[ToolCall]:
+        """Run what the model called in the latest `gen(tools=...)`, one after the other, and append
+        each result as a tool's message. Gives the calls; none if it called nothing.
+
+        What a tool raises, arguments that it does not take and calls that were cut off are told to
+        the model as text. `timeout` (seconds) bounds each call: a function that takes longer runs
+        on in its thread, and nobody hears of its result. Tools that are `async def` get an event
+        loop of their own.
+        """
+        offer = self._offer()
+        self.branch.reader.wait_for(offer.said.requires())
+        done = []
+        for call in offer.calls():
+            done.append(tool_calls.run(call, offer.tools, timeout))
+            self.append(tool(done[-1].result))
+        return done
 
     def to_json(self) -> str:
         """All that the state holds as JSON text: for `State.from_json`. Waits.
@@ -379,6 +405,22 @@ class AsyncProgramState(State):
             return self.branch.reader.messages()
 
         return Awaited("s.messages()", messages)
+
+    def call_tools(self, timeout: float | None = None) -> Awaited:
+        """The calls of one turn run side by side, ordinary functions in threads."""
+
+        async def call() -> list[ToolCall]:
+            import asyncio
+
+            offer = self._offer()
+            await self.branch.reader.wait_for_async(offer.said.requires())
+            running = [tool_calls.run_async(c, offer.tools, timeout) for c in offer.calls()]
+            done = await asyncio.gather(*running)
+            for each in done:
+                self.append(tool(each.result))
+            return done
+
+        return Awaited("s.call_tools()", call)
 
     async def sync(self) -> None:
         reader = self.branch.reader

@@ -19,6 +19,8 @@ from rootlace.language.expressions import (
 )
 from rootlace.language.failures import ProgramError
 from rootlace.language.saved import Saved
+from rootlace.language.tool_calls import Offer
+from rootlace.language.tools import Tools
 from rootlace.language.transcript import Conversation, Marked, StateText, Transcript
 from rootlace.language.variables import Constant, Gathered, Readable
 from rootlace.program.operations import Generation, Selection
@@ -27,6 +29,7 @@ from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.tool_format import write_list
 
 
 class Branch:
@@ -44,6 +47,7 @@ class Branch:
         self.reader = self._reader()
         self._parts: list[protocol.Part] = []
         self._caller: Branch | None = None
+        self.offer: Offer | None = parent.offer if parent else None
 
     def _reader(self) -> BranchReader:
         return BranchReader(
@@ -64,6 +68,10 @@ class Branch:
                 self._begin_role(item)
             elif isinstance(item, RoleEnd):
                 self._end_role(item)
+            elif isinstance(item, Tools):
+                listing = write_list(self.run.chat.tools, [each.definition() for each in item])
+                for text, special in listing:
+                    self._add_text(protocol.Text(text, special), text)
             elif isinstance(item, TokenIds):
                 self._add_tokens(Marked("", item), item)
             else:
@@ -168,13 +176,16 @@ class Branch:
     def _generate(self, expression: Gen) -> None:
         site = expression.site
         try:
-            asked = sampling.resolve(self.defaults, expression.options)
+            form = self.run.chat.tools
+            asked = sampling.resolve(self.defaults, expression.options, form=form)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self.remote.ensure_open()
         operation = Generation(self.remote, site, expression.what, asked.params, asked.type)
         self._record(expression.name, operation)
+        tools = expression.options.get("tools", self.defaults.get("tools"))
+        self.offer = None if tools is None else Offer(tools, operation, form)
         op = protocol.Generate(
             op=self.remote.next_op(),
             branch=self.remote.id,

@@ -28,10 +28,12 @@ from rootlace.language.expressions import (
 )
 from rootlace.language.failures import Site, call_site
 from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.tools import Tools
 from rootlace.language.variables import Constant, Pending, Readable
 from rootlace.trace.graph import BranchGraph, Kind, Node, Trace
 from rootlace.wire import chat_format, protocol
 from rootlace.wire.chat_format import PLAIN
+from rootlace.wire.tool_format import write_list
 
 # Unicode noncharacters: no text of a program has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -114,6 +116,9 @@ class TracedBranch:
         elif isinstance(item, RoleEnd):
             self._add("role", f"}} {item.role}", item.site)
             self._text(chat_format.end(self.tracer.chat, item.role))
+        elif isinstance(item, Tools):
+            listing = write_list(self.tracer.chat.tools, [each.definition() for each in item])
+            self._text([protocol.Text(text, special) for text, special in listing])
         else:
             self.tracer.leave_prefix()
             if isinstance(item, Gen):
@@ -182,6 +187,10 @@ class TracedBranch:
 
     def set_variable(self, name: str, value: Any) -> None:
         self.variables[name] = Constant(value)
+
+    @property
+    def offer(self) -> NoReturn:
+        raise StopTracing(f"{call_site()} calls tools")
 
     def saved(self) -> NoReturn:
         raise StopTracing(f"{call_site()} saves the state")

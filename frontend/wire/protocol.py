@@ -19,6 +19,7 @@ import msgspec
 
 from rootlace.wire.cache_report import CacheReport
 from rootlace.wire.sampling import SamplingParams as SamplingParams
+from rootlace.wire.tool_format import ToolFormat
 
 PROTOCOL_VERSION = 1
 
@@ -241,12 +242,14 @@ class ChatFormat(_Wire):
     """How the model's chat template writes a conversation, as text with special tokens.
 
     A conversation is `opening`, then `default_system` unless its first message is a system message,
-    then `roles[role].begin + content + roles[role].end` per message.
+    then `roles[role].begin + content + roles[role].end` per message. `tools`: how tools are listed
+    and called.
     """
 
     opening: str = ""
     default_system: str = ""
     roles: dict[str, RoleFormat] = msgspec.field(default_factory=dict)
+    tools: ToolFormat = ToolFormat()
 
 
 class ModelInfo(_Wire):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.config import GatewayConfig
@@ -16,6 +17,8 @@ from rootlace.runtime.contracts.request import Request
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
 from rootlace.runtime.gateway.drain import Drain
+from rootlace.runtime.gateway.formats.choose import format_of
+from rootlace.runtime.gateway.formats.listing import tool_format
 from rootlace.runtime.gateway.keys.keys import Keys
 from rootlace.runtime.gateway.lint.prompt_lint import PromptLint
 from rootlace.runtime.gateway.metrics import Metrics
@@ -86,7 +89,7 @@ class Core:
             vocab_size=info.vocab_size,
             capacity_tokens=info.capacity_tokens,
             block_size=info.block_size,
-            chat=chat.format,
+            chat=msgspec.structs.replace(chat.format, tools=tool_format(chat, format_of(chat))),
             adapters=info.adapters,
             labels=info.labels,
         )

@@ -1,0 +1,131 @@
+"""Running the tools that a model called."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from rootlace.language.tools import Tool, Tools, as_text
+from rootlace.language.variables import Readable
+from rootlace.wire.tool_format import ToolFormat
+
+_decoder = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call: the tool's `name`, its `arguments` as the model wrote them, the `result` that the
+    model is told, and the `error` if it has none (a TimeoutError where time was up)."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str = ""
+    error: BaseException | None = None
+
+
+class Offer(NamedTuple):
+    """The tools of the latest `gen(tools=...)`, what it wrote, and how the model writes calls."""
+
+    tools: Tools
+    said: Readable
+    form: ToolFormat
+
+    def calls(self) -> list[ToolCall]:
+        """Those that the model wrote. To be asked for once it has."""
+        written = self.said.written()
+        return list(find_calls(written if isinstance(written, str) else written[0], self.form))
+
+
+def find_calls(text: str, form: ToolFormat) -> Iterator[ToolCall]:
+    """The calls in `text`; one whose arguments are no JSON object has an error."""
+    begins = re.compile(re.escape(form.begin) + r"(.{1,64}?)" + re.escape(form.between), re.DOTALL)
+    at = 0
+    while (match := begins.search(text, at)) is not None:
+        try:
+            arguments, at = _decoder.raw_decode(text, match.end())
+            if not isinstance(arguments, dict):
+                raise ValueError("the arguments are no JSON object")
+            yield ToolCall(match[1], arguments)
+        except ValueError as error:  # it was cut off, or written without the constraint
+            at = match.end()
+            yield ToolCall(match[1], {}, f"error: the arguments cannot be read: {error}", error)
+
+
+def run(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
+    """The call with its result. Exceptions of the tool are told to the model."""
+    tool = tools.find(call.name)
+    if call.error is not None or tool is None:
+        return call if call.error is not None else _unknown(call, tools)
+    try:
+        text = json.dumps(call.arguments, ensure_ascii=False)
+        here = timeout is None and not tool.is_async
+        value = tool.call(text) if here else _in_thread(lambda: _outcome(tool, text), timeout)
+        return replace(call, result=as_text(value))
+    except Exception as error:
+        return _failed(call, error, timeout)
+
+
+async def run_async(call: ToolCall, tools: Tools, timeout: float | None) -> ToolCall:
+    """The same on an event loop; ordinary functions run in threads."""
+    tool = tools.find(call.name)
+    if call.error is not None or tool is None:
+        return call if call.error is not None else _unknown(call, tools)
+    import asyncio
+
+    text = json.dumps(call.arguments, ensure_ascii=False)
+
+    async def outcome() -> Any:
+        value = tool.call(text) if tool.is_async else await asyncio.to_thread(tool.call, text)
+        return await value if inspect.isawaitable(value) else value
+
+    try:
+        return replace(call, result=as_text(await asyncio.wait_for(outcome(), timeout)))
+    except Exception as error:
+        return _failed(call, error, timeout)
+
+
+def _unknown(call: ToolCall, tools: Tools) -> ToolCall:
+    known = ", ".join(tool.name for tool in tools)
+    error = LookupError(f"there is no tool {call.name!r}; there are: {known}")
+    return replace(call, result=f"error: {error}", error=error)
+
+
+def _failed(call: ToolCall, error: Exception, timeout: float | None) -> ToolCall:
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, TimeoutError) and timeout is not None:
+        reason = f"no result after {timeout:g} s"
+    return replace(call, result=f"error: {reason}", error=error)
+
+
+def _outcome(tool: Tool, text: str) -> Any:
+    value = tool.call(text)
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
+    return asyncio.run(_awaited(value))
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _in_thread(call: Callable[[], Any], timeout: float | None) -> Any:
+    """The value of `call` in a thread of its own, which is left alone when time is up."""
+    from concurrent.futures import Future
+
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="rootlace tool", daemon=True).start()
+    return future.result(timeout)

@@ -1,0 +1,324 @@
+"""Python functions as tools: their schemas, the calls of a model, and running them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import jsonschema
+import msgspec
+import pydantic
+import pytest
+
+import rootlace as rl
+from rootlace.language.sampling import resolve
+from rootlace.wire import protocol
+from rootlace.wire.chat_format import PLAIN
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from rootlace.wire.tool_format import ToolFormat, write_list
+from tests.frontend.fake_gateway import CHAT, FakeGateway
+
+WITH_TOOLS = msgspec.structs.replace(
+    CHAT,
+    roles={**CHAT.roles, "tool": protocol.RoleFormat("<|tool|>", "<|end|>")},
+    tools=ToolFormat(before="\n# Tools\n", form="signature", after="\n# End"),
+)
+
+
+class Place(pydantic.BaseModel):
+    city: str
+
+
+@dataclass
+class Span:
+    days: int
+
+
+def weather(where: Place, span: Span, unit: Literal["C", "F"] = "C", extra: list[str] = []) -> str:  # noqa: B006
+    """The weather of
+    a place.
+
+    Args:
+        where (Place): Where it is asked for,
+            exactly.
+        unit: The unit of temperatures.
+
+    Returns:
+        str: a sentence
+    """
+    return f"{where.city} {span.days} {unit} {extra}"
+
+
+def add(a: int, b: int) -> int:
+    """Add.
+
+    :param a: one number
+    :param b: the other
+    """
+    return a + b
+
+
+async def shout(text: str) -> str:
+    await asyncio.sleep(0)
+    return text.upper()
+
+
+def fail(reason: str):
+    raise ValueError(reason)
+
+
+def call(name: str, **arguments: Any) -> str:
+    form = ToolFormat()
+    return f"{form.begin}{name}{form.between}{json.dumps(arguments)}{form.end}"
+
+
+@pytest.fixture
+def gateway(tmp_path):
+    fake = FakeGateway(tmp_path, chat=WITH_TOOLS)
+    yield fake
+    fake.stop()
+
+
+def test_a_function_becomes_a_schema() -> None:
+    one, two = rl.tools(weather, add)
+    assert one.definition()["function"]["description"] == "The weather of a place."
+    schema = one.parameters
+    assert list(schema["properties"]) == ["where", "span", "unit", "extra"]
+    assert schema["required"] == ["where", "span"]
+    assert schema["properties"]["where"]["description"] == "Where it is asked for, exactly."
+    assert schema["properties"]["unit"]["description"] == "The unit of temperatures."
+    assert [p["description"] for p in two.parameters["properties"].values()] == [
+        "one number",
+        "the other",
+    ]
+    checker = jsonschema.Draft202012Validator(schema)
+    good = {"where": {"city": "Oslo"}, "span": {"days": 2}}
+    assert checker.is_valid(good)
+    for wrong in ({}, {**good, "unit": "K"}, {**good, "more": 1}, {**good, "span": {}}):
+        assert not checker.is_valid(wrong)
+    assert one.call(json.dumps(good)) == "Oslo 2 C []"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ((), "needs a function"),
+        ((lambda x: x,), "no name"),
+        ((print,), "takes"),
+        ((dict,), "takes functions"),
+        ((add, add), "two tools 'add'"),
+        ((lambda *a: a,), "no name"),
+    ],
+)
+def test_what_is_no_tool(given, error: str) -> None:
+    with pytest.raises((TypeError, InvalidRequest), match=error):
+        rl.tools(*given)
+
+
+def test_calls_are_constrained_in_the_models_own_form() -> None:
+    tools = rl.tools(add, shout)
+    form = ToolFormat("[CALL]", "[CALL]", "[ARGS]", "[/CALL]")
+    asked = resolve({}, rl.gen("x", tools=tools).options, form=form)
+    assert asked.constraint is not None and asked.params.skip_special_tokens is False
+    tag = json.loads(asked.constraint.source)
+    assert tag["triggers"] == ["[CALL]"]
+    assert [(s["begin"], s["end"]) for s in tag["structures"]] == [
+        ("[CALL]add[ARGS]", "[/CALL]"),
+        ("[CALL]shout[ARGS]", "[/CALL]"),
+    ]
+    assert tag["structures"][0]["schema"] == tools.each[0].parameters
+    one = resolve({}, rl.gen("x", tools=tools, tool_choice="add").options).constraint
+    assert one is not None and "shout" not in one.source and "at_least_one" in one.source
+    assert resolve({}, rl.gen("x", tools=tools, tool_choice="none").options).constraint is None
+    with pytest.raises(InvalidConstraint, match="'add', 'shout'"):
+        rl.gen("x", tools=tools, tool_choice="sub")
+    with pytest.raises(InvalidConstraint, match="what rl"):
+        rl.gen("x", tools=[add])
+    with pytest.raises(TypeError, match="without tools"):
+        rl.gen("x", tool_choice="auto")
+    with pytest.raises(TypeError, match="several constraints"):
+        rl.gen("x", tools=tools, regex="a")
+
+
+def test_a_list_of_tools_is_written_as_the_template_writes_it(gateway: FakeGateway) -> None:
+    tools = rl.tools(add, fail)
+
+    @rl.function
+    def program(s):
+        s += rl.system("Be brief." + tools) + rl.user("Hello")
+
+    with rl_backend(gateway) as backend:
+        state = program.run(backend=backend)
+    listed = "\n# Tools\nadd(a, b): Add.\nfail(reason): \n# End"
+    assert state.messages()[0]["content"] == "Be brief." + listed
+    parts = [part for op in gateway.sent(protocol.Append) for part in op.parts]
+    assert [part.special for part in parts if "Add" in part.text or "# Tools" in part.text] == [
+        True,
+        False,
+    ]
+    plain = "".join(text for text, _ in write_list(PLAIN.tools, [t.definition() for t in tools]))
+    assert program.trace().prefix.startswith("SYSTEM:Be brief." + plain)
+
+
+def rl_backend(gateway: FakeGateway):
+    import contextlib
+
+    return contextlib.closing(rl.RuntimeEndpoint(gateway.address))
+
+
+def test_an_agent_in_a_few_lines(gateway: FakeGateway) -> None:
+    tools = rl.tools(add, shout, fail, weather)
+    turns = iter(
+        [
+            "Let me see. " + call("add", a=2, b=3) + call("shout", text="hé"),
+            call("fail", reason="no luck")
+            + call("add", a="x", b=1)
+            + call("other")
+            + call("add")[:-15],
+            "It is 5.",
+        ]
+    )
+    gateway.script = lambda text, op: next(turns)
+
+    @rl.function
+    def agent(s, question):
+        s += rl.system("Be brief." + tools) + rl.user(question)
+        seen = []
+        while True:
+            s += rl.assistant(rl.gen("said", tools=tools, max_tokens=999))
+            calls = s.call_tools()
+            if not calls:
+                return s["said"], seen
+            seen.append(calls)
+
+    with rl_backend(gateway) as backend:
+        state = agent.run("2 + 3?", backend=backend)
+    said, (first, second) = state.ret_value
+    assert said == "It is 5."
+    assert [(c.name, c.arguments, c.result) for c in first] == [
+        ("add", {"a": 2, "b": 3}, "5"),
+        ("shout", {"text": "hé"}, "HÉ"),
+    ]
+    results = [c.result for c in second]
+    assert results[0] == "error: ValueError: no luck"
+    assert results[1].startswith("error: ValueError: Expected `int`")
+    assert results[2].startswith("error: there is no tool 'other'; there are: add, shout")
+    assert results[3].startswith("error: the arguments cannot be read")
+    assert all(c.error is not None for c in second)
+    told = [m["content"] for m in state.messages() if m["role"] == "tool"]
+    assert told == [c.result for c in [*first, *second]]
+
+
+async def test_in_async_programs_calls_run_side_by_side(gateway: FakeGateway) -> None:
+    both = threading.Barrier(2)
+
+    def meet(who: str) -> str:
+        both.wait(60)
+        return who
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    tools = rl.tools(meet, shout, sleep)
+    answers = {
+        "one": call("meet", who="a") + call("meet", who="b") + call("shout", text="c"),
+        "two": call("sleep", seconds=1000),
+    }
+    gateway.script = lambda text, op: answers[op.name]
+
+    @rl.function
+    async def agent(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen("one", tools=tools, max_tokens=999))
+        first = await s.call_tools()
+        s += rl.assistant(rl.gen("two", tools=tools, max_tokens=999))
+        with pytest.raises(rl.ProgramError, match="has not been awaited"):
+            assert s.call_tools() == []
+        return first + await s.call_tools(timeout=0.01)
+
+    with rl_backend(gateway) as backend:
+        calls = (await agent.run_async(backend=backend)).ret_value
+    assert [c.result for c in calls] == ["a", "b", "C", "error: no result after 0.01 s"]
+
+
+def test_a_tool_that_takes_too_long(gateway: FakeGateway) -> None:
+    end = threading.Event()
+
+    def wait(n: int) -> None:
+        end.wait(60)
+
+    tools = rl.tools(wait)
+    gateway.script = lambda text, op: call("wait", n=1)
+
+    @rl.function
+    def agent(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen(tools=tools, max_tokens=999))
+        (told,) = s.call_tools(timeout=0.01)
+        return told
+
+    @rl.function
+    def without(s):
+        s.call_tools()
+
+    with rl_backend(gateway) as backend:
+        told = agent.run(backend=backend).ret_value
+        assert told.result == "error: no result after 0.01 s"
+        assert isinstance(told.error, TimeoutError)
+        with pytest.raises(InvalidRequest, match=r"nothing was generated with gen\(tools"):
+            without.run(backend=backend)
+    end.set()
+
+
+class Answer(SimpleNamespace):
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        return vars(self)
+
+
+class Client:
+    """As `mcp.Client`, as far as it is used."""
+
+    async def list_tools(self, *, cursor: str | None = None) -> Answer:
+        schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+        described = {"name": cursor or "a", "description": "Say\n it.", "inputSchema": schema}
+        return Answer(tools=[described], nextCursor=None if cursor else "b")
+
+    async def call_tool(self, name: str, arguments: dict[str, Any]) -> Answer:
+        parts = [{"type": "text", "text": f"{name}{arguments['x']}"}, {"type": "image"}]
+        return Answer(content=parts, isError=arguments["x"] == 0)
+
+
+async def test_tools_of_an_mcp_server(gateway: FakeGateway) -> None:
+    tools = await rl.mcp_tools(Client())
+    assert [(tool.name, tool.description) for tool in tools] == [("a", "Say it."), ("b", "Say it.")]
+    gateway.script = lambda text, op: call("a", x=1) + call("b", x=0)
+
+    @rl.function
+    async def agent(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen(tools=tools, max_tokens=999))
+        return await s.call_tools()
+
+    @rl.function
+    def ordinary(s):
+        s += rl.user("Go.") + rl.assistant(rl.gen(tools=tools, max_tokens=999))
+        return s.call_tools()
+
+    with rl_backend(gateway) as backend:
+        calls = (await agent.run_async(backend=backend)).ret_value
+        others = (await asyncio.to_thread(lambda: ordinary.run(backend=backend))).ret_value
+    assert [c.result for c in calls] == [c.result for c in others]
+    assert [c.result for c in calls] == ["a1\n[image]", "error: ToolFailed: b0\n[image]"]
+
+
+async def test_the_real_package_behaves_so() -> None:
+    mcp = pytest.importorskip("mcp", reason="needs the mcp package")
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("numbers")
+    server.tool()(add)
+    async with mcp.Client(server) as client:
+        (tool,) = await rl.mcp_tools(client)
+        assert (tool.name, await tool.call('{"a": 2, "b": 3}')) == ("add", "5")
+        assert jsonschema.Draft202012Validator(tool.parameters).is_valid({"a": 2, "b": 3})
