@@ -142,12 +142,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.model.checkpoint.config": {
         "rootlace.wire",
         "rootlace.runtime.model.families",
+        "rootlace.runtime.model.foreign.installed",
+        # Imported only where a model is of no family of ours.
+        "rootlace.runtime.model.foreign.reading",
         "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.checkpoint.quantised",
     },
+    "rootlace.runtime.model.foreign": {
+        "rootlace.wire",
+        "rootlace.runtime.contracts",
+        "rootlace.runtime.model",
+        "rootlace.kernels",
+    },
+    "rootlace.runtime.model.foreign.installed": {"rootlace.wire"},
     "rootlace.runtime.model.hub": {
         "rootlace.wire",
         "rootlace.runtime.model.checkpoint.config",
+        "rootlace.runtime.model.checkpoint.source",
         "rootlace.runtime.model.checkpoint.folder",
         "rootlace.runtime.model.checkpoint.pooling",
     },
@@ -216,6 +227,8 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.runtime.constrained": HEAVY | {"aiohttp"},
     "rootlace.runtime.model": {"aiohttp", "transformers", "zmq"},
     "rootlace.runtime.model.families": HEAVY | SERVING | {"numpy"},
+    "rootlace.runtime.model.foreign": {"aiohttp", "zmq"},
+    "rootlace.runtime.model.foreign.installed": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.config": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.checkpoint.source": HEAVY | SERVING | {"numpy"},
     "rootlace.runtime.model.hub": HEAVY | SERVING | {"numpy"},

@@ -30,10 +30,10 @@ from rootlace.runtime.doctor.machine import Machine, read_machine
 from rootlace.runtime.doctor.work import Elements
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
-from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
 from rootlace.runtime.model.executor.refusals import (
+    check_computable,
     check_context_length,
     check_kv_dtype,
     check_without_native,
@@ -176,9 +176,7 @@ def examine(executor: ExecutorConfig, progress: Progress) -> Report:
 
 def _read_config(executor: ExecutorConfig) -> ModelConfig:
     config = ModelConfig.read(executor.model)
-    reason = torch_decoder.why_not(config.spec)
-    if reason is not None:
-        raise UnsupportedModel(f"{config.file}: {reason}")
+    check_computable(config)
     check_context_length(executor.context_length, config)
     check_kv_dtype(executor.kv_dtype, config)
     return config

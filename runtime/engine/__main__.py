@@ -29,7 +29,8 @@ from rootlace.runtime.engine.client import EngineProcessConfig
 from rootlace.runtime.engine.loop import EngineLoop
 from rootlace.runtime.engine.mask_filler import MaskFiller
 from rootlace.runtime.model.adapters.config import read_adapters
-from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.config import check_config
+from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
@@ -64,7 +65,7 @@ def main() -> int:
 def serve(config: EngineProcessConfig) -> None:
     """Load the model, connect, say `Ready`, run the loop."""
     engine = config.engine
-    ModelConfig.read(engine.executor.model)
+    check_config(model_source(engine.executor.model))
     read_adapters(engine.executor.adapters)
     # Only here: importing torch takes seconds, and a model that is refused should not wait for it.
     from rootlace.runtime.model.executor.runner import ModelRunner

@@ -18,7 +18,7 @@ import msgspec
 
 from rootlace.runtime import processes
 from rootlace.runtime.config import RuntimeConfig
-from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.source import servable_source
 from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
@@ -32,7 +32,7 @@ def main() -> int:
     except (msgspec.DecodeError, TypeError, ValueError) as error:
         return _refuse(InvalidRequest(f"the configuration cannot be read: {error}"))
     try:
-        ModelConfig.of(servable_source(config.gateway.model))
+        check_config(servable_source(config.gateway.model))
         asyncio.run(_run(config))
     except RootlaceError as error:
         return _refuse(error)

@@ -5,6 +5,7 @@ Imports no torch, so that a model that is refused is refused at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rootlace.runtime.model.families.reading import Family
 from rootlace.runtime.model.families.spec import ModelSpec
 from rootlace.runtime.model.families.table import families
 from rootlace.runtime.model.families.tasks import known_by, with_head
+from rootlace.runtime.model.foreign.installed import find_architecture
 from rootlace.wire.errors import UnsupportedModel
 
 
@@ -43,6 +45,8 @@ class ModelConfig:
         the checkpoint means it."""
         file, raw = source.config_file, source.config()
         architecture, family = _family(file, raw)
+        if family is None:
+            return _foreign(source, architecture, raw)
         given = Given(file, raw)
         quantisation = source.quantisation(given)
         spec = with_head(family.read(given), architecture, given)
@@ -68,6 +72,30 @@ class ModelConfig:
         return self.source.config_file
 
 
+def check_config(source: ModelSource) -> None:
+    """As `ModelConfig.of`, without importing torch or transformers: of a model that transformers
+    runs only what is in its file is judged."""
+    _, family = _family(source.config_file, source.config())
+    if family is not None:
+        ModelConfig.of(source)
+
+
+def _foreign(source: ModelSource, architecture: str, raw: dict[str, Any]) -> ModelConfig:
+    """That of a model which transformers runs."""
+    # Only here: no other model should wait for transformers to be imported.
+    from rootlace.runtime.model.foreign.reading import read_model
+
+    found = read_model(source.path, architecture)
+    eos = Given(source.config_file, {"": source.eos_token_id()})("", TOKENS.or_none())
+    return ModelConfig(
+        source=source,
+        spec=found.spec,
+        checkpoint_dtype=raw.get("dtype") or raw.get("torch_dtype"),
+        bos_token_id=found.bos_token_id,
+        eos_token_ids=_ids(found.eos_token_id if eos is None else eos),
+    )
+
+
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 DTYPE = Kind(
     f"one of {', '.join(_DTYPES)}",
@@ -80,8 +108,8 @@ TOKENS = Kind(
 )
 
 
-def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family]:
-    """The first architecture that is known, and its family."""
+def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family | None]:
+    """The first architecture that is known, and its family; None where transformers may run it."""
     known = families()
     names = Given(file, raw)("architectures", TEXTS.or_none(), None) or []
     for name in names:
@@ -94,9 +122,7 @@ def _family(file: Path, raw: dict[str, Any]) -> tuple[str, Family]:
                 f"({' or '.join(family.model_types)})"
             )
         return name, family
-    raise UnsupportedModel(
-        f"{file}: architectures {names} is not supported (supported: {', '.join(sorted(known))})"
-    )
+    return find_architecture(file, raw, sorted(known)), None
 
 
 def _eos(source: ModelSource, given: Given, family: Family) -> tuple[int, ...]:
@@ -104,7 +130,10 @@ def _eos(source: ModelSource, given: Given, family: Family) -> tuple[int, ...]:
     given("eos_token_id", TOKENS.or_none(), None)
     found = Given(source.config_file, {"eos_token_id": source.eos_token_id()})
     eos = found("eos_token_id", TOKENS.or_none())
-    eos = family.eos_token_id if eos is None else eos
-    if eos is None:
+    return _ids(family.eos_token_id if eos is None else eos)
+
+
+def _ids(found: int | Sequence[int] | None) -> tuple[int, ...]:
+    if found is None:
         return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)
+    return (found,) if isinstance(found, int) else tuple(found)

@@ -147,11 +147,14 @@ def open_checkpoint(config: ModelConfig, *, compare_ends: bool = True) -> Opened
 
 
 def checkpoint_dtype(config: ModelConfig) -> torch.dtype:
-    """The type the checkpoint's weights are stored in (that of the embedding)."""
+    """The type the checkpoint's weights are stored in: that of the embedding, or of any, where
+    transformers runs the model."""
     named = getattr(torch, (config.checkpoint_dtype or "").removeprefix("torch."), None)
     if isinstance(named, torch.dtype):
         return named
     checkpoint = Checkpoint(config.path)
+    if config.spec.foreign is not None:
+        return checkpoint.tensor(next(iter(checkpoint.types))).dtype
     spec = _as_named(config.spec, checkpoint)
     storage = Storage(config.path, checkpoint.types, config.quantisation)
     embedding, _ = _ends(spec, checkpoint, storage, compare=False)

@@ -10,8 +10,8 @@ import torch
 
 from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.sampling.host_masks import Mask
 
 
@@ -38,10 +38,14 @@ class Forward(Protocol):
 
 
 class ReferenceForward:
-    """The decoder in torch, on any device."""
+    """A decoder in torch, on any device."""
 
     def __init__(
-        self, decoder: Decoder, kernels: KernelSet, inputs: StepInputBuilder, cache: torch.Tensor
+        self,
+        decoder: StepDecoder,
+        kernels: KernelSet,
+        inputs: StepInputBuilder,
+        cache: torch.Tensor,
     ) -> None:
         self._decoder = decoder
         self._kernels = kernels

@@ -8,8 +8,8 @@ import torch
 from rootlace.kernels import AttentionBatch, KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.adapters.rows import adapted_tokens
+from rootlace.runtime.model.decoder.interface import AdaptedRows, StepInput
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
-from rootlace.runtime.model.decoder.torch_decoder import AdaptedRows, StepInput
 from rootlace.runtime.model.families.spec import ModelSpec
 
 NOT_FED = -1

@@ -8,8 +8,6 @@ flat, without padding; only attention knows rows. Everything is computed by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,6 +16,7 @@ from rootlace.kernels.interface import KVScaling
 from rootlace.kernels.weights import unknown_kind
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.weights import LayerWeights, ModelWeights
+from rootlace.runtime.model.decoder.interface import StepInput
 from rootlace.runtime.model.decoder.latent import LatentAttention
 from rootlace.runtime.model.decoder.mixture import Mixture
 from rootlace.runtime.model.families import support
@@ -100,31 +99,6 @@ NormWeights = tuple[torch.Tensor | None, torch.Tensor | None]
 """Weight and bias of a norm; None: there is no norm, or it has no bias."""
 Rotations = tuple[torch.Tensor, torch.Tensor]
 """cos and sin of a step's tokens in a layer, each [T, D/2]."""
-
-
-@dataclass(frozen=True)
-class AdaptedRows:
-    """The rows of activations that go through one adapter, by its number: of all tokens, and of
-    the wanted ones."""
-
-    adapter: int
-    tokens: torch.Tensor  # [n] int64
-    wanted: torch.Tensor  # [m] int64
-
-
-@dataclass(frozen=True)
-class StepInput:
-    """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
-
-    token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    cos: torch.Tensor  # [T, D/2], or [T, D] with those of layers with windows behind them
-    sin: torch.Tensor  # the same
-    write_slots: torch.Tensor  # [M] int64
-    write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
-    attention: dict[int | None, Any]  # per window: what plan_attention returned
-    wanted: torch.Tensor | None  # [N] int64, flat tokens whose hidden state is needed; None: all
-    adapted: Sequence[AdaptedRows] = ()
 
 
 class Decoder:
@@ -365,10 +339,14 @@ class Decoder:
             want_lse=attention.sinks,
         )
         if lse is not None and layer.sinks is not None:
-            # What a sink adds to the sum below every weight.
-            kept = torch.sigmoid(lse - layer.sinks.float())
-            out = (out.float() * kept.unsqueeze(-1)).to(out.dtype)
+            out = with_sinks(out, lse, layer.sinks)
         return out.flatten(1) if self._latent is None else self._latent.output(out, layer)
+
+
+def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """out [T, Nq, D], as if a key more had had the score `sinks` [Nq], and a value of zero."""
+    kept = torch.sigmoid(lse - sinks.float())
+    return (out.float() * kept.unsqueeze(-1)).to(out.dtype)
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:

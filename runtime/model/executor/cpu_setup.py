@@ -27,10 +27,9 @@ from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
 from rootlace.runtime.model.decoder.packed_weights import pack_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.decoders import load_decoder
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.kv import pool as kv_pool
-from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.wire.errors import InvalidRequest
 
 CPU = torch.device("cpu")
@@ -97,9 +96,9 @@ def on_cpu(
 
     if executor.threads is not None:
         torch.set_num_threads(executor.threads)
-    tensors = weights_of(config, dtype, CPU, progress).resident()
-    scales = kv_scaling(config, tensors, rotary, dtype, CPU, kv_dtype)
-    decoder = Decoder(config.spec, tensors, REFERENCE, scales, adapters)
+    decoder = load_decoder(
+        config, dtype, CPU, rotary, REFERENCE, kv_dtype, weights_of, progress, adapters
+    )
     inputs = StepInputBuilder(config.spec, REFERENCE, rotary, cache.block_size, dtype, CPU)
     memory = pool()
     return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)
@@ -107,6 +106,8 @@ def on_cpu(
 
 def why_not_native(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
     """Why the native kernels cannot run a model; None if they can."""
+    if config.spec.foreign is not None:
+        return "transformers' modules compute with torch"
     codes = config.quantisation.codes if config.quantisation is not None else frozenset()
     unknown = " or ".join(sorted(codes - KINDS))
     if unknown:

@@ -15,8 +15,8 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.kernels.interface import HostPlan
 from rootlace.runtime.contracts.plan import StepPlan
+from rootlace.runtime.model.decoder.interface import StepInput
 from rootlace.runtime.model.decoder.step_input import NOT_FED, StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import StepInput
 from rootlace.runtime.model.executor.graphs import bucket_of, decode_buckets
 from rootlace.runtime.model.executor.staging import HostBuffers, StagingLayout
 

@@ -29,8 +29,8 @@ from rootlace.runtime.contracts.plan import (
     StepResult,
     TokenScores,
 )
+from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
 from rootlace.runtime.model.executor.decode_staging import DecodeStaging, StagedDecode
 from rootlace.runtime.model.executor.device import Device
 from rootlace.runtime.model.executor.graphs import Graphs
@@ -86,7 +86,7 @@ class DeviceSteps:
     def __init__(
         self,
         device: Device,
-        decoder: Decoder,
+        decoder: StepDecoder,
         kernels: KernelSet,
         inputs: StepInputBuilder,
         cache: torch.Tensor,

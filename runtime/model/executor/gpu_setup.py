@@ -14,16 +14,16 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.decoder.interface import StepDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
-from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.executor.decoders import load_decoder
 from rootlace.runtime.model.executor.device import CudaDevice
 from rootlace.runtime.model.executor.device_steps import PREPARED_KINDS, DeviceSteps
 from rootlace.runtime.model.executor.graphs import Graphs, decode_buckets
 from rootlace.runtime.model.executor.refusals import check_gpu_kernels
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory, kv_bytes, measured, trial_steps
-from rootlace.runtime.model.kv.scales import kv_scaling
 from rootlace.runtime.model.sampling.automaton_arena import arena_for
 from rootlace.runtime.model.sampling.sampler import Sampler
 from rootlace.wire.errors import InvalidRequest
@@ -40,7 +40,7 @@ class LoadedModel:
 
     config: ModelConfig
     kernels: KernelSet
-    decoder: Decoder
+    decoder: StepDecoder
     inputs: StepInputBuilder
     kv_dtype: torch.dtype
     context_length: int
@@ -78,9 +78,9 @@ def load(
         log.warning("%s: the reference kernels run: others have no latent attention", device)
         kernels = REFERENCE
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    weights = weights_of(config, dtype, device, progress).resident()
-    scales = kv_scaling(config, weights, rotary, dtype, device, kv_dtype)
-    decoder = Decoder(config.spec, weights, kernels, scales, adapters)
+    decoder = load_decoder(
+        config, dtype, device, rotary, kernels, kv_dtype, weights_of, progress, adapters
+    )
     inputs = StepInputBuilder(config.spec, kernels, rotary, cache.block_size, dtype, device)
     rotary.tabulate()
     return LoadedModel(config, kernels, decoder, inputs, kv_dtype, rotary.context_length)
@@ -100,8 +100,10 @@ def on_gpu(
     when the first request comes, and to see how much memory they take.
     """
     cuda = CudaDevice(device)
-    # Which experts a step has, the host must know: no graph can be captured of that.
-    graphs = executor.cuda_graphs and model.config.spec.experts is None
+    # Which experts a step has, the host must know, and transformers' modules may have any:
+    # no graph can be captured of that.
+    spec = model.config.spec
+    graphs = executor.cuda_graphs and spec.experts is None and spec.foreign is None
     most_graphs = KINDS * len(decode_buckets(limits.max_rows)) if graphs else 0
     with cuda.work():
         try:

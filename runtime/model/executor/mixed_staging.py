@@ -10,13 +10,13 @@ import torch
 from rootlace.kernels import KernelSet
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.adapters.rows import adapted_tokens
+from rootlace.runtime.model.decoder.interface import AdaptedRows, StepInput
 from rootlace.runtime.model.decoder.step_input import (
     NOT_FED,
     StepInputBuilder,
     copied_slots,
     wanted_tokens,
 )
-from rootlace.runtime.model.decoder.torch_decoder import AdaptedRows, StepInput
 from rootlace.runtime.model.executor.staging import HostBuffers, StagingLayout
 
 

@@ -10,8 +10,32 @@ import torch
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
+from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+
+
+def check_computable(config: ModelConfig) -> None:
+    """Raises `UnsupportedModel` for a model that no decoder runs."""
+    reason = torch_decoder.why_not(config.spec)
+    if config.spec.foreign is None and reason is not None:
+        raise UnsupportedModel(f"{config.file}: {reason}")
+
+
+def check_options(config: ModelConfig, executor: ExecutorConfig) -> None:
+    """Raises `InvalidRequest` for what is not done to models that transformers runs."""
+    if config.spec.foreign is None:
+        return
+    asked = {
+        "quantize": executor.quantize != "none",
+        "kv_dtype fp8_e4m3": executor.kv_dtype == "fp8_e4m3",
+        "adapters": bool(executor.adapters),
+    }
+    for name in (name for name, given in asked.items() if given):
+        raise InvalidRequest(
+            f"{name} is not supported for {config.spec.foreign.architecture}, which transformers' "
+            "modules run"
+        )
 
 
 def check_context_length(asked: int | None, config: ModelConfig) -> None:
@@ -103,7 +127,8 @@ def _smaller(
             yield "kv_dtype int4", needed(dtype, replace(executor, kv_dtype="int4"), cache)
     if dtype == torch.float32:
         yield "dtype bfloat16", needed(torch.bfloat16, executor, cache)
-    if config.quantisation is None and executor.quantize != "int4":
+    ours = config.spec.foreign is None
+    if ours and config.quantisation is None and executor.quantize != "int4":
         if executor.quantize == "none":
             yield "quantize int8", needed(dtype, replace(executor, quantize="int8"), cache)
         yield "quantize int4", needed(dtype, replace(executor, quantize="int4"), cache)

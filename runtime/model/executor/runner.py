@@ -18,14 +18,15 @@ from rootlace.runtime.model.checkpoint.loader import (
     load_weights,
 )
 from rootlace.runtime.model.checkpoint.rounding import rounded
-from rootlace.runtime.model.decoder import torch_decoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import on_cpu, why_not_native
 from rootlace.runtime.model.executor.plain_steps import PlainSteps
 from rootlace.runtime.model.executor.refusals import (
+    check_computable,
     check_context_length,
     check_kv_dtype,
     check_memory,
+    check_options,
 )
 from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
@@ -83,9 +84,8 @@ class ModelRunner:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # what kernels are launched on
         config = ModelConfig.read(executor.model)
-        reason = torch_decoder.why_not(config.spec)
-        if reason is not None:
-            raise UnsupportedModel(f"{config.file}: {reason}")
+        check_computable(config)
+        check_options(config, executor)
         dtype = chosen_dtype(executor.dtype, config)
         check_context_length(executor.context_length, config)
         check_kv_dtype(executor.kv_dtype, config)

@@ -190,6 +190,19 @@ class WeightNames:
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """Layers, embedding and head that are transformers' own modules, of the class `architecture`,
+    with `numbers` parameters. A head has keys of `key_size` numbers and values of `value_size`; the
+    cache has room for the larger. `norm`, `mlp`, `rope` and `names` of the spec then say nothing,
+    and the scale and cap of attention are what each layer says."""
+
+    architecture: str
+    numbers: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A decoder. `max_context` is the most positions it was made for.
 
@@ -200,7 +213,7 @@ class ModelSpec:
     stream as attention found it, and both outputs are added to that. `learned_positions`: a row
     for each of so many positions is added to the embedding; in the checkpoint it stands behind
     `skipped_positions` others. `labels`: the head gives so many scores of a text instead of logits
-    of tokens; 0: there is no head.
+    of tokens; 0: there is no head. `foreign`: somebody else's modules compute the layers.
     """
 
     vocab_size: int
@@ -223,6 +236,7 @@ class ModelSpec:
     learned_positions: int = 0
     skipped_positions: int = 0
     labels: int | None = None
+    foreign: Foreign | None = None
 
     @property
     def head_rows(self) -> int:

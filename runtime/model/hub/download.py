@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.config import check_config
 from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, index_files
+from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.model.hub.cache import Snapshot, cached, listing_file
 from rootlace.runtime.model.hub.files import (
     ABOUT,
@@ -73,7 +74,8 @@ class Hub:
         else:
             about = [CONFIG, *(file for file in ABOUT if file in stored)]
             path = self._take(name, commit, stored, about).parent
-            ModelConfig.read(path)  # refuses what cannot be served before gigabytes are downloaded
+            # What cannot be served is refused before gigabytes are downloaded.
+            check_config(model_source(path))
             if weights:
                 first = weight_files(name, stored)
                 index = self._take(name, commit, stored, [first, TOKENIZER])

@@ -1,0 +1,58 @@
+"""What a decoder gets for a step, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class AdaptedRows:
+    """The rows of activations that go through one adapter, by its number: of all tokens, and of
+    the wanted ones."""
+
+    adapter: int
+    tokens: torch.Tensor  # [n] int64
+    wanted: torch.Tensor  # [m] int64
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """One step on the device. T tokens, M writes (T and the duplicates), N wanted tokens."""
+
+    token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    cos: torch.Tensor  # [T, D/2], or [T, D] with those of layers with windows behind them
+    sin: torch.Tensor  # the same
+    write_slots: torch.Tensor  # [M] int64
+    write_tokens: torch.Tensor | None  # [M] int64, None where M = T and in order
+    attention: dict[int | None, Any]  # per window: what plan_attention returned
+    wanted: torch.Tensor | None  # [N] int64, flat tokens whose hidden state is needed; None: all
+    adapted: Sequence[AdaptedRows] = ()
+
+
+class StepDecoder(Protocol):
+    """Weights and how to compute with them; the KV cache is not its own."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def forward(self, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
+        """Run all layers -> final hidden states of the wanted tokens, [N, H]. The step's keys and
+        values are written to the cache [layers, 2, B, S, Nk, D]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, H] -> float32 [N, V], or the scores of labels."""
+
+    def write_logits(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """hidden [N, H] -> out [N, V], in the model's dtype; left as it is by a model that has no
+        logits of tokens."""

@@ -1,0 +1,40 @@
+"""The decoder in torch that runs a model: ours, or one of transformers' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.model.adapters.weights import Adapter
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.decoder.interface import StepDecoder
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.torch_decoder import Decoder
+from rootlace.runtime.model.kv.scales import kv_scaling
+
+
+def load_decoder(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    rotary: RotaryEmbedding,
+    kernels: KernelSet,
+    kv_dtype: torch.dtype,
+    weights_of: LoadWeights,
+    progress: Progress | None,
+    adapters: Sequence[Adapter] = (),
+) -> StepDecoder:
+    """Read the weights of a model and put them on `device`."""
+    if config.spec.foreign is not None:
+        # Only here: no other model should wait for transformers to be imported.
+        from rootlace.runtime.model.foreign.loading import load_foreign
+
+        return load_foreign(
+            config, config.spec.foreign, dtype, device, rotary, kernels, kv_dtype, progress
+        )
+    weights = weights_of(config, dtype, device, progress).resident()
+    scales = kv_scaling(config, weights, rotary, dtype, device, kv_dtype)
+    return Decoder(config.spec, weights, kernels, scales, adapters)

@@ -1,0 +1,7 @@
+"""Models of other families, run by transformers' own modules with our cache and attention.
+
+`installed` finds out, without importing transformers, whether there are such modules. `recording`
+runs a model without weights to see what its layers ask of `attention`, and `reading` makes a spec
+of that. `loading` gets the weights, `decoder` computes steps and `head` logits; `agreement`
+compares a few steps with transformers' own attention before the first request.
+"""

@@ -1,0 +1,110 @@
+"""Whether steps of a foreign decoder agree with transformers' own attention.
+
+What layers ask of attention is known (`recording`), but not whether they remember something else of
+earlier tokens. So a model is run once, on a few tokens, by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from rootlace.kernels import KernelSet
+from rootlace.runtime.contracts.plan import PooledRow, StepPlan
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.rope import RotaryEmbedding
+from rootlace.runtime.model.decoder.step_input import StepInputBuilder
+from rootlace.runtime.model.foreign.attention import ATTENTION
+from rootlace.runtime.model.foreign.decoder import ForeignDecoder
+from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.wire.errors import UnsupportedModel
+
+LENGTHS = (11, 7)
+"""Of the texts; the longest first."""
+CUTS = (0, 4, 6, 7, 11)
+"""Where they are cut into steps."""
+BLOCK_SIZE = 16
+MOST_APART = {torch.float32: 0.01, torch.bfloat16: 0.15}
+"""How far hidden states may be apart, as a share of their length. What mixes texts up changes them
+altogether. In bfloat16 that of the median counts: a token that goes to other experts than before
+changes much, too."""
+
+
+@torch.inference_mode()
+def check_agreement(
+    config: ModelConfig,
+    decoder: ForeignDecoder,
+    base: PreTrainedModel,
+    rotary: RotaryEmbedding,
+    kernels: KernelSet,
+) -> None:
+    """Raises `UnsupportedModel` where steps of several texts differ from each text alone. `base`
+    is the model without its head."""
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, config.spec.vocab_size, count) for count in LENGTHS]
+    device = next(base.parameters()).device
+    inputs = StepInputBuilder(config.spec, kernels, rotary, BLOCK_SIZE, decoder.dtype, device)
+    cache = kv_pool.allocate(config, len(texts), BLOCK_SIZE, device, decoder.dtype)
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    for begin, end in pairwise(CUTS):
+        plan, counts = _plan(texts, begin, end)
+        parts = decoder.forward(inputs.build(plan), cache).split(counts)
+        for text, part in zip(found, parts, strict=False):
+            text.append(part)
+    expected = _alone(base, texts, device)
+    apart = torch.cat(
+        [
+            (torch.cat(parts).float() - alone.float()).norm(dim=1) / alone.float().norm(dim=1)
+            for parts, alone in zip(found, expected, strict=True)
+        ]
+    )
+    most = apart.max() if decoder.dtype == torch.float32 else apart.median()
+    if not most <= MOST_APART[decoder.dtype]:
+        raise UnsupportedModel(
+            f"{config.file}: its modules compute something else with our attention than with "
+            f"transformers' own: hidden states differ by {100 * float(most):.3g} %"
+        )
+
+
+def _alone(
+    base: PreTrainedModel, texts: Sequence[np.ndarray], device: torch.device
+) -> list[torch.Tensor]:
+    """Hidden states of each text [len, H], by transformers alone."""
+    base.set_attn_implementation("sdpa" if base._supports_sdpa else "eager")
+    try:
+        return [
+            base(
+                input_ids=torch.from_numpy(text).to(device).unsqueeze(0), use_cache=False
+            ).last_hidden_state[0]
+            for text in texts
+        ]
+    finally:
+        base.set_attn_implementation(ATTENTION)
+
+
+def _plan(texts: Sequence[np.ndarray], begin: int, end: int) -> tuple[StepPlan, list[int]]:
+    """The tokens `begin` to `end` of the texts, all of whose hidden states are wanted, and how many
+    of each there are. Every text has a block of its own."""
+    parts = [text[begin:end] for text in texts if begin < len(text)]
+    counts = [len(part) for part in parts]
+    positions = np.concatenate([begin + np.arange(count) for count in counts])
+    rows = np.repeat(np.arange(len(parts)), counts)
+    nothing = np.empty(0, np.int64)
+    plan = StepPlan(
+        step=0,
+        token_ids=np.concatenate(parts).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slots=rows * BLOCK_SIZE + positions,
+        row_start=np.cumsum([0, *counts]).astype(np.int32),
+        context_len=np.array([begin + count for count in counts], np.int32),
+        block_tables=np.arange(len(parts), dtype=np.int32)[:, None],
+        copies=np.empty((0, 3), np.int32),
+        duplicate_tokens=nothing.astype(np.int32),
+        duplicate_slots=nothing,
+        pooled=[PooledRow(0, sum(counts))],
+    )
+    return plan, counts

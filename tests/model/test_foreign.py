@@ -1,0 +1,234 @@
+"""Models that transformers' own modules run, with our cache and attention.
+
+Every slot that is not part of a sequence is NaN before a test begins: reading one would show.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.contracts.plan import TokenScores
+from rootlace.runtime.model.checkpoint.config import ModelConfig, check_config
+from rootlace.runtime.model.checkpoint.source import model_source
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.errors import InvalidRequest, UnsupportedModel
+from rootlace.wire.protocol import SamplingParams
+from tests.model.checkpoints import SHAPE, reference_logprobs, save
+from tests.model.plans import Blocks, Row, Work, make_plan
+
+TOLERANCE = 1e-4
+SCORED = SamplingParams(temperature=0.0, logprobs=True, top_logprobs=20, seed=0)
+LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "helium": {"head_dim": 16},
+    # Its layers hand no keywords on to attention.
+    "nemotron": {"head_dim": 16},
+    # Two attentions in each layer.
+    "diffllama": {},
+    # Sinks and windows; logits are scaled.
+    "granite_swa": {
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "logits_scaling": 3.0,
+    },
+    # Caps of scores and of logits.
+    "vaultgemma": {"head_dim": 16, "sliding_window": 5},
+    # Keys and values of unlike sizes.
+    "youtu": LATENT,
+    # A mixture of experts with one that all tokens have.
+    "granitemoeshared": {"num_local_experts": 4, "shared_intermediate_size": 32},
+}
+"""By model type, what is changed of `SHAPE`."""
+
+
+def tiny(kind: str, **changes: Any) -> Any:
+    return AutoConfig.for_model(kind, **{**SHAPE, "num_hidden_layers": 3, **changes})
+
+
+def runner_of(folder: Path, **options: Any) -> ModelRunner:
+    executor = ExecutorConfig(model=str(folder), **options)
+    runner = ModelRunner.load(executor, CacheConfig(4, 64), max_step_tokens=512, max_running=16)
+    with torch.inference_mode():
+        runner.kv_cache.fill_(float("nan"))
+    return runner
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    found = np.random.default_rng(seed).integers(3, SHAPE["vocab_size"], count)
+    return [int(token) for token in found]
+
+
+def check(theirs: PreTrainedModel, row: Row, scores: TokenScores | None, token: int) -> None:
+    """`token` is what was sampled after the row's, with these scores."""
+    assert scores is not None
+    expected = reference_logprobs(theirs, row.token_ids)[-1].numpy()
+    found = scores.top_logprobs[0]
+    assert np.abs(found - expected[scores.top_ids[0]]).max() < TOLERANCE
+    assert np.abs(found - np.sort(expected)[::-1][: len(found)]).max() < TOLERANCE
+    assert expected[token] > expected.max() - TOLERANCE
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS))
+def test_log_probabilities_are_transformers_however_work_is_cut(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = save(tiny(kind, **MODELS[kind]), tmp_path)
+    with caplog.at_level(logging.INFO):
+        runner = runner_of(tmp_path)
+    assert sum("transformers' own modules" in line for line in caplog.messages) == 1
+    blocks = Blocks(runner.num_blocks, 4)
+    # Prompts in chunks, in company; a third one then continues the first one's blocks.
+    rows = [Row(blocks, tokens(23)), Row(blocks, tokens(9, seed=1))]
+    runner.run(make_plan([Work(rows[0], 14), Work(rows[1], 3)]))
+    warm = Row(blocks, rows[0].token_ids[:12] + tokens(5, seed=2), 12, rows[0].table[:3])
+    # The cold one is the same text from its beginning.
+    cold = Row(blocks, list(warm.token_ids))
+    rows += [warm, cold]
+    for step in range(3):
+        scored = {"score_from": 15, "score_top": 1} if step == 0 else {}
+        work = [Work(rows[0], params=SCORED, **scored), *(Work(r, params=SCORED) for r in rows[1:])]
+        result = runner.run(make_plan(work))
+        if step == 0:
+            expected = reference_logprobs(theirs, rows[0].token_ids).numpy()
+            wanted = [expected[i - 1, rows[0].token_ids[i]] for i in range(15, 23)]
+            assert np.abs(result.prompt_scores[0].logprobs - wanted).max() < TOLERANCE
+        for row, scores, token in zip(rows, result.scores, result.token_ids, strict=True):
+            check(theirs, row, scores, int(token))
+            row.token_ids.append(int(token))
+    assert warm.token_ids == cold.token_ids
+
+
+def written(folder: Path, keys: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(keys))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "do not use transformers' attention interface"),
+        ({"architectures": ["BloomForCausalLM"]}, "do not use transformers' attention interface"),
+        ({"architectures": ["NobodyForCausalLM"]}, "transformers: unknown"),
+        (
+            {"architectures": ["NobodyForCausalLM"], "auto_map": {}},
+            "they need code of their own, which is not run",
+        ),
+        ({"architectures": ["HeliumModel"]}, "is not supported"),
+        ({"architectures": ["HeliumForCausalLM"], "is_encoder_decoder": True}, "encoders"),
+        (
+            {"architectures": ["HeliumForCausalLM"], "quantization_config": {"bits": 4}},
+            "quantised weights",
+        ),
+        (
+            {"architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "full_attention"]},
+            "layers of conv (layer_types)",
+        ),
+    ],
+)
+def test_what_the_configuration_rules_out_is_refused_without_transformers(
+    keys: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModel) as raised:
+        check_config(model_source(written(tmp_path, keys)))
+    assert why in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "changes", "why"),
+    [
+        ("bert", "BertLMHeadModel", {}, "its attention is not causal"),
+        ("doge", "DogeForCausalLM", {}, "it changes its masks"),
+        (
+            "llama4_text",
+            "Llama4ForCausalLM",
+            {"attention_chunk_size": 16},
+            "its masks depend on more than positions",
+        ),
+        ("recurrent_gemma", "RecurrentGemmaForCausalLM", {}, "layers without attention"),
+        ("gemma4_text", "Gemma4ForCausalLM", {"head_dim": 16}, "unlike numbers or sizes"),
+        ("helium", "HeliumForCausalLM", {"hidden_act": "magic"}, "KeyError"),
+    ],
+)
+def test_what_layers_ask_for_and_we_have_not_is_refused_before_weights_are_read(
+    kind: str, architecture: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    keys = tiny(kind, **changes).to_dict() | {"architectures": [architecture]}
+    keys.pop("layer_types", None)  # which would be judged first
+    with pytest.raises(UnsupportedModel, match=f"{architecture}: .*{why}") as raised:
+        ModelConfig.read(written(tmp_path, keys))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def helium(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("helium")
+    save(tiny("helium", head_dim=16), folder)
+    return folder
+
+
+def test_layers_that_remember_more_than_attention_are_refused(
+    helium: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.helium.modeling_helium import HeliumMLP
+
+    own = HeliumMLP.forward
+
+    def mixing(self: Any, x: torch.Tensor) -> torch.Tensor:
+        mixed: torch.Tensor = own(self, x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+        return mixed
+
+    monkeypatch.setattr(HeliumMLP, "forward", mixing)
+    with pytest.raises(UnsupportedModel, match="compute something else with our attention"):
+        runner_of(helium)
+
+
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_dtype": "fp8_e4m3"}])
+def test_options_that_are_for_our_own_decoders(helium: Path, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidRequest, match=f"{name}.* is not supported for HeliumForCausalLM"):
+        runner_of(helium, **options)
+
+
+def test_a_cache_of_integers(helium: Path) -> None:
+    """What follows from keys and values that are rounded a little is a little different."""
+    found = []
+    for options in ({}, {"kv_dtype": "int8"}):
+        runner = ModelRunner.load(
+            ExecutorConfig(model=str(helium), **options), CacheConfig(4, 16), 64, 2
+        )
+        row = Row(Blocks(16, 4), tokens(20))
+        result = runner.run(make_plan([Work(row, params=SCORED, score_from=1)]))
+        found.append(result.prompt_scores[0].logprobs)
+    apart = np.abs(found[0] - found[1])
+    assert 0 < apart.mean() < 0.1
+
+
+def test_weights_must_be_those_of_the_model(helium: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(helium / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((helium / "config.json").read_bytes())
+    for change, why in (({"odd": torch.ones(3)}, "does not have: odd"), ({}, "")):
+        kept = {k: v for k, v in weights.items() if change or k != "model.norm.weight"}
+        save_file(kept | change, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UnsupportedModel, match=why or "are missing: model.norm.weight"):
+            runner_of(tmp_path)
