@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,12 +22,13 @@ class Cache(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """What becomes of a prompt's KV.
 
     `pin`: it is held in the cache for `ttl` seconds (`PIN_SECONDS` by default), whatever else wants
-    the memory; to pin it again renews that time. Without a pin, `ttl` is how long what the request
+    the memory; to pin it again renews that time. Where there is no room for it the request fails,
+    unless it is only to "try". Without a pin, `ttl` is how long what the request
     added stays there when nobody uses it. With `share` false the request finds nothing that others
     computed, they find nothing of it, and all of it is forgotten when it ends.
     """
 
-    pin: bool = False
+    pin: bool | Literal["try"] = False
     ttl: Seconds | None = None
     share: bool = True
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from rootlace.wire.cache_report import CacheReport
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.sampling import SamplingParams as SamplingParams
 from rootlace.wire.tool_format import ToolFormat
 
@@ -107,6 +108,9 @@ class Open(_Op, tag="open"):
     All that the branch holds is computed with the `adapter` of this name, "": without one; None:
     with the parent's. A child with another adapter than its parent starts with the same text, of
     which it computes everything anew: KV of different adapters is never shared.
+
+    Without `share` the branch and its descendants have a namespace of their own, which is forgotten
+    when the last of them is closed.
     """
 
     branch: int
@@ -114,6 +118,7 @@ class Open(_Op, tag="open"):
     program: str = ""
     namespace: str = ""
     adapter: str | None = None
+    share: bool = True
 
 
 class Append(_Op, tag="append"):
@@ -127,13 +132,15 @@ class Prefill(_Op, tag="prefill"):
     """Compute the KV of what the branch holds so far, except text that may still merge."""
 
     branch: int
+    handling: Handling = PLAIN
 
 
 class Generate(_Op, tag="generate"):
     """Sample; the text of the first sample becomes part of the branch.
 
     With `cache_report`, the result says why so much of the prompt was cached, and no more; with
-    `tell_cached`, the first chunk of a stream says how much.
+    `tell_cached`, the first chunk of a stream says how much. A timeout counts from when the gateway
+    receives the operation; what else is in `handling.cache` than `share` holds for its prompt.
     """
 
     branch: int
@@ -143,12 +150,14 @@ class Generate(_Op, tag="generate"):
     stream: bool = False
     cache_report: bool = False
     tell_cached: bool = False
+    handling: Handling = PLAIN
 
 
 class Select(_Op, tag="select"):
     """Score `choices` as continuations of the branch and append the best one.
 
-    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it.
+    With a `temperature` above 0 the choice is drawn: softmax of the scores divided by it. A pin
+    that `handling` asks for is left out.
     """
 
     branch: int
@@ -156,6 +165,7 @@ class Select(_Op, tag="select"):
     name: str = ""
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
+    handling: Handling = PLAIN
 
 
 class Explain(_Op, tag="explain"):
@@ -281,12 +291,14 @@ class TokenLogprob(_Wire):
 
 
 class Usage(_Wire):
-    """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones."""
+    """Tokens of one operation. Prompt tokens include cached ones, completion tokens forced ones.
+    `written`: those computed for each beginning of the prompt that was to be pinned."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     forced_tokens: int = 0
+    written: tuple[int, ...] = ()
 
 
 class Timing(_Wire):
@@ -344,13 +356,14 @@ class Done(_Event, tag="done"):
 
 class Generated(_Event, tag="generated"):
     """The samples of a `Generate`; `prompt_logprobs` from the index that it asked for, and
-    `cache_report` where it asked for that."""
+    `cache_report` and `pin`, the id of what it pinned, where it asked for these."""
 
     outputs: tuple[Output, ...]
     usage: Usage
     timing: Timing = Timing()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     cache_report: CacheReport | None = None
+    pin: str = ""
 
 
 class Selected(_Event, tag="selected"):

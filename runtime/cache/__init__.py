@@ -10,7 +10,7 @@ from rootlace.runtime.cache.check import check_cache
 from rootlace.runtime.cache.evicted import Cause, Evicted
 from rootlace.runtime.cache.expiry import Expiry
 from rootlace.runtime.cache.node import Node
-from rootlace.runtime.cache.pins import MAX_PINS, Pin, Pins, pin_id
+from rootlace.runtime.cache.pins import MAX_PINS, Pin, Pins
 from rootlace.runtime.cache.policies import policy_named
 from rootlace.runtime.cache.pool import BlockPool, PoolExhausted
 from rootlace.runtime.cache.tree import RadixTree
@@ -27,6 +27,5 @@ __all__ = [
     "PoolExhausted",
     "RadixTree",
     "check_cache",
-    "pin_id",
     "policy_named",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ MAX_PINS = 4096
 
 @dataclass(eq=False)
 class Pin:
-    """A handle on `tokens` leading tokens; `id` is made of them and of their namespace."""
+    """A handle on so many leading `tokens`; `id` is its holder's name for them."""
 
     id: str
     namespace: Hashable
@@ -62,11 +61,10 @@ class Pins:
         return sum(-(-end // size) - start // size for start, end in missing)
 
     def hold(
-        self, namespace: Hashable, tokens: np.ndarray, seconds: float, program: int = 0
+        self, name: str, namespace: Hashable, tokens: np.ndarray, seconds: float, program: int = 0
     ) -> None:
-        """Hold `tokens` (int32), which are in the tree, for so many seconds, or renew such a pin.
-        The caller keeps to `most` and `MAX_PINS`."""
-        name = pin_id(namespace, tokens)
+        """Hold `tokens` (int32), which are in the tree, for so many seconds, or renew the pin of
+        this name. The caller keeps to `most` and `MAX_PINS`."""
         until = self._clock() + seconds
         known = self._pins.get(name)
         if known is not None:
@@ -116,10 +114,3 @@ class Pins:
         # A split leaves a block with two nodes, so ids are counted, not lengths added.
         blocks = [node.blocks for node in self._held()]
         self.blocks = len(np.unique(np.concatenate(blocks))) if blocks else 0
-
-
-def pin_id(namespace: Hashable, tokens: np.ndarray) -> str:
-    """The id of a pin: the same for the same tokens of the same namespace."""
-    digest = hashlib.blake2b(ascii(namespace).encode() + b"\0", digest_size=8)
-    digest.update(np.ascontiguousarray(tokens, np.dtype("<i4")).tobytes())
-    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable
 from typing import Annotated, Literal
 
@@ -27,6 +28,13 @@ def kv_namespace(namespace: str, adapter: str) -> Hashable:
 def adapter_and_namespace(kv: Hashable) -> tuple[str, str]:
     """Of what `kv_namespace` gave, adapter and namespace."""
     return kv if isinstance(kv, tuple) else ("", str(kv or ""))
+
+
+def pin_id(kv: Hashable, token_ids: np.ndarray) -> str:
+    """The id of a pin: the same for the same tokens (int32) of the same KV."""
+    digest = hashlib.blake2b(ascii(kv).encode() + b"\0", digest_size=8)
+    digest.update(token_ids.astype("<i4").tobytes())
+    return digest.hexdigest()
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, eq=False, tag="submit"):

@@ -18,6 +18,7 @@ from rootlace.runtime.cache import (
     policy_named,
 )
 from rootlace.runtime.config import CacheConfig
+from rootlace.runtime.contracts.request import pin_id
 from rootlace.runtime.scheduler.explain import explain
 from rootlace.runtime.scheduler.plan_builder import PlanBuilder
 from rootlace.runtime.scheduler.sequence import Sequence
@@ -100,18 +101,23 @@ class KVStore:
     # ------------------------------------------------------------ pins, and times to live
 
     def check_pin(self, sequence: Sequence, longest: int) -> None:
-        """Raises PinRefused if a prompt that is to be pinned cannot be, as things are now.
+        """Raises PinRefused if a prompt that is to be pinned cannot be, as things are now; if it is
+        only to be tried, it is not pinned then.
 
         `longest`: the most tokens that any sequence may come to. It must fit beside all pins (the
         last token needs no KV).
         """
-        if not sequence.request.handling.cache.pin:
+        if sequence.pinned:
             return
-        if not self.enabled:
+        optional = sequence.request.handling.cache.pin == "try"
+        if not self.enabled and not optional:
             raise InvalidRequest("nothing can be pinned: the cache is switched off")
         most = min(self.pins.most, self.pool.num_blocks - self.blocks_for(longest - 1))
         needed = self.pins.needed(sequence.namespace, sequence.tokens[: sequence.prompt_len])
-        if (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS:
+        full = (needed and self.pins.blocks + needed > most) or len(self.pins) >= MAX_PINS
+        if optional and (full or not self.enabled):
+            sequence.pinned = True
+        elif full:
             raise PinRefused(
                 f"{self.pins.blocks} blocks are pinned, and {needed} more would be; at most "
                 f"{max(most, 0)} of {self.pool.num_blocks} may be now (max_pinned, and room for "
@@ -122,7 +128,8 @@ class KVStore:
         """Hold the sequence's prompt, which is in the tree; `check_pin` was asked before."""
         prompt = sequence.tokens[: sequence.prompt_len]
         seconds = sequence.request.handling.cache.ttl or PIN_SECONDS
-        self.pins.hold(sequence.namespace, prompt, seconds, sequence.program)
+        name = pin_id(sequence.namespace, prompt)
+        self.pins.hold(name, sequence.namespace, prompt, seconds, sequence.program)
 
     def expire(self) -> None:
         """Let go of pins, and forget tokens, that have had their time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from rootlace.runtime.config import CacheConfig, SchedulerConfig
 from rootlace.runtime.contracts.matcher import Matcher
@@ -98,6 +98,8 @@ class Scheduler:
         self._decode_rows = DecodeRows(cache.block_size)
         self._intake = TokenIntake()
         self._by_rid: dict[int, Sequence] = {}
+        self._forgotten: set[Hashable] = set()
+        """What is to be forgotten when its last request ends."""
         self._updates: list[Update] = []
         self._flights: deque[Flight] = deque()
         self._arrivals = 0
@@ -329,9 +331,11 @@ class Scheduler:
         self._check_if_asked()
 
     def forget_namespace(self, namespace: str) -> None:
-        """Forget what a namespace holds, with any adapter, and no running request uses."""
-        for kv in [kv for kv in self.kv.tree.roots if adapter_and_namespace(kv)[1] == namespace]:
-            self.kv.tree.forget_namespace(kv)
+        """Forget what a namespace holds, with any adapter; what requests use, when they end."""
+        known = {*self.kv.tree.roots, *(one.namespace for one in self._by_rid.values())}
+        for kv in known:
+            if adapter_and_namespace(kv)[1] == namespace:
+                self._forget(kv)
         self._check_if_asked()
 
     def unpin(self, pin: str, namespace: str | None = None) -> bool:
@@ -423,7 +427,8 @@ class Scheduler:
         """Pin the prompt of a sequence that had no part in the tree before it ended."""
         try:
             self.kv.check_pin(sequence, self._longest())
-            self.kv.pin(sequence)
+            if not sequence.pinned:
+                self.kv.pin(sequence)
         except PinRefused as error:
             sequence.ending = Ending("error", code=error.code, error=str(error))
 
@@ -433,6 +438,8 @@ class Scheduler:
         outcome.add_prompt_figures(sequence, update)
         sequence.finished = True
         del self._by_rid[sequence.rid]
+        if sequence.namespace in self._forgotten:
+            self._forget(sequence.namespace)
         self._count.by_finish[update.finish] += 1
         return update
 
@@ -458,6 +465,13 @@ class Scheduler:
                 f"the prompts of {len(queued) - 1} requests come first; with them this one takes "
                 f"{seconds:.3g} s or more, and its timeout is {timeout:.3g} s"
             )
+
+    def _forget(self, kv: Hashable) -> None:
+        self.kv.tree.forget_namespace(kv)
+        if any(sequence.namespace == kv for sequence in self._by_rid.values()):
+            self._forgotten.add(kv)
+        else:
+            self._forgotten.discard(kv)
 
     def _check_if_asked(self) -> None:
         if self.config.check_invariants:

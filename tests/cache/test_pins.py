@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rootlace.runtime.cache import Expiry, Pins, pin_id
+from rootlace.runtime.cache import Expiry, Pins
 from tests.cache.test_tree import Cache
 
 
@@ -26,9 +26,9 @@ def test_pins_are_held_counted_once_and_let_go_in_time() -> None:
     cache.keep([1] * 8 + [2] * 5)
     cache.keep([3] * 8)
     assert pins.needed("", _ids([1] * 8 + [2] * 9)) == 4 + 2  # a copy of the partial block
-    pins.hold("", _ids([1] * 8 + [2] * 5), 10.0)
+    pins.hold("long", "", _ids([1] * 8 + [2] * 5), 10.0)
     assert pins.blocks == 4 and pins.needed("", _ids([1] * 6)) == 0
-    pins.hold("", _ids([1] * 6), 5.0)  # inside the other one
+    pins.hold("short", "", _ids([1] * 6), 5.0)  # inside the other one
     assert pins.blocks == 4 and len(pins) == 2
     cache.handles += pins.nodes()
     cache.check()
@@ -37,8 +37,8 @@ def test_pins_are_held_counted_once_and_let_go_in_time() -> None:
     assert cache.match([1] * 8 + [2] * 5) == 13 and cache.match([3] * 8) == 0
     clock.now = 6.0
     pins.expire()
-    assert [pin.id for pin in pins.all()] == [pin_id("", _ids([1] * 8 + [2] * 5))]
-    pins.hold("", _ids([1] * 8 + [2] * 5), 10.0)  # which renews it
+    assert [pin.id for pin in pins.all()] == ["long"]
+    pins.hold("long", "", _ids([1] * 8 + [2] * 5), 10.0)  # which renews it
     clock.now = 15.0
     pins.expire()
     assert len(pins) == 1 and pins.all()[0].until == 16.0

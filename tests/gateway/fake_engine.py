@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rootlace.runtime.contracts.messages import Explain, Ready
+from rootlace.runtime.contracts.messages import Explain, GetPins, Ready, Unpin
 from rootlace.runtime.contracts.plan import TokenScores
 from rootlace.runtime.contracts.request import Request
-from rootlace.runtime.contracts.tree_page import TreeNode, TreePage
+from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode, TreePage
 from rootlace.runtime.contracts.update import Update
 from rootlace.wire.cache_report import CacheReport
 
@@ -61,6 +61,7 @@ class FakeEngine:
     submitted: list[Request] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
     running: dict[int, Running] = field(default_factory=dict)
     explained: list[tuple[list[int], str, str]] = field(default_factory=list)
     flushes: int = 0
@@ -111,11 +112,18 @@ class FakeEngine:
     def release_program(self, program: str) -> None:
         self.released.append(program)
 
+    def forget_namespace(self, namespace: str) -> None:
+        self.forgotten.append(namespace)
+
     async def flush(self) -> None:
         await asyncio.sleep(0)
         self.flushes += 1
 
     async def ask(self, kind: type, *fields: Any) -> Any:
+        if kind is GetPins:
+            return (PinnedPrefix("p1", "", "", 5, 1, 60.0),)
+        if kind is Unpin:
+            return fields[0] == "p1"
         return await (self._explain if kind is Explain else self._tree)(*fields)
 
     async def _explain(

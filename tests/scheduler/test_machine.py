@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rootlace.runtime.cache import pin_id
 from rootlace.runtime.config import Eviction
+from rootlace.runtime.contracts.request import pin_id
 from rootlace.runtime.scheduler.running import Headroom
 from rootlace.wire.errors import (
     ConstraintNotMet,

@@ -15,7 +15,7 @@ import numpy as np
 
 from rootlace.runtime.gateway.keys.account import Account
 from rootlace.runtime.gateway.tokens.pieces import Piece
-from rootlace.wire.errors import Cancelled, InternalError, RootlaceError
+from rootlace.wire.errors import Cancelled, DeadlineExceeded, InternalError, RootlaceError
 from rootlace.wire.protocol import Event, Failed
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,32 @@ class BranchState:
 
 
 @dataclass(frozen=True)
+class Deadline:
+    """`at` this time of the loop's clock, `seconds` after it was set."""
+
+    at: float
+    seconds: float
+
+    def error(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"the request was not done within its timeout of {self.seconds:g} s"
+        )
+
+
+@dataclass(frozen=True)
 class Work:
     """One thing to do on a branch: an operation or, with op 0, an answer to another branch.
 
     `run` returns the terminal event, or None where op is 0. `always` work runs on a broken branch
-    too (closing, answering a waiting branch). `done` is called once, however it ends.
+    too (closing, answering a waiting branch). `done` is called once, however it ends. At the
+    `deadline` it fails.
     """
 
     op: int
     run: Callable[[], Awaitable[Event | None]]
     always: bool = False
     done: Callable[[], None] | None = None
+    deadline: Deadline | None = None
 
 
 class Branch:
@@ -93,6 +108,8 @@ class Branch:
         self.namespace = namespace
         self.adapter = adapter
         self.account = account
+        self.private = False
+        """Whether its namespace is its own, and that of its descendants."""
         self.state = BranchState()
         self.error: RootlaceError | None = None
         self._emit = emit
@@ -100,6 +117,8 @@ class Branch:
         self._working = False
         self._task: asyncio.Task[None] | None = None
         self._waiting: asyncio.Future[object] | None = None
+        self._overdue: DeadlineExceeded | None = None
+        """What the work under way fails with, once it has had its time."""
 
     def post(self, work: Work) -> None:
         """Run `work` behind what is queued; now, if that is nothing."""
@@ -126,6 +145,9 @@ class Branch:
             if not future.cancel() and not future.cancelled():
                 future.exception()  # asyncio complains of exceptions that are never retrieved
             raise self.cancelled()
+        if self._overdue is not None:
+            future.cancel()
+            raise self._overdue
         self._waiting = future  # type: ignore[assignment]
         try:
             return await future
@@ -151,7 +173,10 @@ class Branch:
         try:
             if self.error is not None and not work.always:
                 raise self.cancelled()
-            event = await work.run()
+            if work.deadline is None:
+                event = await work.run()
+            else:
+                event = await self._in_time(work.run, work.deadline)
             if self.error is not None and not work.always:
                 raise self.cancelled()
             return event
@@ -162,6 +187,25 @@ class Branch:
             failure = InternalError(f"{type(error).__name__}: {error}")
         self._break(failure)
         return Failed(work.op, failure.code, str(failure)) if work.op else None
+
+    async def _in_time(
+        self, run: Callable[[], Awaitable[Event | None]], deadline: Deadline
+    ) -> Event | None:
+        """What `run` gives, if it does before the deadline."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= deadline.at:
+            raise deadline.error()
+        timer = loop.call_at(deadline.at, self._expire, deadline)
+        try:
+            return await run()
+        finally:
+            timer.cancel()
+            self._overdue = None
+
+    def _expire(self, deadline: Deadline) -> None:
+        self._overdue = deadline.error()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(self._overdue)
 
     def _break(self, error: RootlaceError) -> None:
         if self.error is None:

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from rootlace.runtime.contracts.request import NO_TOKENS, Request
+from rootlace.runtime.contracts.request import NO_TOKENS, Request, kv_namespace, pin_id
 from rootlace.runtime.contracts.update import Update
 from rootlace.runtime.gateway.branches.branch import Branch
 from rootlace.runtime.gateway.branches.cache_texts import with_texts
@@ -91,6 +91,7 @@ class Generation:
                     emit_every=emit_every,
                     emit_seconds=emit_seconds,
                     report=report if own is params else "",
+                    handling=op.handling,
                 ),
                 partial(self._take, sample),
             )
@@ -181,13 +182,16 @@ class Generation:
         timing = Timing(self._queued, first, total)
         self._core.metrics.generated(timing, usage.completion_tokens // len(outputs))
         report, finding = self._report, None
-        if self._core.config.cache_reports != "off":
+        if self._core.config.cache_reports != "off" and not self._branch.private:
             branch, lint = self._branch, self._core.lint
             finding = lint.observe(branch.namespace, prompt, usage.cached_tokens, branch.adapter)
         if report is not None:
             advice = "" if finding is None else finding.says
             report = with_texts(report, prompt, self._core.tokenizer, advice)
-        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs, report)
+        pin = ""
+        if self._op.handling.cache.pin:
+            pin = pin_id(kv_namespace(self._branch.namespace, self._branch.adapter), prompt)
+        return Generated(self._op.op, outputs, usage, timing, self._prompt_logprobs, report, pin)
 
 
 def _for_sample(params: SamplingParams, index: int) -> SamplingParams:

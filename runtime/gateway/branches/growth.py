@@ -102,6 +102,7 @@ async def prefill(core: Core, branch: Branch, op: Prefill) -> Event:
             namespace=branch.namespace,
             adapter=branch.adapter,
             program=branch.program,
+            handling=op.handling,
         ),
         note,
     )

@@ -25,6 +25,7 @@ import random
 import time
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from rootlace.runtime.contracts.request import Request
@@ -36,6 +37,7 @@ from rootlace.runtime.gateway.branches.requests import Requests
 from rootlace.runtime.gateway.branches.sample import token_logprob
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.errors import InternalError, InvalidRequest
+from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import (
     ChoicesMethod,
     Event,
@@ -147,6 +149,10 @@ class Selection:
     async def _score(self, prompts: Sequence[_Scored]) -> None:
         branch, core = self._branch, self._core
         requests = Requests(core.engine, branch.account)
+        given = self._op.handling
+        # A choice is no prompt to be pinned.
+        cache = Cache() if given.cache.pin else given.cache
+        handling = msgspec.structs.replace(given, cache=cache)
         for scored in prompts:
             params = SamplingParams(
                 max_tokens=0, temperature=0.0, seed=0, prompt_logprobs_from=scored.start
@@ -159,6 +165,7 @@ class Selection:
                     namespace=branch.namespace,
                     program=branch.program,
                     adapter=branch.adapter,
+                    handling=handling,
                 ),
                 lambda update, scored=scored: self._take(scored, update),  # type: ignore[misc]
             )

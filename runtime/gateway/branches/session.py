@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from rootlace.runtime.gateway.branches import growth
-from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Work
+from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Deadline, Work
 from rootlace.runtime.gateway.branches.core import Core
 from rootlace.runtime.gateway.branches.generation import Generation
 from rootlace.runtime.gateway.branches.select import Selection
@@ -91,6 +92,8 @@ class Session:
         self._closing: dict[int, Branch] = {}
         self._alive: set[Branch] = set()  # the open ones, and closing ones until they are closed
         self._programs: Counter[str] = Counter()
+        self._private: Counter[str] = Counter()
+        """Branches by namespace, of those that share nothing."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: list[Event] = []
         self._waiting_size = 0
@@ -204,8 +207,12 @@ class Session:
             run = Generation(core, branch, op, self._emit).run  # type: ignore[assignment]
         else:
             run = Selection(core, branch, op).run  # type: ignore[assignment]
+        deadline = None
+        if isinstance(op, Generate | Select | Prefill) and op.handling.timeout is not None:
+            seconds = op.handling.timeout
+            deadline = Deadline(self._loop.time() + seconds, seconds)
         self._waiting_size += size
-        branch.post(Work(op.op, run, done=partial(self._forget, size)))
+        branch.post(Work(op.op, run, done=partial(self._forget, size), deadline=deadline))
 
     def _check_backlog(self, branch: Branch | None, size: int) -> None:
         """Raises Overloaded, and breaks the branch, when too much waits already."""
@@ -239,6 +246,9 @@ class Session:
         program = f"{self._number}:{op.program}" if op.program else ""
         namespace = namespace_of(self._account, op.namespace)
         adapter = op.adapter or ""
+        if not op.share:
+            # Nobody else can name it.
+            namespace = f"{namespace}~{secrets.token_hex(8)}"
         if parent is not None:
             program, namespace = parent.program, parent.namespace
             adapter = parent.adapter if op.adapter is None else op.adapter
@@ -263,6 +273,9 @@ class Session:
         self._core.branch_count += 1
         if program:
             self._programs[program] += 1
+        branch.private = not op.share if parent is None else parent.private
+        if branch.private:
+            self._private[namespace] += 1
         if refused is not None:
             branch.post(Work(op.op, partial(_raise, refused)))
         elif parent is None:
@@ -287,6 +300,11 @@ class Session:
             if not self._programs[branch.program]:
                 del self._programs[branch.program]
                 self._core.engine.release_program(branch.program)
+        if branch.private:
+            self._private[branch.namespace] -= 1
+            if not self._private[branch.namespace]:
+                del self._private[branch.namespace]
+                self._core.engine.forget_namespace(branch.namespace)
 
     def _quote(self, branch_id: int) -> _Snapshot:
         """The text that a branch will have gained after the operations it has been sent so far."""

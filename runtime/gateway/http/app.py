@@ -173,6 +173,8 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint("GET", "/page/{name}", page.file, "the page's files"),
         Endpoint("GET", "/cache/lint", cache.lint, "what keeps prompts from sharing more"),
         Endpoint("GET", "/cache/tree", cache.tree, "what the cache holds, used last first"),
+        Endpoint("GET", "/cache/pins", cache.pins, "the prompts that are pinned"),
+        Endpoint("DELETE", "/cache/pins/{id}", cache.unpin, "let a pinned prompt go"),
         Endpoint(
             "POST",
             "/cache/explain",

@@ -6,26 +6,32 @@ import asyncio
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+import msgspec
+
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.handling import remaining
 from rootlace.runtime.gateway.keys.account import admitted, caller
 from rootlace.wire.errors import from_code
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import (
     Append,
     Close,
     Event,
+    Explain,
     Explained,
     Failed,
+    Generate,
     Generated,
-    Op,
     Open,
     Part,
+    Select,
     Selected,
 )
 
 _OPS = 4
 
 Result = Explained | Generated | Selected
-Ask = Callable[[int, int], Op]
+Ask = Callable[[int, int], Explain | Generate | Select]
 """Makes the operation, given its number and its branch."""
 
 
@@ -36,30 +42,44 @@ async def behind_prompts(
     *,
     namespace: str,
     adapter: str,
+    handling: Handling = PLAIN,
     at_once: int = 1,
     free: bool = False,
 ) -> list[Result]:
     """The results, in the order of the `count` prompts. Raises the first error.
 
     `at_once` prompts at most are under way, so that other requests find room in the queue. `free`:
-    nothing is computed, so it is no request of the key's quota.
+    nothing is computed, so it is no request of the key's quota. The timeout of `handling` is that
+    of all together.
     """
     events: asyncio.Queue[list[Event]] = asyncio.Queue()
     account = caller() if free else admitted()
     session = gateway.open_session(events.put_nowait, client="http", account=account)
     found: dict[int, Result] = {}
     waiting = enumerate(asked)
+    clock = asyncio.get_running_loop().time
+    started = clock()
     try:
         begun = 0
         while len(found) < count:
             for index, (parts, ask) in islice(waiting, at_once - (begun - len(found))):
                 begun += 1
                 op, branch = index * _OPS + 1, index + 1
+                asked_for = ask(op + 2, branch)
+                if not isinstance(asked_for, Explain):
+                    left = remaining(handling, clock() - started)
+                    asked_for = msgspec.structs.replace(asked_for, handling=left)
                 session.handle(
                     [
-                        Open(op, branch, namespace=namespace, adapter=adapter),
+                        Open(
+                            op,
+                            branch,
+                            namespace=namespace,
+                            adapter=adapter,
+                            share=handling.cache.share,
+                        ),
                         Append(op + 1, branch, parts),
-                        ask(op + 2, branch),
+                        asked_for,
                         Close(op + 3, branch),
                     ]
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -19,9 +19,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Body(msgspec.Struct, forbid_unknown_fields=True):
     """Base of all bodies: a misspelt field is an error."""
 
-
-Timeout = Annotated[float, msgspec.Meta(gt=0)]
-"""Seconds until a request fails with DeadlineExceeded."""
 
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")

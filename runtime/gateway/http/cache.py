@@ -7,14 +7,14 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from rootlace.runtime.contracts.messages import GetTree
-from rootlace.runtime.contracts.tree_page import TreeNode
+from rootlace.runtime.contracts.messages import GetPins, GetTree, Unpin
+from rootlace.runtime.contracts.tree_page import PinnedPrefix, TreeNode
 from rootlace.runtime.gateway.branches.cache_texts import page_with_texts
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
 from rootlace.runtime.gateway.http.body import read_body
-from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.errors import InvalidParameter, RecordNotFound
 from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
 from rootlace.runtime.gateway.http.replies import json_response, report_fields
@@ -22,7 +22,7 @@ from rootlace.runtime.gateway.keys.account import caller
 from rootlace.runtime.gateway.lint.finding import Finding
 from rootlace.wire.protocol import Explain, Explained
 
-T = TypeVar("T", Finding, TreeNode)
+T = TypeVar("T", Finding, TreeNode, PinnedPrefix)
 
 MAX_NODES = 2000
 """Of one page of the tree: making more would hold the engine up."""
@@ -83,6 +83,21 @@ class Cache:
             msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
         )
 
+    async def pins(self, request: web.Request) -> web.Response:
+        """What is pinned, those that end first."""
+        (namespace,) = self._query(request, "namespace")
+        pins = await self._gateway.engine.ask(GetPins)
+        shown = [_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)]
+        return json_response({"pins": shown})
+
+    async def unpin(self, request: web.Request) -> web.Response:
+        """Let a pin go; its blocks may be evicted from then on."""
+        (namespace,) = self._query(request, "namespace")
+        pin = request.match_info["id"]
+        if not await self._gateway.engine.ask(Unpin, pin, namespace):
+            raise RecordNotFound("pin", pin)
+        return json_response({"id": pin, "deleted": True})
+
     def _query(self, request: web.Request, *names: str) -> tuple[str | None, ...]:
         """The named parameters, `namespace` among them: its default is the empty one, or all where
         clients may look into all."""
@@ -97,7 +112,7 @@ class Cache:
 
 
 def _as_asked(shown: T) -> T:
-    """A node or finding with its namespace as the client's `cache_salt` names it."""
+    """A node, finding or pin with its namespace as the client's `cache_salt` names it."""
     account = caller()
     if account is None:
         return shown

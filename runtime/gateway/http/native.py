@@ -19,10 +19,11 @@ from aiohttp import web
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.aborts import Aborts
-from rootlace.runtime.gateway.http.body import Body, Timeout, read_body
+from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import ConstraintBody, sglang_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused, ignored, refused
+from rootlace.runtime.gateway.http.handling import HandlingBody, handling_of
 from rootlace.runtime.gateway.http.logprobs import finite
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
@@ -65,7 +66,7 @@ _ONLY_TEXT = refused("only text is served")
 _ONE_PROCESS = refused("prompts are computed where tokens are sampled")
 
 
-class GenerateBody(Body):
+class GenerateBody(HandlingBody):
     """`POST /generate`. Of a batch, every field may be a list with one entry per prompt."""
 
     text: str | list[str] | None = None
@@ -80,7 +81,6 @@ class GenerateBody(Body):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     return_cache_report: bool | None = None
-    timeout: Timeout | None = None
 
     model: str | None = None
     lora_path: str | list[str | None] | None = None
@@ -88,7 +88,6 @@ class GenerateBody(Body):
     log_metrics: Annotated[bool | None, ignored("counters count every request")] = None
     no_logs: Annotated[bool | None, ignored("texts are never logged")] = None
     background: Annotated[bool | None, ignored("every request is waited for")] = None
-    priority: Annotated[int | None, ignored("requests have no priorities")] = None
     return_bytes: Annotated[bool | None, ignored("replies are JSON")] = None
 
     input_embeds: Annotated[Any, refused("give text or input_ids")] = None
@@ -174,6 +173,7 @@ class Generate:
         keys = _per_prompt(body.extra_key, count, "extra_key", "")
         paths = _per_prompt(body.lora_path, count, "lora_path", None)
         shared = isinstance(body.rid, str) and count > 1
+        handling = handling_of(body)
         asked = []
         for i, prompt in enumerate(prompts):
             listed = isinstance(body.sampling_params, list)
@@ -197,7 +197,7 @@ class Generate:
                 salts[i] or keys[i],
                 bool(body.return_cache_report),
                 adapter_of(self._gateway, model, paths[i], "lora_path"),
-                body.timeout,
+                handling,
             )
             rid = f"{rids[i]}-{i}" if shared else rids[i] or uuid.uuid4().hex
             texts = bool(body.return_text_in_logprobs)
@@ -299,6 +299,8 @@ def _reply(asked: _Asked, result: Generated, output: Output, elapsed: float) -> 
     }
     if result.cache_report is not None:
         meta["cache_report"] = report_fields(result.cache_report)
+    if result.pin:
+        meta["cache_pin"] = result.pin
     if asked.logprobs:
         meta |= _logprobs("input", result.prompt_logprobs, asked)
         meta |= _logprobs("output", output.logprobs, asked)

@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.chat.pins import Pin, cut
 from rootlace.runtime.gateway.http.constraints import Asked
 from rootlace.runtime.gateway.http.errors import RefusedConstraint
 from rootlace.runtime.gateway.keys.account import admitted
-from rootlace.wire.errors import DeadlineExceeded, InvalidConstraint, RootlaceError, from_code
+from rootlace.wire.errors import InvalidConstraint, RootlaceError, from_code
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import (
     Append,
     Cancel,
     Chunk,
     Close,
+    Done,
     Event,
     Failed,
     Generate,
@@ -30,16 +35,20 @@ from rootlace.wire.protocol import (
     Open,
     Output,
     Part,
+    Prefill,
     SamplingParams,
     Usage,
 )
 
-_OPS_PER_JOB = 4
+MAX_PINS = 4
+_OPS_PER_JOB = 4 + 2 * MAX_PINS
+_GENERATE = 2
 
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt and how to continue it."""
+    """One prompt and how to continue it. `pins`, at most `MAX_PINS`, are in order; what ends at
+    each of them is computed first."""
 
     parts: tuple[Part, ...]
     params: SamplingParams
@@ -47,8 +56,8 @@ class Job:
     namespace: str = ""
     cache_report: bool = False
     adapter: str = ""
-    timeout: float | None = None
-    """Seconds from now until the request fails with DeadlineExceeded."""
+    handling: Handling = PLAIN
+    pins: tuple[Pin, ...] = ()
 
 
 class OneShots:
@@ -61,30 +70,35 @@ class OneShots:
     def __init__(self, gateway: Gateway, jobs: Sequence[Job], stream: bool = False) -> None:
         self._events: asyncio.Queue[list[Event]] = asyncio.Queue()
         self._jobs = jobs
-        self._timeout = min((job.timeout for job in jobs if job.timeout is not None), default=None)
-        self._clock = asyncio.get_running_loop().time
-        self._deadline = None if self._timeout is None else self._clock() + self._timeout
         self._session = gateway.open_session(
             self._events.put_nowait, client="http", account=admitted()
         )
         self._next_op = len(jobs) * _OPS_PER_JOB + 1
         self._ended: set[int] = set()
+        self._written: dict[int, tuple[int, ...]] = {}
         ops: list[Op] = []
         for index, job in enumerate(jobs):
             op, branch = index * _OPS_PER_JOB + 1, index + 1
             ops += [
-                Open(op, branch, namespace=job.namespace, adapter=job.adapter),
-                Append(op + 1, branch, job.parts),
+                Open(
+                    op,
+                    branch,
+                    namespace=job.namespace,
+                    adapter=job.adapter,
+                    share=job.handling.cache.share,
+                ),
+                *_appends(op + _GENERATE + 2, branch, job),
                 Generate(
-                    op + 2,
+                    op + _GENERATE,
                     branch,
                     params=job.params,
                     constraint=job.asked.constraint if job.asked else None,
                     stream=stream,
                     cache_report=job.cache_report,
                     tell_cached=stream,
+                    handling=job.handling,
                 ),
-                Close(op + 3, branch),
+                Close(op + _GENERATE + 1, branch),
             ]
         self._session.handle(ops)
 
@@ -104,7 +118,7 @@ class OneShots:
         output = Output("", (), "abort")
         outputs = (output,) * self._jobs[index].params.n
         # It comes before the failure of the operation, which then is that of an ended job.
-        generate = index * _OPS_PER_JOB + 3
+        generate = index * _OPS_PER_JOB + 1 + _GENERATE
         self._events.put_nowait([Generated(generate, outputs, Usage())])
         self._session.handle([Cancel(self._next_op, index + 1)])
         self._next_op += 1
@@ -116,30 +130,29 @@ class OneShots:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Chunk | Generated]]:
         while len(self._ended) < len(self._jobs):
-            for event in await self._next():
+            for event in await self._events.get():
                 index = (event.op - 1) // _OPS_PER_JOB
                 if index in self._ended or index >= len(self._jobs):
                     continue
                 if isinstance(event, Failed):
                     raise self._error(event, index)
-                if isinstance(event, Chunk | Generated):
-                    if isinstance(event, Generated):
-                        self._ended.add(index)
+                if isinstance(event, Done) and event.usage is not None:
+                    written = event.usage.prompt_tokens - event.usage.cached_tokens
+                    self._written[index] = (*self._written.get(index, ()), written)
+                elif isinstance(event, Generated):
+                    self._ended.add(index)
+                    yield index, self._with_written(event, index)
+                elif isinstance(event, Chunk):
                     yield index, event
 
-    async def _next(self) -> list[Event]:
-        if self._deadline is None:
-            return await self._events.get()
-        try:
-            # A queue that is never empty would let the timeout pass unseen.
-            if self._clock() >= self._deadline:
-                raise TimeoutError
-            async with asyncio.timeout_at(self._deadline):
-                return await self._events.get()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the request was not done within its timeout of {self._timeout:g} s"
-            ) from None
+    def _with_written(self, event: Generated, index: int) -> Generated:
+        """What was computed for pins was not found in the cache, although the last request did."""
+        if index not in self._written:
+            return event
+        written = self._written[index]
+        cached = max(event.usage.cached_tokens - sum(written), 0)
+        usage = msgspec.structs.replace(event.usage, cached_tokens=cached, written=written)
+        return msgspec.structs.replace(event, usage=usage)
 
     def _error(self, event: Failed, index: int) -> RootlaceError:
         """The typed error; one about the constraint names the field that asked for it."""
@@ -149,6 +162,17 @@ class OneShots:
         if isinstance(error, InvalidConstraint) and asked is not None:
             return RefusedConstraint(asked.param, str(error))
         return error
+
+
+def _appends(op: int, branch: int, job: Job) -> list[Op]:
+    """The prompt: each beginning that is to be pinned, computed, and what follows."""
+    ops: list[Op] = []
+    for parts, cache in cut(job.parts, job.pins):
+        ops.append(Append(op + len(ops), branch, parts))
+        if cache.pin:
+            handling = msgspec.structs.replace(job.handling, cache=cache)
+            ops.append(Prefill(op + len(ops), branch, handling))
+    return ops
 
 
 async def run(gateway: Gateway, jobs: Sequence[Job]) -> list[Generated]:

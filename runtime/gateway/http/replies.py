@@ -40,12 +40,13 @@ def report_fields(report: CacheReport) -> dict[str, Any]:
 
 
 def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
-    """OpenAI's `usage`, summed over the prompts of a request; and the reports on the cache, one
-    per prompt, where they were asked for."""
+    """OpenAI's `usage`, summed over the prompts of a request; and the reports on the cache and the
+    ids of pins, one per prompt, where they were asked for."""
     usages = [result.usage for result in results]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
     reports = [report_fields(each.cache_report) for each in results if each.cache_report]
+    pins = [each.pin for each in results if each.pin]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -55,6 +56,7 @@ def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
             "forced_tokens": sum(usage.forced_tokens for usage in usages)
         },
         **({"cache_reports": reports} if reports else {}),
+        **({"cache_pins": pins} if pins else {}),
     }
 
 

@@ -18,12 +18,13 @@ from rootlace.runtime.gateway.http.chat.chats import Chats, check_length
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, envelope, json_response
+from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import (
     Generate,
     Generated,
-    Op,
     Part,
     SamplingParams,
     Select,
@@ -43,14 +44,13 @@ MAX_LABELS = 2 * MAX_PROMPTS
 _AT_ONCE = 256
 
 
-class _Ranked(Body, kw_only=True):
+class _Ranked(HandlingBody, kw_only=True):
     """What scores and ranks share. `instruction` says what makes a text relevant."""
 
     model: str | None = None
     instruction: str | None = None
     cache_salt: str | None = None
     user: Annotated[str | None, ignored("it is about the account of clients")] = None
-    priority: Annotated[int | None, ignored("requests have no priorities")] = None
     truncate_prompt_tokens: Annotated[
         int | None, refused("a text that is too long is an error; shorten it before you send it")
     ] = None
@@ -94,10 +94,11 @@ class _Scored:
 
 
 class _Place(TypedDict):
-    """The namespace in which prompts are computed, and by which adapter."""
+    """The namespace in which prompts are computed, by which adapter, and how they are served."""
 
     namespace: str
     adapter: str
+    handling: Handling
 
 
 class Scores:
@@ -181,7 +182,11 @@ class Scores:
         return self._chats.render(request, ())
 
     def _place(self, body: _Ranked, model: str) -> _Place:
-        return _Place(namespace=body.cache_salt or "", adapter=adapter_of(self._gateway, model))
+        return _Place(
+            namespace=body.cache_salt or "",
+            adapter=adapter_of(self._gateway, model),
+            handling=handling_without_pin(body),
+        )
 
     def _labels(self, body: ScoreBody) -> Sequence[str]:
         if (body.labels is None) == (body.label_token_ids is None):
@@ -231,7 +236,7 @@ class Scores:
     ) -> list[_Scored]:
         """Labels that are tokens: each is appended, and its log-probability read."""
 
-        def read(ids: tuple[int, ...], op: int, branch: int) -> Op:
+        def read(ids: tuple[int, ...], op: int, branch: int) -> Generate:
             params = SamplingParams(max_tokens=0, logprobs=True, prompt_logprobs_from=len(ids))
             return Generate(op, branch, params=params)
 
@@ -260,7 +265,7 @@ class Scores:
         _check_count(count, MAX_PROMPTS)
         _check_count(count * len(labels), MAX_LABELS)
 
-        def select(op: int, branch: int) -> Op:
+        def select(op: int, branch: int) -> Select:
             return Select(op, branch, tuple(labels))
 
         asked = ((parts, select) for parts in prompts)

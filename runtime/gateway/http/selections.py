@@ -6,14 +6,15 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.behind_prompts import behind_prompts
-from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
 from rootlace.wire.protocol import ChoicesMethod, Select, Selected
 
 
-class SelectBody(Body, kw_only=True):
+class SelectBody(HandlingBody, kw_only=True):
     """`POST /select`. With a temperature, the choice is drawn."""
 
     text: str | None = None
@@ -60,6 +61,7 @@ class Selections:
             1,
             namespace=body.cache_salt or "",
             adapter=adapter_of(self._gateway, model, body.adapter),
+            handling=handling_without_pin(body),
         )
         assert isinstance(found, Selected)
         return json_response(

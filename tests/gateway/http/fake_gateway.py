@@ -34,6 +34,7 @@ from rootlace.wire.protocol import (
     Op,
     Open,
     Output,
+    Prefill,
     Select,
     Selected,
     Text,
@@ -120,9 +121,14 @@ class FakeSession:
                                 ids.append(BOS)
                             ids += part.text.encode()
                     self._on_events([Done(op.op)])
+                case Prefill():
+                    # The first half of each is known.
+                    count = len(self._prompts[op.branch])
+                    usage = Usage(prompt_tokens=count, cached_tokens=count // 2)
+                    self._on_events([Done(op.op, usage)])
                 case Generate():
                     ids = self._prompts[op.branch]
-                    self._tasks.append(asyncio.create_task(self._generate(op, ids)))
+                    self._tasks.append(asyncio.create_task(self._in_time(op, ids)))
                 case Select():
                     # The more often the prompt holds a choice, the likelier it is.
                     text = self._gateway.tokenizer.decode(self._prompts[op.branch])
@@ -137,6 +143,14 @@ class FakeSession:
         self.closed = True
         for task in self._tasks:
             task.cancel()
+
+    async def _in_time(self, op: Generate, prompt: list[int]) -> None:
+        try:
+            async with asyncio.timeout(op.handling.timeout):
+                await self._generate(op, prompt)
+        except TimeoutError:
+            said = f"not done within its timeout of {op.handling.timeout} s"
+            self._on_events([Failed(op.op, "deadline_exceeded", said)])
 
     async def _generate(self, op: Generate, prompt: list[int]) -> None:
         if self._gateway.fail is not None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rootlace.wire.protocol import Constraint
+from rootlace.wire.handling import Cache
+from rootlace.wire.protocol import Append, Constraint, Prefill, Text
 from tests.gateway.http.conftest import Served
 
 ASK = {"model": "fake", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
@@ -143,15 +144,18 @@ async def test_the_cache_is_accounted(served: Served) -> None:
     assert plain["usage"] == {
         "input_tokens": 10,
         "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_read_input_tokens": 9,
         "output_tokens": 5,
     }
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     _, marked = await post(served, {**ASK, "messages": [{"role": "user", "content": [part]}]})
+    # `<user>hi` is computed first, half of it; the rest finds that.
     assert marked["usage"] == {
-        "input_tokens": 0,
-        "cache_creation_input_tokens": 10,
-        "cache_read_input_tokens": 9,
+        "input_tokens": 10,
+        "cache_creation_input_tokens": 4,
+        "cache_creation": {"ephemeral_5m_input_tokens": 4, "ephemeral_1h_input_tokens": 0},
+        "cache_read_input_tokens": 5,
         "output_tokens": 5,
     }
     counted = {"model": "fake", "messages": ASK["messages"]}
@@ -192,3 +196,41 @@ async def test_refusals(served: Served, given: dict[str, Any], param: str) -> No
     assert status == 400 and reply["type"] == "error"
     assert reply["error"]["type"] == "invalid_request_error"
     assert reply["error"]["param"] == param, reply
+
+
+async def test_marks_pin_the_prompt_up_to_them(served: Served) -> None:
+    def text(content: str, ttl: str = "") -> dict[str, Any]:
+        control = {"type": "ephemeral"} | ({"ttl": ttl} if ttl else {})
+        return {"type": "text", "text": content, "cache_control": control}
+
+    body = {
+        **ASK,
+        "tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}],
+        "system": [text("rules", "1h"), {"type": "text", "text": "more"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": "ho"},
+            {"role": "user", "content": [text("well"), {"type": "text", "text": "go on"}]},
+        ],
+    }
+    _, reply = await post(served, body)
+    ops = served.gateway.sessions[-1].ops
+    appended = [
+        "".join(part.text for part in op.parts if isinstance(part, Text))
+        for op in ops
+        if isinstance(op, Append)
+    ]
+    assert appended == [
+        "[f]<system>rules",
+        "\n\nmore<user>",
+        "hi<assistant>ho<user>well",
+        "\n\ngo on<assistant>",
+    ]
+    pins = [op.handling.cache for op in ops if isinstance(op, Prefill)]
+    assert pins == [Cache("try", 3600.0), Cache("try", 300.0), Cache("try", 300.0)]
+    usage = reply["usage"]
+    assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 8
+    assert usage["cache_creation_input_tokens"] == sum(usage["cache_creation"].values())
+    many = {"role": "user", "content": [text(str(n)) for n in range(5)]}
+    status, error = await post(served, {**ASK, "messages": [many]})
+    assert status == 400 and "at most 4 places" in error["error"]["message"]

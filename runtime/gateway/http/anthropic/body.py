@@ -7,11 +7,20 @@ from typing import Annotated, Any, Literal
 from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.chat.thinking import Thinking
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.handling import HandlingBody
 
-# Whether it was given decides only how the usage counts what was not found in the cache.
-_CacheControl = dict[str, Any] | None
 _ACCOUNT = ignored("it is about the account of Anthropic's clients")
 _NO_SERVER_TOOLS = refused("tools are run by the client")
+
+
+class CacheControl(Body):
+    """The prompt is pinned up to here, if there is room for it."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+_CacheControl = CacheControl | None
 
 
 class TextBlock(Body, tag_field="type", tag="text"):
@@ -85,7 +94,7 @@ class OutputConfig(Body):
     effort: str | None = None
 
 
-class CountBody(Body, kw_only=True):
+class CountBody(HandlingBody, kw_only=True):
     """`POST /v1/messages/count_tokens`, and what a request for an answer adds to."""
 
     messages: list[Message]
@@ -103,7 +112,8 @@ class CountBody(Body, kw_only=True):
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """`POST /v1/messages`. `cache_salt` is ours."""
+    """`POST /v1/messages`. `cache_salt`, `return_cache_report`, `priority`, `timeout`
+    and `cache` are ours."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
@@ -112,6 +122,7 @@ class MessagesBody(CountBody, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     cache_salt: str | None = None
+    return_cache_report: bool | None = None
     metadata: Annotated[Any, _ACCOUNT] = None
     user_profile_id: Annotated[str | None, _ACCOUNT] = None
     diagnostics: Annotated[Any, ignored("the usage says what was found in the cache")] = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from rootlace.runtime.gateway.http.anthropic.body import (
     Block,
+    CacheControl,
     CountBody,
     Message,
     MessagesBody,
@@ -15,15 +16,21 @@ from rootlace.runtime.gateway.http.anthropic.body import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool, ToolChoice
+from rootlace.runtime.gateway.http.chat.request import ChatRequest, Pinned, Tool, ToolChoice
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
+from rootlace.runtime.gateway.http.handling import handling_of
+from rootlace.runtime.gateway.http.one_shot import MAX_PINS
+from rootlace.wire.handling import Cache
 from rootlace.wire.protocol import Constraint
 
 # What this interface calls the parameters.
 _NAMES = {"stop": "stop_sequences"}
+_SECONDS = {"5m": 300.0, "1h": 3600.0}
+# Text that nobody writes: of the private use area.
+_UNLIKE = "\ue0f0"
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 
@@ -31,7 +38,7 @@ def chat_request(body: CountBody) -> ChatRequest:
     """Raises InvalidParameter for what cannot be served."""
     if not body.messages:
         raise InvalidParameter("messages", "messages must not be empty")
-    messages = [] if not body.system else [{"role": "system", "content": _text(body.system)}]
+    messages = _system(body.system)
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     for index, tool in enumerate(body.tools or ()):
@@ -55,16 +62,57 @@ def chat_request(body: CountBody) -> ChatRequest:
         # The answer goes on where the last message ends, if that is the model's own.
         continue_final=messages[-1]["role"] == "assistant",
         namespace=(body.cache_salt or "") if isinstance(body, MessagesBody) else "",
+        handling=handling_of(body),
+        cache_report=isinstance(body, MessagesBody) and bool(body.return_cache_report),
+        pinned=_pinned(body),
     )
 
 
-def wants_cache(body: CountBody) -> bool:
-    """Whether the client marked anything to be cached."""
-    marked: list[Any] = [body, *(body.tools or ())]
-    contents = [body.system, *(message.content for message in body.messages)]
-    for content in contents:
-        marked += content if isinstance(content, list) else ()
-    return any(getattr(one, "cache_control", None) for one in marked)
+def _pinned(body: CountBody) -> tuple[Pinned, ...]:
+    """What `cache_control` marks. Raises InvalidParameter for more marks than Anthropic takes."""
+    found: list[tuple[CacheControl | None, list[dict[str, Any]]]] = []
+    whole = _system(body.system)
+    blocks = body.system if isinstance(body.system, list) else []
+    found += [(tool.cache_control, _differently(whole)) for tool in body.tools or ()]
+    for end, block in enumerate(blocks, 1):
+        found.append((block.cache_control, _differently(_system(blocks[:end]), inside=True)))
+    last: list[dict[str, Any]] = []
+    for index, message in enumerate(body.messages):
+        contents = message.content if isinstance(message.content, list) else []
+        for end, one in enumerate(contents, 1):
+            control = getattr(one, "cache_control", None)
+            if control is not None:
+                part = Message(message.role, contents[:end])
+                begun = [*whole, *_messages(part, f"messages[{index}]")]
+                found.append((control, _differently(begun, inside=True)))
+        whole += _messages(message, f"messages[{index}]")
+        last = whole
+    found.append((body.cache_control, _differently(last, inside=True)))
+    marked = [(control, messages) for control, messages in found if control is not None]
+    if len(marked) > MAX_PINS:
+        raise InvalidParameter(
+            "cache_control", f"at most {MAX_PINS} places can be marked, not {len(marked)}"
+        )
+    return tuple(
+        Pinned(messages, Cache("try", _SECONDS[control.ttl or "5m"]))
+        for control, messages in marked
+    )
+
+
+def _differently(messages: list[dict[str, Any]], inside: bool = False) -> list[dict[str, Any]]:
+    """A conversation that goes on behind `messages` as none does: `inside` its last message, where
+    that ends with text."""
+    if not messages or not inside or "tool_calls" in messages[-1]:
+        return [*messages, {"role": "user", "content": _UNLIKE}]
+    last = messages[-1]
+    changed = [*messages[:-1], {**last, "content": last["content"] + _UNLIKE}]
+    if last["role"] == "system":  # templates want more than that
+        changed.append({"role": "user", "content": _UNLIKE})
+    return changed
+
+
+def _system(content: str | list[TextBlock] | None) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": _text(content)}] if content else []
 
 
 def _fields(body: MessagesBody) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
-from rootlace.runtime.gateway.http.anthropic.conversation import chat_request, wants_cache
+from rootlace.runtime.gateway.http.anthropic.conversation import chat_request
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.blocks import (
     Begin,
@@ -24,8 +24,14 @@ from rootlace.runtime.gateway.http.chat.blocks import (
     blocks_of,
 )
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
-from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
+    check_model,
+    json_response,
+    report_fields,
+)
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
+from rootlace.wire.handling import PIN_SECONDS
 from rootlace.wire.protocol import Generated, Output, Usage
 
 _TYPES = {"text": "text", "thoughts": "thinking", "call": "tool_use"}
@@ -43,7 +49,6 @@ class _Request:
 
     model: str
     prepared: Prepared
-    cache: bool
 
 
 class Messages:
@@ -63,7 +68,7 @@ class Messages:
         body = await read_body(request, MessagesBody)
         model = check_model(self._gateway, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        asked = _Request(model, self._chats.prepare(wanted), wants_cache(body))
+        asked = _Request(model, self._chats.prepare(wanted))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         generated, (answer,) = await self._chats.run(asked.prepared)
@@ -73,13 +78,14 @@ class Messages:
                 **_message(asked.model),
                 "content": content,
                 **_stopped(generated.outputs[0], bool(answer.calls)),
-                "usage": _usage(generated.usage, asked.cache),
+                "usage": _usage(generated, asked.prepared),
             }
         )
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[dict[str, Any], None]:
         # How long the prompt is is known at the end; the last event tells it.
-        start = {**_message(asked.model), **_STOPPED_NOT, "usage": _usage(Usage(), asked.cache)}
+        nothing = _usage(Generated(0, (), Usage()), asked.prepared)
+        start = {**_message(asked.model), **_STOPPED_NOT, "usage": nothing}
         blocks, calls = Blocks(), 0
         begun = False
         async with aclosing(self._chats.stream(asked.prepared)) as events:
@@ -94,7 +100,7 @@ class Messages:
                     continue
                 for change in blocks.finish():
                     yield _event(change)
-                yield _end(event.generated, calls > 0, asked.cache)
+                yield _end(event.generated, calls > 0, asked.prepared)
         yield {"type": "message_stop"}
 
 
@@ -123,11 +129,11 @@ def _event(change: BlockEvent) -> dict[str, Any]:
     return {"type": "content_block_stop", "index": index}
 
 
-def _end(generated: Generated, called: bool, cache: bool) -> dict[str, Any]:
+def _end(generated: Generated, called: bool, prepared: Prepared) -> dict[str, Any]:
     return {
         "type": "message_delta",
         "delta": _stopped(generated.outputs[0], called),
-        "usage": _usage(generated.usage, cache),
+        "usage": _usage(generated, prepared),
     }
 
 
@@ -161,15 +167,23 @@ def _stopped(output: Output, called: bool) -> dict[str, Any]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(usage: Usage, cache: bool) -> dict[str, Any]:
-    """All of a prompt is cached; what was not found counts as written where a client asked for it.
+def _usage(generated: Generated, prepared: Prepared) -> dict[str, Any]:
+    """All of a prompt is cached; what was computed counts as written where a client marked it.
 
     The three counts of the prompt's tokens add up to it.
     """
-    new = usage.prompt_tokens - usage.cached_tokens
-    return {
-        "input_tokens": 0 if cache else new,
-        "cache_creation_input_tokens": new if cache else 0,
+    usage = generated.usage
+    written = dict.fromkeys(("ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"), 0)
+    for pin, tokens in zip(prepared.job.pins, usage.written, strict=False):
+        hour = (pin.cache.ttl or 0.0) > PIN_SECONDS
+        written[f"ephemeral_{'1h' if hour else '5m'}_input_tokens"] += tokens
+    found = {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - sum(usage.written),
+        "cache_creation_input_tokens": sum(usage.written),
+        "cache_creation": written,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
+    if generated.cache_report is not None:
+        found["cache_report"] = report_fields(generated.cache_report)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.formats.choose import format_of
@@ -11,6 +11,7 @@ from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, 
 from rootlace.runtime.gateway.formats.format import Format, Parser
 from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
+from rootlace.runtime.gateway.http.chat.pins import Pin, common, in_order
 from rootlace.runtime.gateway.http.chat.request import ChatRequest, Tool
 from rootlace.runtime.gateway.http.chat.tool_choice import forced_call, offered_tools, strict_calls
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -141,7 +142,8 @@ class Chats:
                 request.namespace,
                 request.cache_report,
                 request.adapter,
-                request.timeout,
+                request.handling,
+                self._pins(request, tools, parts),
             ),
             form=form,
             prompt_end=end + lead,
@@ -155,7 +157,13 @@ class Chats:
         """The same for `parts` that are no conversation: what follows is text."""
         params = make_params(request.fields, self._gateway.model_info.vocab_size, request.names)
         job = one_shot.Job(
-            parts, params, request.constraint, request.namespace, adapter=request.adapter
+            parts,
+            params,
+            request.constraint,
+            request.namespace,
+            request.cache_report,
+            request.adapter,
+            request.handling,
         )
         return Prepared(job, PLAIN, "", "", frozenset(), reasoning=False, several=True)
 
@@ -168,6 +176,17 @@ class Chats:
             **({"continue_final": True} if request.continue_final else {}),
             **request.template,
         )
+
+    def _pins(
+        self, request: ChatRequest, tools: tuple[Tool, ...], parts: tuple[Part, ...]
+    ) -> tuple[Pin, ...]:
+        if not self._gateway.caching:
+            return ()
+        found = []
+        for pinned in request.pinned:
+            other = replace(request, messages=pinned.messages, continue_final=False)
+            found.append(Pin(common(parts, self.render(other, tools)), pinned.cache))
+        return in_order(found)
 
     async def encode(self, request: ChatRequest) -> list[int]:
         """The tokens of the conversation, with what is written for the model where it must call a

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rootlace.runtime.gateway.http.constraints import Asked
+from rootlace.wire.handling import PLAIN, Cache, Handling
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class ToolChoice:
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """A conversation is to be pinned up to where `messages` begin to differ from it."""
+
+    messages: list[dict[str, Any]]
+    cache: Cache
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     """A conversation and how to go on with it.
 
@@ -63,5 +72,6 @@ class ChatRequest:
     """Whether thoughts are told apart from content."""
     namespace: str = ""
     cache_report: bool = False
-    timeout: float | None = None
+    handling: Handling = PLAIN
+    pinned: tuple[Pinned, ...] = ()
     adapter: str = ""

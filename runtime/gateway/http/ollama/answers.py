@@ -19,6 +19,7 @@ from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.fields import check_refused
+from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.ollama.body import (
     NAMES,
     AnswerBody,
@@ -93,6 +94,7 @@ class Answers:
             constraint=constraint_of(body),
             template=thinking_arguments(thinking, effort),
             adapter=adapter_of(self._gateway, model),
+            handling=handling_of(body),
             **more,
         )
 

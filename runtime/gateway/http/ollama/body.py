@@ -9,6 +9,7 @@ from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.handling import HandlingBody
 from rootlace.wire.protocol import Constraint
 
 _SERVER = ignored("the server was started with its own setting")
@@ -90,8 +91,9 @@ class Message(Body):
     images: Any = None
 
 
-class AnswerBody(Body, kw_only=True):
-    """What chat and generate share. Without `stream` it is a stream."""
+class AnswerBody(HandlingBody, kw_only=True):
+    """What chat and generate share. Without `stream` it is a stream. `priority`, `timeout` and
+    `cache` are ours."""
 
     model: str
     stream: bool | None = None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from rootlace.runtime.gateway.http.body import Body, Timeout
+from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.constraints import OpenAIConstraintBody
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.wire.handling import Cache, Priority, Seconds
 
 ACCOUNT = ignored("it is about the account of OpenAI's clients")
 CACHE = ignored("every prompt is cached")
@@ -40,7 +41,10 @@ class SamplingBody(OpenAIConstraintBody):
     cache_salt: str | None = None
     return_cache_report: bool | None = None
     request_id: str | None = None
-    timeout: Timeout | None = None
+    # Those of a `HandlingBody`: a struct cannot have two others for its bases.
+    priority: Priority | None = None
+    timeout: Seconds | None = None
+    cache: Cache | None = None
 
     guided_decoding_backend: Annotated[str | None, ignored("the server chose its backend")] = None
     user: Annotated[str | None, ACCOUNT] = None
@@ -52,7 +56,6 @@ class SamplingBody(OpenAIConstraintBody):
     prompt_cache_retention: Annotated[str | None, CACHE] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, CACHE] = None
     cache_control: Annotated[dict[str, Any] | None, CACHE] = None
-    priority: Annotated[int | None, ignored("requests have no priorities")] = None
     keep_alive: Annotated[int | float | str | None, ignored("the model stays loaded")] = None
 
     length_penalty: Annotated[float | None, refused(_NO_BEAMS, 1.0)] = None

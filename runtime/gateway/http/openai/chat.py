@@ -28,6 +28,7 @@ from rootlace.runtime.gateway.http.chat.thinking import Thinking, thinking_argum
 from rootlace.runtime.gateway.http.constraints import constraint_options, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.logprobs import chat_logprobs
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.openai.conversation import (
@@ -166,7 +167,7 @@ class ChatCompletions:
             reasoning=body.separate_reasoning is not False,
             namespace=body.cache_salt or "",
             cache_report=bool(body.return_cache_report),
-            timeout=body.timeout,
+            handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
         )
         return _Request(

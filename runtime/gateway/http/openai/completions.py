@@ -14,6 +14,7 @@ from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.constraints import Asked, openai_constraint
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import refused
+from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.logprobs import (
     TextOffsets,
     completion_logprobs,
@@ -32,6 +33,7 @@ from rootlace.runtime.gateway.http.replies import (
 from rootlace.runtime.gateway.http.request_id import chosen_id
 from rootlace.runtime.gateway.http.sampling import make_params, sampling_fields, with_sampling
 from rootlace.runtime.gateway.http.sse import stream_events
+from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import Chunk, Generated, Output, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -59,7 +61,7 @@ class _Request:
     params: SamplingParams
     constraint: Asked | None
     namespace: str
-    timeout: float | None
+    handling: Handling
     adapter: str
     echo: bool
     top: int | None
@@ -78,7 +80,7 @@ class _Request:
                 self.namespace,
                 self.cache_report,
                 self.adapter,
-                self.timeout,
+                self.handling,
             )
             for prompt in self.prompts
         ]
@@ -131,7 +133,7 @@ class Completions:
             params=make_params(fields, vocab_size, {"top_logprobs": "logprobs"}),
             constraint=openai_constraint(body),
             namespace=body.cache_salt or "",
-            timeout=body.timeout,
+            handling=handling_of(body),
             adapter=adapter_of(self._gateway, model, body.adapter),
             echo=bool(body.echo),
             top=body.logprobs,

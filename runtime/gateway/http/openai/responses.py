@@ -18,6 +18,7 @@ from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
 from rootlace.runtime.gateway.http.chat.request import ChatRequest
 from rootlace.runtime.gateway.http.chat.thinking import thinking_arguments
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.openai.conversation import call_of
 from rootlace.runtime.gateway.http.openai.response_items import Items
 from rootlace.runtime.gateway.http.openai.response_store import ResponseStore
@@ -99,7 +100,7 @@ class Responses:
             constraint=constraint_of(body),
             template=thinking_arguments(effort=body.reasoning.effort if body.reasoning else None),
             namespace=body.cache_salt or "",
-            timeout=body.timeout,
+            handling=handling_of(body),
             adapter=adapter_of(self._gateway, model),
         )
         prepared = self._chats.prepare(request)

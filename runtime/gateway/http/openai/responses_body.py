@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import Body, Timeout
+from rootlace.runtime.gateway.http.body import Body
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
+from rootlace.runtime.gateway.http.handling import HandlingBody
 from rootlace.runtime.gateway.http.openai.body import ACCOUNT, CACHE
 from rootlace.runtime.gateway.http.openai.conversation import call_of
 from rootlace.runtime.gateway.http.sampling import with_sampling
@@ -77,7 +78,7 @@ class ReasoningConfig(Body):
     generate_summary: Annotated[str | None, ignored("thoughts are shown as they are")] = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(HandlingBody):
     """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` is ours."""
 
     input: str | list[Item]
@@ -94,7 +95,6 @@ class ResponsesBody(Body):
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
     cache_salt: str | None = None
-    timeout: Timeout | None = None
 
     user: Annotated[str | None, ACCOUNT] = None
     service_tier: Annotated[str | None, ACCOUNT] = None
