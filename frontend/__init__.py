@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.choices import (
     ChoicesMethod,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from rootlace.language.control import beam, best_of, majority
 from rootlace.language.expressions import (
     assistant,
     assistant_begin,
@@ -43,7 +45,7 @@ from rootlace.language.expressions import (
     user_end,
 )
 from rootlace.language.failures import ProgramError
-from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.state import ProgramState, State
 from rootlace.language.tools import Tool, Tools, tools
 from rootlace.program.function import Function, function
 from rootlace.wire.errors import RootlaceError
@@ -90,6 +92,8 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "beam",
+    "best_of",
     "flush_cache",
     "function",
     "gen",
@@ -98,6 +102,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "ids",
+    "majority",
     "mcp_tools",
     "select",
     "set_default_backend",

@@ -32,6 +32,11 @@ class Reader(Protocol):
 
     async def wait_for_async(self, pending: Iterable[Pending]) -> None: ...
 
+    def wait_for_any(self, pending: Sequence[Pending]) -> None:
+        """Wait until at least one of them is over."""
+
+    async def wait_for_any_async(self, pending: Sequence[Pending]) -> None: ...
+
     def text(self) -> str: ...
 
     def messages(self) -> list[dict[str, str]]: ...
@@ -69,6 +74,16 @@ class Branch(Protocol):
 
     def fork(self, size: int, adapter: str | None = None) -> Sequence[Self]:
         """Branches that start where this one stands, with its adapter (None) or another one."""
+
+    def mark(self) -> Self:
+        """A branch that stays where this one stands."""
+
+    def become(self, other: Self) -> None:
+        """Go on where `other` stands, with its text and variables; `other` is not to be used any
+        more. What is left behind is cancelled."""
+
+    def drop(self) -> None:
+        """Cancel it: nobody wants it any more, nor its failures."""
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Self:
         """The same branch for a program `name` that is called on it: with variables of its own,

@@ -167,6 +167,8 @@ class SavedReader:
     async def wait_for_async(self, pending: Iterable[Pending]) -> None:
         pass
 
+    wait_for_any, wait_for_any_async = wait_for, wait_for_async
+
     def text(self) -> StateText:
         return StateText(self._pieces)
 
@@ -213,3 +215,6 @@ class SavedBranch:
     fork: Any = _ended
     join: Any = _ended
     scope: Any = _ended
+    mark: Any = _ended
+    become: Any = _ended
+    drop: Any = _ended

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 from rootlace.language import tool_calls
-from rootlace.language.awaited import Awaited, check_awaited
+from rootlace.language.awaited import check_awaited
 from rootlace.language.expressions import (
     Appendable,
     Expression,
@@ -70,6 +70,29 @@ class _Copy:
 
     def __exit__(self, *error: Any) -> None:
         self._forks.__exit__(*error)
+
+
+class Mark:
+    """A place in a state that it can go back to."""
+
+    def __init__(self, branch: Branch) -> None:
+        self.branch = branch
+
+
+class Attempt:
+    """One of the attempts of `State.retry`, a `with` block."""
+
+    def __init__(self, last: bool, on: type[Exception] | tuple[type[Exception], ...]) -> None:
+        self._last = last
+        self._on = on
+        self.succeeded = False
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.succeeded = kind is None
+        return kind is not None and issubclass(kind, self._on) and not self._last
 
 
 class State:
@@ -148,6 +171,40 @@ class State:
         `position_ids_offset` is accepted for sglang's programs and has no effect there either.
         """
         return Forks(self, int(size), adapter)
+
+    def mark(self) -> Mark:
+        """Where the state stands now, for `rollback`. Nothing is waited for or computed."""
+        return Mark(self.branch.mark())
+
+    def rollback(self, mark: Mark) -> None:
+        """Go back to `mark`, as often as you like: to its text, messages and variables. What was
+        appended since is cancelled; what failed has never been."""
+        if not isinstance(mark, Mark):
+            raise TypeError(f"rollback() takes what mark() gave, not {type(mark).__name__}")
+        self.branch.become(mark.branch.mark())
+
+    def retry(
+        self, attempts: int, on: type[Exception] | tuple[type[Exception], ...] = Exception
+    ) -> Iterator[Attempt]:
+        """Attempts that begin where the state stands, until one succeeds:
+
+            for attempt in s.retry(3):
+                with attempt:
+                    s += rl.gen("sum", regex="[0-9]+")
+                    check(s["sum"])
+
+        A block that raises an exception of `on` is rolled back and tried again; the last one's is
+        raised. What stands before the attempts is computed once.
+        """
+        if attempts < 1:
+            raise InvalidRequest(f"retry() needs at least 1 attempt, not {attempts}")
+        mark = self.mark()
+        for left in reversed(range(attempts)):
+            attempt = Attempt(left == 0, on)
+            yield attempt
+            if attempt.succeeded:
+                return
+            self.rollback(mark)
 
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> _Copy:
         """A fork for a `with` block."""
@@ -342,102 +399,3 @@ def _restored(saved: Saved) -> ProgramState:
     state = ProgramState(SavedBranch(saved))
     state.ret_value = saved.value
     return state
-
-
-class AsyncProgramState(State):
-    """The state of an `async def` program: reading is awaited (`await s["x"]`).
-
-    Its methods do what those of `ProgramState` do. What they give raises a ProgramError where it is
-    used without `await`.
-    """
-
-    def __getitem__(self, name: str) -> Awaited:
-        return Awaited(f"s[{name!r}]", self._value, name)
-
-    def get_var(self, name: str) -> Awaited:
-        return Awaited(f"s.get_var({name!r})", self._value, name)
-
-    def get(self, name: str, default: Any = None) -> Awaited:
-        async def value() -> Any:
-            try:
-                return await self._value(name)
-            except UnknownVariable:
-                return default
-
-        return Awaited(f"s.get({name!r})", value)
-
-    async def _value(self, name: str) -> Any:
-        return (await self._read(name)).get()
-
-    async def _read(self, name: str) -> Readable:
-        reader = self.branch.reader
-        variable = reader.find(name)
-        await reader.wait_for_async(variable.requires())
-        return variable
-
-    def _read_all(self, variables: Sequence[Readable], holder: object) -> Awaited:
-        # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
-        async def values(holder: object) -> list[Any]:
-            gathered = Gathered(variables)
-            await self.branch.reader.wait_for_async(gathered.requires())
-            return gathered.get()
-
-        return Awaited("forks[name]", values, holder)
-
-    def get_meta_info(self, name: str) -> Awaited:
-        async def meta() -> Any:
-            return (await self._read(name)).meta()
-
-        return Awaited(f"s.get_meta_info({name!r})", meta)
-
-    def text(self, name: str | None = None) -> Awaited:
-        async def text() -> Any:
-            if name is not None:
-                return (await self._read(name)).written()
-            await self.sync()
-            return self.branch.reader.text()
-
-        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
-
-    def messages(self) -> Awaited:
-        async def messages() -> list[dict[str, str]]:
-            await self.sync()
-            return self.branch.reader.messages()
-
-        return Awaited("s.messages()", messages)
-
-    def call_tools(self, timeout: float | None = None) -> Awaited:
-        """The calls of one turn run side by side, ordinary functions in threads."""
-
-        async def call() -> list[ToolCall]:
-            import asyncio
-
-            offer = self._offer()
-            await self.branch.reader.wait_for_async(offer.said.requires())
-            running = [tool_calls.run_async(c, offer.tools, timeout) for c in offer.calls()]
-            done = await asyncio.gather(*running)
-            for each in done:
-                self.append(tool(each.result))
-            return done
-
-        return Awaited("s.call_tools()", call)
-
-    async def sync(self) -> None:
-        reader = self.branch.reader
-        await reader.wait_for_async(reader.pending())
-
-    def error(self) -> Awaited:
-        async def error() -> BaseException | None:
-            await self.sync()
-            return self.branch.reader.error()
-
-        return Awaited("s.error()", error)
-
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
-            yield step
-
-    def __repr__(self) -> str:
-        return f"AsyncProgramState(variables={sorted(self.branch.variables)})"

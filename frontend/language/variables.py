@@ -7,7 +7,7 @@ awaiting), so this file knows nothing of threads and event loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 
@@ -30,6 +30,9 @@ class Pending(Protocol):
         """Block until it is over."""
 
     async def wait_async(self) -> None: ...
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once it is over, in any thread."""
 
 
 class Readable(Protocol):

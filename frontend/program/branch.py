@@ -47,6 +47,7 @@ class Branch:
         self.reader = self._reader()
         self._parts: list[protocol.Part] = []
         self._caller: Branch | None = None
+        self._became: Branch | None = None
         self.offer: Offer | None = parent.offer if parent else None
 
     def _reader(self) -> BranchReader:
@@ -89,6 +90,29 @@ class Branch:
         # A fork that the program lets go of is given back, whatever it still does.
         weakref.finalize(fork, fork.remote.drop).atexit = False
         return fork
+
+    def mark(self) -> Branch:
+        if self.run.stream:
+            raise InvalidRequest("what has been streamed cannot be taken back: try it in a fork")
+        return self.fork(1)[0]
+
+    def become(self, other: Branch) -> None:
+        left = self.remote
+        branch: Branch | None = self
+        while branch is not None:  # those whose programs called this one stand there, too
+            branch.remote = other.remote
+            branch.transcript = other.transcript
+            branch.conversation = other.conversation
+            branch.offer = other.offer
+            branch.reader = branch._reader()
+            branch = branch._caller
+        self.variables.clear()
+        self.variables.update(other.variables)
+        self._became = other  # whose end would give the branch back
+        left.abandon()
+
+    def drop(self) -> None:
+        self.remote.abandon()
 
     def scope(self, name: str, defaults: Mapping[str, Any]) -> Branch:
         inner = copy.copy(self)

@@ -9,8 +9,9 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from rootlace.client.completion import LOOK_UP_SECONDS
+from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.definition import Body
-from rootlace.language.state import AsyncProgramState, ProgramState
+from rootlace.language.state import ProgramState
 from rootlace.program.branch import Branch
 from rootlace.program.run import ProgramRun
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from rootlace.language import sampling
+from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.awaited import Awaited
 from rootlace.language.definition import Body, Definition
-from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.state import ProgramState, State
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rootlace.language.transcript import Conversation, StateText, Transcript
@@ -55,6 +55,12 @@ class BranchReader:
 
     async def wait_for_async(self, pending: Iterable[Pending]) -> None:
         await self._run.wait_for_async(pending)
+
+    def wait_for_any(self, pending: Sequence[Pending]) -> None:
+        self._run.wait_for_any(pending)
+
+    async def wait_for_any_async(self, pending: Sequence[Pending]) -> None:
+        await self._run.wait_for_any_async(pending)
 
     def text(self) -> StateText:
         self._raise_failure()

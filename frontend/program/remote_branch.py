@@ -177,6 +177,12 @@ class RemoteBranch:
                 self.cancel()
             self.close("this fork was dropped")
 
+    def abandon(self) -> None:
+        """The program wants nothing more of the branch, nor to hear of its failures."""
+        self.drop()
+        if self.failure is not None:
+            self.failure.seen = True
+
     def _send_close(self) -> None:
         # A branch must live until those that quote it have got its text.
         for operation in self._quoting:

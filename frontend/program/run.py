@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -119,6 +119,21 @@ class ProgramRun:
     async def wait_for_async(self, operations: Iterable[Pending]) -> None:
         for operation in self._unfinished(operations):
             await operation.wait_async()
+
+    def wait_for_any(self, operations: Sequence[Pending]) -> None:
+        """Block until one of them is over."""
+        over = Completion()
+        self._finish_with_any(over, operations)
+        self.wait_for([over])
+
+    async def wait_for_any_async(self, operations: Sequence[Pending]) -> None:
+        over = Completion()
+        self._finish_with_any(over, operations)
+        await self.wait_for_async([over])
+
+    def _finish_with_any(self, over: Completion, operations: Sequence[Pending]) -> None:
+        for operation in operations:
+            operation.add_callback(over.finish)
 
     def _unfinished(self, operations: Iterable[Pending]) -> Iterator[Pending]:
         """Those that are not over when their turn comes. Before the first, everything is sent."""

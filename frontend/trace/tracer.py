@@ -14,6 +14,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from rootlace.language.async_state import AsyncProgramState
 from rootlace.language.awaited import refuses_use
 from rootlace.language.definition import Definition
 from rootlace.language.expressions import (
@@ -27,7 +28,7 @@ from rootlace.language.expressions import (
     items,
 )
 from rootlace.language.failures import Site, call_site
-from rootlace.language.state import AsyncProgramState, ProgramState, State
+from rootlace.language.state import ProgramState, State
 from rootlace.language.tools import Tools
 from rootlace.language.variables import Constant, Pending, Readable
 from rootlace.trace.graph import BranchGraph, Kind, Node, Trace
@@ -192,6 +193,15 @@ class TracedBranch:
     def offer(self) -> NoReturn:
         raise StopTracing(f"{call_site()} calls tools")
 
+    def mark(self) -> TracedBranch:
+        return TracedBranch(self.tracer, self)
+
+    def become(self, other: object) -> NoReturn:
+        raise StopTracing(f"{call_site()} goes on as another branch")
+
+    def drop(self) -> None:
+        pass
+
     def saved(self) -> NoReturn:
         raise StopTracing(f"{call_site()} saves the state")
 
@@ -274,6 +284,8 @@ class TracedReader:
 
     async def wait_for_async(self, pending: Iterable[Pending]) -> None:
         pass
+
+    wait_for_any, wait_for_any_async = wait_for, wait_for_async
 
     def text(self) -> Any:
         self._tracer.leave_prefix()

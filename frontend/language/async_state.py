@@ -1,0 +1,112 @@
+"""The state of an `async def` program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rootlace.language import tool_calls
+from rootlace.language.awaited import Awaited
+from rootlace.language.expressions import tool
+from rootlace.language.state import State
+from rootlace.language.tool_calls import ToolCall
+from rootlace.language.variables import Gathered, Readable, UnknownVariable
+
+
+class AsyncProgramState(State):
+    """The state of an `async def` program: reading is awaited (`await s["x"]`).
+
+    Its methods do what those of `ProgramState` do. What they give raises a ProgramError where it is
+    used without `await`.
+    """
+
+    def __getitem__(self, name: str) -> Awaited:
+        return Awaited(f"s[{name!r}]", self._value, name)
+
+    def get_var(self, name: str) -> Awaited:
+        return Awaited(f"s.get_var({name!r})", self._value, name)
+
+    def get(self, name: str, default: Any = None) -> Awaited:
+        async def value() -> Any:
+            try:
+                return await self._value(name)
+            except UnknownVariable:
+                return default
+
+        return Awaited(f"s.get({name!r})", value)
+
+    async def _value(self, name: str) -> Any:
+        return (await self._read(name)).get()
+
+    async def _read(self, name: str) -> Readable:
+        reader = self.branch.reader
+        variable = reader.find(name)
+        await reader.wait_for_async(variable.requires())
+        return variable
+
+    def _read_all(self, variables: Sequence[Readable], holder: object) -> Awaited:
+        # `holder` keeps the forks alive while they are awaited: dropped ones are cancelled.
+        async def values(holder: object) -> list[Any]:
+            gathered = Gathered(variables)
+            await self.branch.reader.wait_for_async(gathered.requires())
+            return gathered.get()
+
+        return Awaited("forks[name]", values, holder)
+
+    def get_meta_info(self, name: str) -> Awaited:
+        async def meta() -> Any:
+            return (await self._read(name)).meta()
+
+        return Awaited(f"s.get_meta_info({name!r})", meta)
+
+    def text(self, name: str | None = None) -> Awaited:
+        async def text() -> Any:
+            if name is not None:
+                return (await self._read(name)).written()
+            await self.sync()
+            return self.branch.reader.text()
+
+        return Awaited(f"s.text({'' if name is None else repr(name)})", text)
+
+    def messages(self) -> Awaited:
+        async def messages() -> list[dict[str, str]]:
+            await self.sync()
+            return self.branch.reader.messages()
+
+        return Awaited("s.messages()", messages)
+
+    def call_tools(self, timeout: float | None = None) -> Awaited:
+        """The calls of one turn run side by side, ordinary functions in threads."""
+
+        async def call() -> list[ToolCall]:
+            import asyncio
+
+            offer = self._offer()
+            await self.branch.reader.wait_for_async(offer.said.requires())
+            running = [tool_calls.run_async(c, offer.tools, timeout) for c in offer.calls()]
+            done = await asyncio.gather(*running)
+            for each in done:
+                self.append(tool(each.result))
+            return done
+
+        return Awaited("s.call_tools()", call)
+
+    async def sync(self) -> None:
+        reader = self.branch.reader
+        await reader.wait_for_async(reader.pending())
+
+    def error(self) -> Awaited:
+        async def error() -> BaseException | None:
+            await self.sync()
+            return self.branch.reader.error()
+
+        return Awaited("s.error()", error)
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        async for step in self.branch.reader.follow_async(var_name, return_meta_data):
+            yield step
+
+    def __repr__(self) -> str:
+        return f"AsyncProgramState(variables={sorted(self.branch.variables)})"

@@ -1,0 +1,236 @@
+"""Choosing among several continuations of a state.
+
+They are forks, which share what they have in common: ten samples compute nothing anew but what
+they add.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rootlace.language.async_state import AsyncProgramState
+from rootlace.language.awaited import Awaited
+from rootlace.language.expressions import Appendable, Chain, Expression, Gen, items
+from rootlace.language.failures import ProgramError
+from rootlace.language.state import State
+from rootlace.language.variables import Pending
+from rootlace.wire.errors import InvalidRequest
+
+Step = Appendable | Callable[[Any], object]
+"""What a fork goes on with: an expression, or a function that appends to the fork."""
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A plan waits for one of these."""
+
+    pending: Sequence[Pending]
+
+
+Plan = Generator[Any, Any, Any]
+"""Steps of what is decided here: yields a `_Wait`, or a value that may have to be awaited, which
+is sent back."""
+
+
+def best_of(s: State, n: int, step: Step, *, key: Callable[[Any], Any] | None = None) -> Any:
+    """Fork the state `n` times, append `step` to each, and go on as the best fork: the one whose
+    `key(fork)` is highest, or whose generated tokens were likeliest in the mean. Gives that score.
+
+    A fork that fails takes no part; if all do, the first failure is raised. To be awaited in
+    `async def` programs, where `key` may be a coroutine function.
+    """
+    if key is None:
+        step, key = _with_likelihood(step)
+    return _decide(s, f"best_of(s, {n}, ...)", _best_of(s, n, step, key))
+
+
+def majority(
+    s: State, n: int, step: Step, name: str, *, key: Callable[[Any], Any] | None = None
+) -> Any:
+    """Fork the state `n` times, append `step` to each, and go on as the first fork whose variable
+    `name` has the value that most have. Gives that value.
+
+    `key(value)` is what is compared (a text without its white space, say), and what is given. As
+    soon as no other value can win, the forks that are still running are cancelled. A fork that
+    fails has no vote; if all do, the first failure is raised. To be awaited in `async def`
+    programs.
+    """
+    return _decide(s, f"majority(s, {n}, ...)", _majority(s, n, step, name, key or _itself))
+
+
+def beam(
+    s: State,
+    step: Step,
+    *,
+    key: Callable[[Any], Any],
+    depth: int,
+    width: int = 2,
+    branches: int = 2,
+) -> Any:
+    """Search in `depth` steps: each time, every state that is left is forked `branches` times,
+    `step` is appended, and the best `width` of all go on. At last `s` goes on as the best one.
+
+    Gives the best fork's `key(fork)`, at the last step. Forks that fail take no part. To be awaited
+    in `async def` programs, where `key` may be a coroutine function.
+    """
+    if depth < 1 or width < 1:
+        raise InvalidRequest("beam() needs a depth and a width of at least 1")
+    return _decide(s, "beam(s, ...)", _beam(s, step, depth, width, branches, key))
+
+
+# ---------------------------------------------------------------- plans
+
+
+def _best_of(s: State, n: int, step: Step, key: Callable[[Any], Any]) -> Plan:
+    forks = _grow(s, n, step)
+    scored = yield from _scored(forks, key)
+    score, best = scored[0]
+    s.branch.become(best.branch)
+    return score
+
+
+def _beam(
+    s: State, step: Step, depth: int, width: int, branches: int, key: Callable[[Any], Any]
+) -> Plan:
+    front = [s]
+    scored: list[tuple[Any, State]] = []
+    for _ in range(depth):
+        forks = [fork for state in front for fork in _grow(state, branches, step)]
+        scored = yield from _scored(forks, key)
+        for _, lost in scored[width:]:
+            lost.branch.drop()
+        scored = scored[:width]
+        front = [state for _, state in scored]
+    score, best = scored[0]
+    s.branch.become(best.branch)
+    return score
+
+
+def _scored(forks: Sequence[State], key: Callable[[Any], Any]) -> Plan:
+    """(score, fork), the best first; without those that failed."""
+    scored = []
+    failures = []
+    for fork in forks:
+        while waiting := _unfinished(fork):
+            yield _Wait(waiting)
+        error = fork.branch.reader.error()
+        if error is not None:
+            failures.append(error)
+            continue
+        scored.append(((yield key(fork)), fork))
+    if not scored:
+        raise failures[0]
+    return sorted(scored, key=lambda pair: pair[0], reverse=True)
+
+
+def _majority(s: State, n: int, step: Step, name: str, key: Callable[[Any], Any]) -> Plan:
+    running = _grow(s, n, step)
+    votes: Counter[Any] = Counter()
+    voters: dict[Any, State] = {}
+    failure: ProgramError | None = None
+    while running and not _decided(votes, len(running)):
+        done = [fork for fork in running if not _unfinished(fork)]
+        if not done:
+            yield _Wait([pending for fork in running for pending in _unfinished(fork)])
+        for fork in done:
+            running.remove(fork)
+            try:
+                value = key(fork.branch.reader.find(name).get())
+            except ProgramError as error:
+                failure = failure or error
+                continue
+            votes[value] += 1
+            voters.setdefault(value, fork)
+    for fork in running:
+        fork.branch.drop()
+    if not votes:
+        assert failure is not None
+        raise failure
+    winner = votes.most_common(1)[0][0]  # the first of those that have as many
+    s.branch.become(voters[winner].branch)
+    return winner
+
+
+def _decided(votes: Counter[Any], left: int) -> bool:
+    """Whether no other value can have as many votes as the first, with `left` more."""
+    (_, most), (_, next_most) = (*votes.most_common(2), (None, 0), (None, 0))[:2]
+    return most > next_most + left
+
+
+def _grow(s: State, n: int, step: Step) -> list[State]:
+    forks = list(s.fork(n))
+    for fork in forks:
+        if isinstance(step, (str, Expression)):
+            fork.append(step)
+        else:
+            step(fork)
+    return forks
+
+
+def _unfinished(fork: State) -> list[Pending]:
+    return [pending for pending in fork.branch.reader.pending() if not pending.done]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+# ---------------------------------------------------------------- likelihood
+
+
+def _with_likelihood(step: Step) -> tuple[Step, Callable[[State], float]]:
+    """`step`, whose generations tell how likely their tokens were, and the mean of that."""
+    parts = items(step) if isinstance(step, Expression) else ()
+    names = [item.name for item in parts if isinstance(item, Gen)]
+    if not names or None in names:
+        raise TypeError("without a key, the step must be an expression with a gen that has a name")
+    telling = [
+        replace(item, options={**item.options, "logprobs": True}) if isinstance(item, Gen) else item
+        for item in parts
+    ]
+
+    def likelihood(fork: State) -> float:
+        metas = [fork.branch.variables[name].meta() for name in names if name is not None]
+        found = [token[0] for meta in metas for token in meta["output_token_logprobs"]]
+        return sum(found) / len(found) if found else float("-inf")
+
+    return Chain(tuple(telling)), likelihood
+
+
+# ---------------------------------------------------------------- running a plan
+
+
+def _decide(s: State, what: str, plan: Plan) -> Any:
+    if isinstance(s, AsyncProgramState):
+        return Awaited(what, lambda: _run_async(s, plan))
+    return _run(s, plan)
+
+
+def _run(s: State, plan: Plan) -> Any:
+    answer = None
+    while True:
+        try:
+            asked = plan.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = asked
+        if isinstance(asked, _Wait):
+            s.branch.reader.wait_for_any(asked.pending)
+
+
+async def _run_async(s: State, plan: Plan) -> Any:
+    answer = None
+    while True:
+        try:
+            asked = plan.send(answer)
+        except StopIteration as end:
+            return end.value
+        if isinstance(asked, _Wait):
+            await s.branch.reader.wait_for_any_async(asked.pending)
+            answer = None
+        else:
+            answer = await asked if inspect.isawaitable(asked) else asked

@@ -1,0 +1,246 @@
+"""Marks, attempts, and choosing among continuations."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+import rootlace as rl
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from tests.frontend.fake_gateway import FakeGateway
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def in_turn(gateway: FakeGateway, *texts: str | Exception) -> None:
+    turns = itertools.cycle(texts)
+
+    def script(text: str, op: protocol.Generate) -> str:
+        said = next(turns)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    gateway.script = script
+
+
+def test_a_state_goes_back_to_a_mark(gateway: FakeGateway) -> None:
+    in_turn(gateway, "one", "two", "three")
+
+    @rl.function
+    def program(s):
+        s += rl.system("Begin.") + "x"
+        s["kept"] = 1
+        mark = s.mark()
+        said = []
+        for _ in range(3):
+            s += rl.user("?") + rl.assistant(rl.gen("answer"))
+            said.append(s["answer"])
+            assert len(s.messages()) == 3 and s["kept"] == 1
+            s.rollback(mark)
+            assert "answer" not in s and len(s.messages()) == 1
+        s += " end"
+        return said
+
+    state = program.run()
+    assert state.ret_value == ["one", "two", "three"]
+    assert state.text() == "<s><|system|>Begin.<|end|>x end"
+    prompts = {op.branch: op for op in gateway.sent(protocol.Generate)}
+    assert len(prompts) == 3
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_inside_a_program_that_is_called(gateway: FakeGateway) -> None:
+    in_turn(gateway, "one", "two")
+
+    @rl.function
+    def inner(s):
+        mark = s.mark()
+        s += rl.gen("a")
+        first = s["a"]
+        s.rollback(mark)
+        s += rl.gen("b")
+        return first
+
+    @rl.function
+    def outer(s):
+        s += "x "
+        found = inner(s)
+        s += "!"
+        assert found["b"] == "two" and "a" not in found
+        return found.ret_value
+
+    state = outer.run()
+    assert (state.text(), state.ret_value) == ("x two!", "one")
+
+
+def test_attempts_begin_at_the_same_place(gateway: FakeGateway) -> None:
+    in_turn(gateway, "seven", InvalidConstraint("no"), "8", "9")
+    tried = []
+
+    @rl.function
+    def program(s):
+        s += "A number: "
+        for attempt in s.retry(4):
+            with attempt:
+                s += rl.gen("n")
+                tried.append(s["n"])
+                s["n"] = int(s["n"])
+        return s["n"]
+
+    state = program.run()
+    assert (state.text(), state.ret_value, tried) == ("A number: 8", 8, ["seven", "8"])
+    in_turn(gateway, "x")
+    with pytest.raises(ValueError, match="invalid literal"):
+        program.run()
+    assert tried[2:] == ["x"] * 4
+
+
+async def test_attempts_in_an_async_program(gateway: FakeGateway) -> None:
+    in_turn(gateway, "x", "8")
+
+    @rl.function
+    async def program(s):
+        for attempt in s.retry(2, on=ValueError):
+            with attempt:
+                s += rl.gen("n")
+                int(await s["n"])
+
+    assert (await program.run_async()).text() == "8"
+
+    @rl.function
+    async def other(s):
+        for attempt in s.retry(2, on=ValueError):
+            with attempt:
+                raise KeyError("k")
+
+    with pytest.raises(KeyError, match="k"):
+        await other.run_async()
+
+
+def test_wrong_uses() -> None:
+    @rl.function
+    def program(s, use):
+        s += "x"
+        use(s)
+
+    for use, error in (
+        (lambda s: s.rollback(s), "what mark"),
+        (lambda s: list(s.retry(0)), "at least 1 attempt"),
+        (lambda s: rl.best_of(s, 2, "text"), "without a key"),
+        (lambda s: rl.best_of(s, 2, rl.gen()), "that has a name"),
+        (lambda s: rl.best_of(s, 0, rl.gen("x")), "at least 1"),
+        (lambda s: rl.beam(s, "x", key=str, depth=0), "at least 1"),
+    ):
+        with pytest.raises((TypeError, InvalidRequest), match=error):
+            program.run(use)
+    streamed = program.run(lambda s: s.mark(), stream=True)
+    with pytest.raises(InvalidRequest, match="streamed cannot be taken back"):
+        list(streamed.text_iter())
+
+
+def test_the_best_goes_on(gateway: FakeGateway) -> None:
+    in_turn(gateway, "bb", InvalidConstraint("no"), "cccc", "ddd")
+
+    @rl.function
+    def program(s):
+        s += "Write: "
+        score = rl.best_of(s, 4, rl.gen("text"), key=lambda fork: len(fork["text"]))
+        s += "!"
+        return score, s["text"]
+
+    state = program.run()
+    assert state.text() == "Write: cccc!" and state.ret_value == (4, "cccc")
+    in_turn(gateway, InvalidConstraint("no"))
+    with pytest.raises(rl.ProgramError, match="no"):
+        program.run()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_the_likeliest_goes_on(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_turn(gateway, "a", "b", "c")
+    made = protocol.TokenLogprob
+    likely = {"a": -3.0, "b": -0.5, "c": -2.0}
+
+    def logprob(token: int, text: str, _: float) -> protocol.TokenLogprob:
+        return made(token, text, likely[text])
+
+    monkeypatch.setattr(protocol, "TokenLogprob", logprob)
+
+    @rl.function
+    async def program(s):
+        s += "Write: "
+        return await rl.best_of(s, 3, rl.gen("text"))
+
+    state = await program.run_async()
+    assert (state.text(), state.ret_value) == ("Write: b", -0.5)
+
+
+def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) -> None:
+    in_turn(gateway, "4", "5", " 4", InvalidConstraint("no"), "4")
+
+    @rl.function
+    def program(s):
+        s += "2 + 2 = "
+        return rl.majority(s, 5, rl.gen("n"), "n", key=str.strip)
+
+    state = program.run()
+    assert (state.ret_value, state.text()) == ("4", "2 + 2 = 4")
+
+    # Three of five agree while two are still at it.
+    release = []
+
+    def script(text: str, op: protocol.Generate) -> str:
+        release.append(op)
+        if len(release) == 4:
+            gateway.hold()
+        return "4"
+
+    gateway.script = script
+    state = program.run()
+    assert state.ret_value == "4"
+    assert len(gateway.sent(protocol.Cancel)) >= 1
+    gateway.release()
+    eventually(lambda: gateway.open_branches == 0)
+
+
+async def test_majority_in_an_async_program(gateway: FakeGateway) -> None:
+    in_turn(gateway, "x", "y", "y")
+
+    @rl.function
+    async def program(s):
+        s += "?"
+        return await rl.majority(s, 3, lambda fork: fork.append(rl.gen("n")), "n")
+
+    states = await asyncio.gather(*[program.run_async() for _ in range(3)])
+    assert [state.ret_value for state in states] == ["y"] * 3
+
+
+async def test_a_beam_keeps_the_best_of_each_step(gateway: FakeGateway) -> None:
+    counter = itertools.count()
+    gateway.script = lambda text, op: str(next(counter) % 4)
+
+    async def value(fork):
+        return int("0" + (await fork.text()).replace("|", ""))
+
+    @rl.function
+    async def asynchronous(s):
+        s += "|"
+        return await rl.beam(s, rl.gen("digit"), key=value, depth=3, width=2, branches=2)
+
+    @rl.function
+    def ordinary(s):
+        s += "|"
+        key = lambda fork: int(fork.text().replace("|", ""))  # noqa: E731
+        return rl.beam(s, rl.gen("digit"), key=key, depth=3, width=2, branches=2)
+
+    # Step by step: 0 1; of 1 12 13, of 0 00 01; of 13 132 133, of 12 120 121.
+    state = ordinary.run()
+    assert (state.text(), state.ret_value) == ("|133", 133)
+    counter = itertools.count()
+    assert (await asynchronous.run_async()).text() == "|133"
+    eventually(lambda: gateway.open_branches == 0)
