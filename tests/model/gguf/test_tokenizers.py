@@ -5,6 +5,7 @@ llama.cpp's own SentencePiece merging is written out here once more, slowly, to 
 
 from __future__ import annotations
 
+import functools
 import json
 import unicodedata
 from array import array
@@ -69,13 +70,24 @@ def written(name: str, path: Path) -> GgufFile:
     return GgufFile.read(finish(writer, path))
 
 
+class ReadOnce(GgufSource):
+    """Writing the tokenizer of a large vocabulary takes half a second."""
+
+    @functools.cached_property
+    def _json(self) -> str:
+        return super().tokenizer_json()
+
+    def tokenizer_json(self) -> str:
+        return self._json
+
+
 @pytest.fixture(scope="module", params=FOLDERS)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[GgufSource, FolderSource]:
     """The model's own tokenizer and the file's."""
     file = written(request.param, tmp_path_factory.mktemp("gguf") / "m.gguf")
-    return GgufSource(file), FolderSource(FOLDERS[request.param][0])
+    return ReadOnce(file), FolderSource(FOLDERS[request.param][0])
 
 
 def texts() -> list[str]:
@@ -91,7 +103,7 @@ def texts() -> list[str]:
 @pytest.mark.slow
 def test_the_ids_of_the_original(pair: tuple[GgufSource, FolderSource]) -> None:
     ours, theirs = (FastTokenizer.from_str(source.tokenizer_json()) for source in pair)
-    some = [*ODD, *texts()[len(ODD) :: 4]]
+    some = [*ODD, *texts()[len(ODD) :: 12]]
     assert len(some) > 500
     for special, part in ((False, some), (True, [text for text in some if "<" in text])):
         for one in (ours, theirs):
@@ -119,19 +131,25 @@ def test_everything_else_that_a_tokenizer_says(pair: tuple[GgufSource, FolderSou
     # A file names one token, and others are known by their names; generation_config.json is not
     # in it.
     assert load_eos_ids(pair[0], ours) >= load_eos_ids(pair[1], theirs) - {1}
-    our_tokens, their_tokens = (
-        Tokens(source.tokenizer_json(), ours.vocab_size, [2]) for source in pair
-    )
-    assert our_tokens.token_bytes == their_tokens.token_bytes
+    if ours.vocab_size < 100_000:  # a large vocabulary takes seconds
+        our_tokens, their_tokens = (
+            Tokens(source.tokenizer_json(), ours.vocab_size, [2]) for source in pair
+        )
+        assert our_tokens.token_bytes == their_tokens.token_bytes
 
 
 # ---------------------------------------------------------------- SentencePiece's merges
 
 
+@functools.cache
+def ids_of(tokens: tuple[str, ...]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(tokens)}
+
+
 def merged_by_score(vocabulary: Vocabulary, text: str) -> list[int]:
     """What SentencePiece finds: of all neighbours that make a token, those of the best score are
     merged, the leftmost first."""
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    ids = ids_of(tuple(vocabulary.tokens))
     parts = list((" " * vocabulary.space_prefix + text).replace(" ", "\u2581")) if text else []
     while True:
         best: tuple[float, int] | None = None
