@@ -33,6 +33,7 @@ MODES = (
     "http",
     "http, 1,000 ids",
     "http, streamed",
+    "http, chat streamed",
 )
 PROCESSES = ("engine", "gateway", "client")
 
@@ -119,7 +120,8 @@ def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
     streamed = "streamed" in mode
     ids = int("".join(filter(str.isdigit, mode)) or 0)
     if mode.startswith("http"):
-        return lambda rows, tokens: asyncio.run(_http(stack, rows, tokens, ids, streamed))
+        chat = "chat" in mode
+        return lambda rows, tokens: asyncio.run(_http(stack, rows, tokens, ids, streamed, chat))
     stop = "never said \x00" if "stop" in mode else None
 
     @rl.function
@@ -139,17 +141,20 @@ def _runs(stack: Stack, mode: str) -> Callable[[int, int], None]:
     return lambda rows, tokens: asyncio.run(together(rows, tokens))
 
 
-async def _http(stack: Stack, rows: int, tokens: int, ids: int, stream: bool) -> None:
+async def _http(stack: Stack, rows: int, tokens: int, ids: int, stream: bool, chat: bool) -> None:
+    url = stack.url + ("/v1/chat/completions" if chat else "/v1/completions")
+
     async def one(session: aiohttp.ClientSession, number: int) -> None:
+        prompt: Any = _ids(number, ids) if ids else _text(number)
         body = {
             "model": "",
-            "prompt": _ids(number, ids) if ids else _text(number),
+            **({"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}),
             "max_tokens": tokens,
             "temperature": 0,
             "ignore_eos": True,
             "stream": stream,
         }
-        async with session.post(stack.url + "/v1/completions", json=body) as reply:
+        async with session.post(url, json=body) as reply:
             if reply.status != 200:
                 raise RuntimeError(await reply.text())
             await reply.read()

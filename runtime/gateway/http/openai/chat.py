@@ -204,7 +204,7 @@ class ChatCompletions:
             "matched_stop": output.matched,
         }
 
-    async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
+    async def _stream(self, asked: _Request) -> AsyncGenerator[list[dict[str, Any]], None]:
         head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
         if asked.usage_chunk:
             head["usage"] = None
@@ -214,14 +214,18 @@ class ChatCompletions:
         async with aclosing(self._chats.stream(asked.prepared)) as events:
             async for event in events:
                 if not isinstance(event, Ended):
-                    for choice in writers[event.index].write(event.deltas, event.logprobs):
-                        yield {**head, "choices": [choice]}
+                    written = writers[event.index].write(event.deltas, event.logprobs)
+                    yield [{**head, "choices": [choice]} for choice in written]
                     continue
-                for writer, output in zip(writers, event.generated.outputs, strict=True):
-                    for choice in writer.finish(output):
-                        yield {**head, "choices": [choice]}
+                chunks = [
+                    {**head, "choices": [choice]}
+                    for writer, output in zip(writers, event.generated.outputs, strict=True)
+                    for choice in writer.finish(output)
+                ]
                 if asked.usage_chunk:
-                    yield {**head, "choices": [], "usage": usage_of([event.generated])}
+                    usage = usage_of([event.generated])
+                    chunks.append({**head, "choices": [], "usage": usage})
+                yield chunks
 
 
 @dataclass
