@@ -49,6 +49,7 @@ from rootlace.language.state import ProgramState, State
 from rootlace.language.tools import Tool, Tools, tools
 from rootlace.program.function import Function, function
 from rootlace.wire.errors import RootlaceError
+from rootlace.wire.handling import Cache
 
 if TYPE_CHECKING:
     from rootlace.client.default import flush_cache, get_server_info, set_default_backend
@@ -75,6 +76,7 @@ _LAZY = {
 
 __all__ = [
     "AsyncProgramState",
+    "Cache",
     "ChoicesMethod",
     "Engine",
     "Forks",

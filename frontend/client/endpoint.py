@@ -7,7 +7,8 @@ import threading
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,7 +71,7 @@ class RuntimeEndpoint:
         if self._finalizer is not None:
             self._finalizer()
 
-    def ask(self, op_type: type[protocol.FlushCache] | type[protocol.GetStatus]) -> protocol.Event:
+    def ask(self, op_type: Callable[..., protocol.Op]) -> protocol.Event:
         """Send one operation that belongs to no branch and wait for its answer."""
         connection = self.connect()
         answer = Answer()
@@ -128,6 +129,11 @@ class RuntimeEndpoint:
     def flush_cache(self, empty_cache: bool = True) -> None:
         """Forget every cached prefix that no running request uses."""
         self.ask(protocol.FlushCache)
+
+    def unpin(self, pin: str) -> None:
+        """Let a pinned prompt go, by the `cache_pin` of its meta information. Raises InvalidRequest
+        if its time was over before."""
+        self.ask(partial(protocol.Unpin, pin=pin))
 
     def get_server_info(self) -> dict[str, Any]:
         """The runtime's counters, and the model under `"model"`."""

@@ -212,6 +212,10 @@ class Runtime:
             texts, pooling=pooling, normalise=normalise, adapter=adapter
         )
 
+    def unpin(self, pin: str) -> None:
+        """Let a pinned prompt go, by the `cache_pin` of its meta information."""
+        self.endpoint.unpin(pin)
+
     def flush_cache(self) -> None:
         """Forget every cached prefix that no running request uses."""
         self.endpoint.flush_cache()

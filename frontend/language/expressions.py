@@ -136,6 +136,9 @@ def gen(
     see `get_meta_info`. With `return_cache_report`, `get_meta_info(name)["cache_report"]` says how
     much of the prompt was cached and why no more (`rootlace.wire.cache_report`).
 
+    `priority` (higher comes first), `timeout` (in seconds; that of `run` is the whole run's) and
+    `cache`, an `rl.Cache`, say how the request is served: `rootlace.wire.handling`.
+
     At most one of these says exactly what the text must be:
 
     - `type`: a pydantic model, dataclass, TypedDict, NamedTuple, msgspec Struct, Literal, Enum or

@@ -15,9 +15,11 @@ from typing import Any, Literal, NamedTuple, Protocol, get_origin, runtime_check
 import msgspec
 
 from rootlace import types
+from rootlace.language import handling
 from rootlace.language.failures import warn
 from rootlace.types.schema_keywords import misspelt
 from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from rootlace.wire.handling import PLAIN, Handling
 from rootlace.wire.protocol import CONSTRAINT_OPTIONS, Constraint
 from rootlace.wire.sampling import PARAMETERS, SamplingKeywords, SamplingParams
 from rootlace.wire.tool_format import PLAIN_TOOLS, ToolFormat
@@ -33,11 +35,14 @@ NO_EFFECT = frozenset({"return_text_in_logprobs", "spaces_between_special_tokens
 REPORT = "return_cache_report"
 TOOL_CHOICE = "tool_choice"
 OPTIONS = frozenset(
-    {*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, REPORT, TOOL_CHOICE}
+    {
+        *(*PARAMS, *SOURCES, *CONSTRAINT_OPTIONS, *ALIASES, *NO_EFFECT, *handling.NAMES),
+        *(REPORT, TOOL_CHOICE),
+    }
 )
 # A program with **kwargs gets these as its own: they are everyday words, and defaults for all of
 # its generations are rarely meant.
-EVERYDAY = frozenset({"type", "choices", "tools"})
+EVERYDAY = frozenset({"type", "choices", "tools", *handling.NAMES})
 
 _LISTS = frozenset(name for name, about in PARAMETERS.items() if get_origin(about.type) is tuple)
 
@@ -118,6 +123,8 @@ def _check(known: Mapping[str, Any], caller: str) -> None:
     _convert(params, caller)
     if not isinstance(known.get(REPORT, False), bool):
         raise InvalidRequest(f"{caller}: {REPORT} must be True or False, not {known[REPORT]!r}")
+    if handling.NAMES & known.keys():
+        handling.handling_of(known, caller)
     if TOOL_CHOICE in known and "tools" not in known:
         raise TypeError(f"{caller} got tool_choice without tools")
     given = [name for name in SOURCES if name in known]
@@ -156,7 +163,7 @@ class Offered(Protocol):
         """The structural tag of text with calls; None: any text."""
 
 
-class GenKeywords(SamplingKeywords, total=False):
+class GenKeywords(SamplingKeywords, handling.HandlingKeywords, total=False):
     """The keyword-only options of `gen`, for type checkers and for its signature."""
 
     return_text_in_logprobs: bool | None
@@ -181,6 +188,7 @@ class Asked(NamedTuple):
     constraint: Constraint | None
     type: Any
     cache_report: bool = False
+    handling: Handling = PLAIN
 
 
 def resolve(
@@ -207,7 +215,18 @@ def resolve(
         constraint(merged, form),
         merged.get("type"),
         merged.get(REPORT, False),
+        handling_of(defaults, own, caller),
     )
+
+
+def handling_of(
+    defaults: Mapping[str, Any], own: Mapping[str, Any], caller: str = "gen()"
+) -> Handling:
+    """How one request is served."""
+    found = handling.handling_of(own, caller)
+    if not found.cache.share:
+        raise InvalidRequest(f"{caller}: only a whole run is not shared: run(cache=...)")
+    return handling.handling_of({**defaults, **own}, caller) if defaults else found
 
 
 def _number_stops(options: Mapping[str, Any]) -> tuple[str, ...]:

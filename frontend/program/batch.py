@@ -13,6 +13,7 @@ from rootlace.client import cached_text
 from rootlace.client.completion import LOOK_UP_SECONDS
 from rootlace.client.default import endpoint_of
 from rootlace.language.definition import Body, Definition
+from rootlace.language.handling import handling_of
 from rootlace.language.state import ProgramState
 from rootlace.program.branch import Branch
 from rootlace.program.execution import complete, complete_async, in_own_loop
@@ -45,7 +46,8 @@ class _Batch:
         self._running: set[ProgramRun] = set()
         self._lock = threading.Lock()
         self._cancelled = False
-        self._prefix = self._open_prefix(common) if size > 1 else None
+        share = handling_of(self._options, "run_batch()").cache.share
+        self._prefix = self._open_prefix(common) if size > 1 and share else None
 
     def _open_prefix(self, common: Mapping[str, Any]) -> SharedPrefix | None:
         chat = self._connection.model.chat

@@ -28,7 +28,7 @@ from rootlace.program.reader import BranchReader
 from rootlace.program.remote_branch import RemoteBranch
 from rootlace.program.run import ProgramRun
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest, RootlaceError
 from rootlace.wire.tool_format import write_list
 
 
@@ -202,6 +202,7 @@ class Branch:
         try:
             form = self.run.chat.tools
             asked = sampling.resolve(self.defaults, expression.options, form=form)
+            handling = self.run.in_time(asked.handling)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
@@ -218,10 +219,15 @@ class Branch:
             constraint=asked.constraint,
             stream=self.run.stream,
             cache_report=asked.cache_report,
+            handling=handling,
         )
         self.remote.issue(op, operation)
 
     def _select(self, expression: Select) -> None:
+        try:
+            handling = self.run.in_time(sampling.handling_of(self.defaults, {}))
+        except DeadlineExceeded as error:
+            raise ProgramError(expression.site, expression.what, error) from error
         self._send_parts()
         self.remote.ensure_open()
         operation = Selection(self.remote, expression.site, expression.what, expression.choices)
@@ -233,6 +239,7 @@ class Branch:
             name=expression.name or "",
             method=expression.method,
             temperature=expression.temperature,
+            handling=handling,
         )
         self.remote.issue(op, operation)
 

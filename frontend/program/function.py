@@ -38,6 +38,10 @@ class Function(Definition):
         is given back at once: iterate `state.text_iter()`; errors are raised there. An `async def`
         program gets an event loop of its own here; use `run_async` where one is running.
 
+        `timeout` is that of the whole run, and with `cache=rl.Cache(share=False)` the run finds
+        nothing that others computed and leaves nothing behind; `priority` and `cache` otherwise
+        hold for each request.
+
         `adapter` (a keyword, of `stream` and the batches too): the LoRA adapter with which the
         program's state begins, one of those that the runtime has loaded. `after` (a keyword, of
         `stream` too): a state that has ended, of this or another program, or saved by `to_json`.

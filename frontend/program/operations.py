@@ -178,6 +178,8 @@ class Generation(Operation):
             meta.update(logprob_meta("output", output.logprobs, self._params.top_logprobs > 0))
         if result.prompt_logprobs:
             meta.update(logprob_meta("input", result.prompt_logprobs))
+        if result.pin:
+            meta["cache_pin"] = result.pin
         if result.cache_report is not None:
             meta["cache_report"] = msgspec.structs.asdict(result.cache_report)
         return meta

@@ -111,7 +111,12 @@ class RemoteBranch:
         self._opened = True
         program = self._run.program if parent is None else ""
         op = protocol.Open(
-            self.next_op(), self.id, parent=parent, program=program, adapter=self._adapter
+            self.next_op(),
+            self.id,
+            parent=parent,
+            program=program,
+            adapter=self._adapter,
+            share=self._run.share,
         )
         self.issue(op, Operation(self, call_site(), "opening a branch"))
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from rootlace.client.completion import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure
+from rootlace.language.handling import handling_of
 from rootlace.language.variables import Pending
 from rootlace.program.prefix import SharedPrefix
 from rootlace.wire import chat_format, protocol
+from rootlace.wire.errors import DeadlineExceeded
+from rootlace.wire.handling import Handling
 
 if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
@@ -35,9 +41,9 @@ class Member(Protocol):
 class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
 
-    `defaults` are sampling options under canonical names; `adapter` is that of its first branch.
-    `ended` is finished when the program and
-    all its operations are over; `error` is then the exception that ended it, or None.
+    `defaults` are sampling options under canonical names, of which `timeout` and `cache.share` are
+    those of the run as a whole; `adapter` is that of its first branch. `ended` is finished when the
+    program and all its operations are over; `error` is then the exception that ended it, or None.
     """
 
     def __init__(
@@ -53,7 +59,11 @@ class ProgramRun:
         self._endpoint = endpoint  # keeps the connection open as long as the program is alive
         self.connection = endpoint.connect()
         self.chat: protocol.ChatFormat = chat_format.usable(self.connection.model.chat)
-        self.defaults = defaults
+        self.defaults = {name: value for name, value in defaults.items() if name != "timeout"}
+        whole = handling_of(defaults, "run()")
+        self.share = whole.cache.share
+        self._timeout = whole.timeout
+        self._deadline = time.monotonic() + (whole.timeout or 0.0)
         self.stream = stream
         self.prefix = prefix
         self.adapter = adapter
@@ -66,6 +76,18 @@ class ProgramRun:
         self._open: dict[int, Member] = {}
         self._closed: list[Member] = []  # those whose operations are waited for at the end
         self._failures: list[Failure] = []
+
+    def in_time(self, handling: Handling) -> Handling:
+        """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
+        if self._timeout is None:
+            return handling
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(
+                f"the run was not done within its timeout of {self._timeout:g} s"
+            )
+        timeout = left if handling.timeout is None else min(left, handling.timeout)
+        return msgspec.structs.replace(handling, timeout=timeout)
 
     def adopt(self, branch: Member) -> None:
         self._open[branch.id] = branch

@@ -194,6 +194,13 @@ class FlushCache(_Op, tag="flush"):
     """Forget every cached prefix that no running request uses."""
 
 
+class Unpin(_Op, tag="unpin"):
+    """Let what was pinned under the id `pin` go, of which `namespace` is that of its branch."""
+
+    pin: str
+    namespace: str = ""
+
+
 class GetStatus(_Op, tag="status"):
     """Ask for the runtime's counters (answered by `Status`)."""
 
@@ -232,6 +239,7 @@ Op = (
     | Close
     | Cancel
     | FlushCache
+    | Unpin
     | GetStatus
     | Embed
     | Ping

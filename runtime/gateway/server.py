@@ -318,7 +318,8 @@ class ProgramServer:
     def _tell_and_drop(self, connection: Connection, reason: str) -> None:
         """Drop a client that may still be there; if its queue is full, it is not told."""
         error = ServerUnavailable(f"the server dropped this connection: {reason}")
-        self._send_now(connection.identity, encode([Failed(0, error.code, str(error))]))
+        last: list[Event] = [Failed(0, error.code, str(error))]
+        self._send_now(connection.identity, encode(last))
         self._drop(connection, reason)
 
     def _drop(self, connection: Connection, reason: str) -> None:

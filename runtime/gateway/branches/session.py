@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from rootlace.runtime.contracts import messages
 from rootlace.runtime.gateway.branches import growth
 from rootlace.runtime.gateway.branches.branch import Branch, BranchState, Deadline, Work
 from rootlace.runtime.gateway.branches.core import Core
@@ -50,6 +51,7 @@ from rootlace.wire.protocol import (
     Status,
     Text,
     Tokens,
+    Unpin,
     Usage,
 )
 
@@ -163,6 +165,8 @@ class Session:
             self.close()
         elif isinstance(op, GetStatus):
             self._spawn(op.op, _status(self._core, op.op))
+        elif isinstance(op, Unpin):
+            self._spawn(op.op, _unpin(self._core, op, self._account))
         elif isinstance(op, Embed):
             size = _size(op)
             self._check_backlog(None, size)
@@ -414,6 +418,14 @@ async def _status(core: Core, op: int) -> Event:
 async def _flush(core: Core, op: int) -> Event:
     await core.flush()
     return Done(op)
+
+
+async def _unpin(core: Core, op: Unpin, account: Account | None) -> Event:
+    # Where nobody is told apart, the id is enough.
+    namespace = None if account is None else namespace_of(account, op.namespace)
+    if not await core.engine.ask(messages.Unpin, op.pin, namespace):
+        raise InvalidRequest(f"there is no pin {op.pin!r}")
+    return Done(op.op)
 
 
 async def _done(op: int) -> Event:
