@@ -152,6 +152,12 @@ def test_what_the_configuration_rules_out_is_refused_without_transformers(
     assert "\n" not in str(raised.value)
 
 
+def test_the_architecture_is_that_of_the_configuration(tmp_path: Path) -> None:
+    keys = tiny("arcee").to_dict() | {"architectures": ["HeliumForCausalLM"]}
+    with pytest.raises(UnsupportedModel, match="model_type 'arcee' is not that of HeliumForCausal"):
+        ModelConfig.read(written(tmp_path, keys))
+
+
 @pytest.mark.parametrize(
     ("kind", "architecture", "changes", "why"),
     [

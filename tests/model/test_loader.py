@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "not an object": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
     "architecture": (
         lambda f: edit_json(f / "config.json", architectures=["BertLMHeadModel"]),
-        ["config.json", "architectures", "BertLMHeadModel", "LlamaForCausalLM"],
+        ["config.json", "architectures", "BertLMHeadModel", "model_type 'llama'"],
     ),
     "no architecture": (
         lambda f: edit_json(f / "config.json", architectures=None),

@@ -35,14 +35,19 @@ class ForeignModel:
 
 def read_model(folder: Path, architecture: str) -> ForeignModel:
     """Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
-    file = folder / "config.json"
+    file, kind = folder / "config.json", getattr(transformers, architecture)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if not isinstance(config, kind.config_class):
+            raise UnsupportedModel(
+                f"{file}: architectures: model_type {config.model_type!r} is not that of "
+                f"{architecture}"
+            )
         # The type is that in which more can be tried out without numbers.
         with torch.device("meta"):
-            model = getattr(transformers, architecture)._from_config(
-                config, attn_implementation=RECORDED, dtype=torch.bfloat16
-            )
+            model = kind._from_config(config, attn_implementation=RECORDED, dtype=torch.bfloat16)
+    except UnsupportedModel:
+        raise
     except Exception as error:
         raise UnsupportedModel(
             f"{file}: {architecture}: transformers {transformers.__version__} cannot read it: "
