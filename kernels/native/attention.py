@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rootlace.kernels.interface import AttentionBatch
+from rootlace.kernels.interface import AttentionBatch, KVCodes
 from rootlace.kernels.native.library import Rows
 from rootlace.kernels.native.linear import DTYPES
+from rootlace.kernels.reference.kv_codes import slot_bytes
 
 LANES = 16
 """Numbers in a vector of `src/isa/vector.h`, whatever the processor."""
@@ -36,6 +37,32 @@ def laid_out(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return laid
 
 
+def codes_laid_out(keys: Tensor, values: Tensor, codes: KVCodes, dim: int) -> tuple[Tensor, Tensor]:
+    """Rows of integers [B, S, 1, W] as the native cache has them (`src/kv_codes.h`)."""
+    return _codes_laid_out(keys, codes, dim, True), _codes_laid_out(values, codes, dim, False)
+
+
+def _codes_laid_out(rows: Tensor, codes: KVCodes, dim: int, keys: bool) -> Tensor:
+    blocks, size = rows.shape[:2]
+    width, words = codes.heads * dim * codes.bits // 8, 4 * codes.heads
+    by_head = rows[..., :width].reshape(blocks, size, codes.heads, -1).transpose(1, 2)
+    if keys:
+        found = by_head
+        if codes.bits == 4:
+            found = torch.cat((by_head & 15, by_head >> 4), dim=3)
+        even, odd = found.reshape(blocks, codes.heads, size // LANES, LANES, -1, 2).unbind(-1)
+        pairs = (
+            torch.stack((even, odd), dim=-1) if codes.bits == 8 else (even | odd << 4)[..., None]
+        )
+        by_head = pairs.transpose(3, 4)
+    scales = rows[..., width : width + words].reshape(blocks, size, codes.heads, 4).transpose(1, 2)
+    laid = torch.zeros_like(rows)
+    flat = laid.view(blocks, -1)
+    flat[:, : size * width] = by_head.reshape(blocks, -1)
+    flat[:, size * width : size * (width + words)] = scales.reshape(blocks, -1)
+    return laid
+
+
 def attend(
     library: ctypes.CDLL,
     team: int,
@@ -48,19 +75,22 @@ def attend(
     window: int | None = None,
     scale: float | None = None,
     soft_cap: float = 0.0,
+    codes: KVCodes | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> Tensor:
     """Attention of a step in one layer, or in L layers with the same queries, one after another.
 
     q [T, Nq, D], its tokens any distance apart; caches [B, S, Nk, D] as `laid_out` makes them,
-    contiguous, or L of them a fixed distance apart [L, B, S, Nk, D]; `runs` are (begin, end, low,
+    contiguous, or L of them a fixed distance apart [L, B, S, Nk, D]; with `codes`, rows of integers
+    [B, S, 1, W] as `codes_laid_out` makes them, or L; `runs` are (begin, end, low,
     high): rows begin : end have the blocks low : high of their tables in common (`RlRows` of
     api.h). `lse` float32 [T, Nq] receives the log-sum-exps. Returns `out` [T, Nq, D] (of the last
     layer), allocated if not given. Raises ValueError.
     """
     tokens, heads, dim = q.shape
-    if q.dtype not in DTYPES or q.dtype != k_cache.dtype or q.dtype != v_cache.dtype:
+    stored = q.dtype if codes is None else torch.uint8
+    if q.dtype not in DTYPES or k_cache.dtype != stored or v_cache.dtype != stored:
         raise ValueError(f"queries {q.dtype}, keys {k_cache.dtype}, values {v_cache.dtype}")
     if dim % 2 or not 0 < dim <= 256 or heads % batch.num_kv_heads:
         raise ValueError(f"{heads} heads of {dim} over {batch.num_kv_heads} key heads")
@@ -70,6 +100,10 @@ def attend(
     if k_cache.dim() == 4:
         k_cache, v_cache = k_cache.unsqueeze(0), v_cache.unsqueeze(0)
     cache_shape = (batch.block_size, batch.num_kv_heads, dim)
+    if codes is not None:
+        if batch.block_size % LANES or dim % (2 * LANES):
+            raise ValueError(f"integers in blocks of {batch.block_size} slots, heads of {dim}")
+        cache_shape = (batch.block_size, 1, slot_bytes(codes.bits, codes.heads, dim))
     wrong = (
         q.stride()[1:] != (dim, 1)
         or k_cache.shape != v_cache.shape
@@ -112,13 +146,14 @@ def attend(
         batch.num_kv_heads,
         dim,
         batch.block_size,
+        0 if codes is None else codes.bits,
         ctypes.byref(rows),
         q.data_ptr(),
         q.stride(0),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         len(k_cache),
-        k_cache.stride(0),
+        k_cache.stride(0) * k_cache.element_size(),
         window or 0,
         1.0 / math.sqrt(dim) if scale is None else scale,
         soft_cap,

@@ -136,6 +136,7 @@ class Model(ctypes.Structure):
         ("cache", c_void_p),
         ("num_blocks", c_int64),
         ("block_size", c_int32),
+        ("kv_bits", c_int32),
         ("adapters", POINTER(LowRank)),
         ("adapter_rank", c_int32),
     ]
@@ -256,8 +257,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rl_attention": (
         Status,
         [
-            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int64),
-            *(c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_float, c_void_p, c_void_p),
+            *(c_void_p, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
+            *(c_int64, c_void_p, c_void_p, c_int32, c_int64, c_int32, c_float, c_float),
+            *(c_void_p, c_void_p),
         ],
     ),
 }

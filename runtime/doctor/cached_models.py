@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rootlace.runtime.config import CacheConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.sizes import weight_bytes
 from rootlace.runtime.model.executor.cpu_setup import why_not_native
@@ -47,7 +48,7 @@ def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:
     try:
         config = ModelConfig.read(path)
         dtype = chosen_dtype("auto", config)
-        native = why_not_native(config, dtype) is None
+        native = why_not_native(config, dtype, CacheConfig().block_size) is None
         needs = weight_bytes(config, dtype, "none", head_apart=native)
     except UnsupportedModel as error:
         return CachedModel(name, str(path), weights, refused=str(error))

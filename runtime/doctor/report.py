@@ -204,7 +204,7 @@ def _on_this_machine(
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     name, why = kernels.name, kernels.why_not_better
     if name == "native":
-        reason = why_not_native(config, kv_dtype)
+        reason = why_not_native(config, kv_dtype, CacheConfig().block_size)
         if reason is not None:
             check_without_native(executor.kernels, reason)
             name, why = "reference", (f"native: {reason}",)

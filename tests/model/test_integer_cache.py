@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
+from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.native.attention import codes_laid_out
 from rootlace.kernels.reference.kv_codes import quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.checkpoint.config import ModelConfig
@@ -18,6 +21,7 @@ from rootlace.runtime.model.kv.pool import block_bytes, storage_dtype
 from rootlace.wire.errors import UnsupportedModel
 from tests.model.checkpoints import SHAPE, save
 from tests.model.plans import Blocks, Row, Work, make_plan
+from tests.native import native_library
 
 SIZE = 16
 BITS: dict[KVDtype, int] = {"int8": 8, "int4": 4}
@@ -30,15 +34,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(folder: Path, kv_dtype: KVDtype, kernels: str = "reference") -> ModelRunner:
-    config = ExecutorConfig(model=str(folder), kv_dtype=kv_dtype, kernels=kernels)  # type: ignore[arg-type]
+def load(
+    folder: Path,
+    kv_dtype: KVDtype,
+    kernels: Literal["native", "reference"] = "reference",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> ModelRunner:
+    config = ExecutorConfig(model=str(folder), dtype=dtype, kv_dtype=kv_dtype, kernels=kernels)
     return ModelRunner.load(config, CacheConfig(SIZE, 16), 64, 4)
 
 
 def first_prompt(runner: ModelRunner) -> Row:
-    row = Row(Blocks(16, SIZE), list(range(3, 43)))
+    row = Row(Blocks(16, SIZE), list(range(3, 51)))
     runner.run(make_plan([Work(row, 21, None)]))
-    runner.run(make_plan([Work(row, 19, None)]))
+    runner.run(make_plan([Work(row, 27, None)]))
     return row
 
 
@@ -52,9 +61,31 @@ def test_what_is_stored_is_the_cache_of_float32_in_integers(
     assert (runner.num_blocks, runner.block_size) == (16, SIZE)
     tables = [first_prompt(one).table for one in (plain, runner)]
     for kind in (0, 1):
-        exact = plain.kv_cache[0, kind, tables[0]].flatten(0, 1)[:40]
-        stored = runner.kv_cache[0, kind, tables[1]].flatten(0, 1)[:40, 0]
+        exact = plain.kv_cache[0, kind, tables[0]].flatten(0, 1)
+        stored = runner.kv_cache[0, kind, tables[1]].flatten(0, 1)[:, 0]
         assert torch.equal(stored, quantise(exact, BITS[kv_dtype]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kv_dtype", BITS)
+def test_native_kernels_store_the_same_bytes(
+    folder: Path, kv_dtype: KVDtype, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    native_library()
+    runners = [load(folder, one, "native", dtype) for one in ("auto", kv_dtype)]
+    assert [one.kernels for one in runners] == ["native", "native"]
+    tables = [first_prompt(one).table for one in runners]
+    plain, stored = (one.kv_cache[0][:, table] for one, table in zip(runners, tables, strict=True))
+    # Each as the rows of its slots: keys are in panels of 16 slots, values in pairs for bfloat16.
+    step = 4 // plain.element_size()
+    keys = plain[0].reshape(-1, 2, 1, 32 // step, 16, step).permute(0, 2, 4, 1, 3, 5)
+    values = plain[1].reshape(-1, 2, SIZE // step, 32, step).permute(0, 2, 4, 1, 3)
+    codes = KVCodes(BITS[kv_dtype], 2)
+    exact = [part.reshape(-1, 2, 32) for part in (keys, values)]
+    rows = [quantise(part, codes.bits).view(-1, SIZE, 1, stored.shape[4]) for part in exact]
+    used = SIZE * 2 * (32 * codes.bits // 8 + 4)
+    for found, wanted in zip(stored, codes_laid_out(rows[0], rows[1], codes, 32), strict=True):
+        assert torch.equal(found.flatten(1)[:, :used], wanted.flatten(1)[:, :used])
 
 
 def test_memory_given_holds_more_blocks(folder: Path) -> None:

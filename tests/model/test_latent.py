@@ -33,7 +33,7 @@ def test_the_latent_is_what_is_cached(tmp_path: Path) -> None:
 
 def test_the_native_decoder_says_what_it_lacks(tmp_path: Path) -> None:
     save(configs()["deepseek_v2"], tmp_path)
-    why = native_decoder.why_not(ModelConfig.read(tmp_path).spec, torch.float32)
+    why = native_decoder.why_not(ModelConfig.read(tmp_path).spec, torch.float32, 16)
     assert why == "multi-head latent attention (DeepSeek) has no native kernels"
 
 

@@ -101,7 +101,7 @@ def test_a_tied_head_is_counted_once_where_it_is_the_embedding(
     wide.head_dim = 258
     save(wide, tmp_path)
     config = ModelConfig.read(tmp_path)
-    assert config.spec.tied_embeddings and why_not_native(config, torch.float32) is not None
+    assert config.spec.tied_embeddings and why_not_native(config, torch.float32, 16) is not None
     block = block_bytes(config, 16, torch.float32)
     needed = weight_bytes(config, torch.float32, "none", head_apart=False) + block
     free = MainMemory(1 << 30, needed)

@@ -51,6 +51,9 @@ OTHERS = (
     ("qwen2_moe", "bfloat16"),
     ("gpt_oss", "float32"),
     ("mixtral", "bfloat16"),
+    # A cache of integers.
+    ("qwen3", "bfloat16", "int8"),
+    ("qwen3", "float32", "int4"),
 )
 
 CASES = [
@@ -66,12 +69,15 @@ Load = Callable[..., ModelRunner]
 @pytest.fixture(scope="module", params=CASES)
 def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Load:
     native_library()
-    name, dtype = request.param
+    name, dtype, *others = request.param
     folder = tmp_path_factory.mktemp(name)
     save(configs()[name], folder)
 
-    def loaded(**options: Any) -> ModelRunner:
-        return load_runner(folder, **{"kernels": "native", "dtype": dtype, **options})
+    def loaded(block_size: int = SIZE, **options: Any) -> ModelRunner:
+        options = {"kernels": "native", "dtype": dtype, **options}
+        if others:  # integers lie in whole panels
+            options["kv_dtype"], block_size = others[0], -(-block_size // 16) * 16
+        return load_runner(folder, block_size, **options)
 
     return loaded
 
@@ -81,7 +87,8 @@ def load_runner(folder: Path, block_size: int = SIZE, **options: Any) -> ModelRu
     cache = CacheConfig(block_size, 2048 // block_size)
     runner = ModelRunner.load(executor, cache, 512, 16)
     with torch.inference_mode():
-        runner.kv_cache.fill_(float("nan"))
+        cache = runner.kv_cache
+        cache.fill_(255 if cache.dtype == torch.uint8 else float("nan"))
     return runner
 
 
@@ -152,6 +159,7 @@ def test_block_sizes(load: Load) -> None:
 def test_shared_blocks_copies_and_duplicates(load: Load, size: int) -> None:
     """Forks of one prefix: whole blocks shared, a partial one copied, or written in this step."""
     runner, alone = load(block_size=size), load(block_size=size)
+    size = runner.block_size
     prefix = tokens(8 * size + 3, seed=7)
     tails = [tokens(count, seed=20 + count) for count in (1, 2, 6, 11)]
     expected = [cold(alone, prefix + tail) for tail in tails]
@@ -198,9 +206,9 @@ def test_shared_blocks_copies_and_duplicates(load: Load, size: int) -> None:
 def test_runs_that_are_read_once(load: Load, tmp_path: Path) -> None:
     """Long enough for the forward pass to take the rows below a prefix together."""
     runner = load()
-    prefix = tokens(180, seed=3)
+    prefix = tokens(192, seed=3)
     tails = [tokens(count, seed=40 + count) for count in (1, 1, 3, 1, 9, 1)]
-    blocks = Blocks(runner.num_blocks, SIZE, seed=2)
+    blocks = Blocks(runner.num_blocks, runner.block_size, seed=2)
     first = Row(blocks, list(prefix))
     runner.run(make_plan([Work(first)]))
     forks = [Row(blocks, prefix + tail, len(prefix), list(first.table)) for tail in tails]
@@ -259,6 +267,8 @@ def test_rotations_of_each_step(load: Load, monkeypatch: pytest.MonkeyPatch) -> 
 def test_greedy_tokens_are_the_reference_s(load: Load, size: int) -> None:
     if load().dtype != torch.float32:
         pytest.skip("bfloat16 rounds differently there")
+    if load().kv_cache.dtype == torch.uint8:
+        pytest.skip("a last place decides now and then which integer is stored")
     found: list[list[int]] = []
     for kernels in ("native", "reference"):
         runner = load(kernels=kernels, block_size=size)

@@ -86,13 +86,13 @@ def run(forward: Any) -> torch.Tensor:
 
 def test_a_feature_that_nobody_knows(config: ModelConfig) -> None:
     odd = with_sinks(config, True)
-    assert "sinks True" in str(native_decoder.why_not(odd.spec, torch.float32))
+    assert "sinks True" in str(native_decoder.why_not(odd.spec, torch.float32, 16))
     assert "sinks True" in str(torch_decoder.why_not(odd.spec))
     with pytest.raises(UnsupportedModel, match="sinks True"):
         load(odd, "reference")
     # A model without it runs everywhere.
     plain = with_sinks(config, False)
-    assert native_decoder.why_not(plain.spec, torch.float32) is None
+    assert native_decoder.why_not(plain.spec, torch.float32, 16) is None
     assert torch_decoder.why_not(plain.spec) is None
 
 
@@ -131,7 +131,7 @@ def with_feature(config: ModelConfig, feature: dict[str, Any]) -> ModelConfig:
 
 @pytest.mark.parametrize("path", FEATURES)
 def test_what_the_native_decoder_refuses(config: ModelConfig, path: str) -> None:
-    reason = native_decoder.why_not(with_feature(config, FEATURES[path]).spec, torch.float32)
+    reason = native_decoder.why_not(with_feature(config, FEATURES[path]).spec, torch.float32, 16)
     assert reason is not None
     assert reason.startswith(path)
 

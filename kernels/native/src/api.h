@@ -124,10 +124,11 @@ struct RlModel {
   int64_t rotation_stride;
   const RlLayer* layers;
   RlLinear head;
-  // [layers, 2, num_blocks, block_size, kv_heads, head_dim]; inside a block see kv_layout.h.
+  // [layers, 2, num_blocks, block_size, kv_heads, head_dim]; inside a block see kv_layout.h. With
+  // `kv_bits` 8 or 4, integers: [layers, 2, num_blocks] blocks of kv_codes.h.
   void* cache;
   int64_t num_blocks;
-  int32_t block_size;
+  int32_t block_size, kv_bits;
   // What adapters do to a layer's qkv, output, gate_up (not packed as gated) and down:
   // [adapters, num_layers, 4]; null: there are none.
   const RlLowRank* adapters;

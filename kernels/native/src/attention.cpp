@@ -7,6 +7,7 @@
 #include "attention_products.h"
 #include "attention_softmax.h"
 #include "guard.h"
+#include "kv_codes.h"
 #include "kv_layout.h"
 
 namespace rootlace {
@@ -37,6 +38,7 @@ class Work {
         group_(plan.shape.heads / plan.shape.kv_heads),
         dim_(plan.shape.head_dim),
         layout_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size},
+        codes_{plan.shape.kv_heads, plan.shape.head_dim, plan.shape.block_size, call.bits},
         columns_(ceil_div(plan.shape.head_dim, LANES) * LANES),
         products_(dim_),
         per_head_((task.last - task.first) * group_),
@@ -85,10 +87,13 @@ class Work {
       state->sums = arena.take<float>((size_t)queries_ * LANES);
       state->values = arena.take<float>((size_t)queries_ * columns_);
     }
-    products_.place(arena, !layout_.panels());
+    products_.place(arena, !as_they_lie());
     scores_ = arena.take<float>(MOST_ROWS * KEY_BLOCK);
     weights_ = arena.take<T>(MOST_ROWS * KEY_BLOCK);
   }
+
+  // Whether the cache has the panels that products read.
+  bool as_they_lie() const { return !codes_.bits && layout_.panels(); }
 
   void look_at_positions() {
     int* to = positions_;
@@ -140,8 +145,8 @@ class Work {
     KeyPanels<T> panels;
     for (int i = 0; i < PANELS; i++) {
       const int64_t own = at[i] + (int64_t)head * plan_.shape.block_size * dim_;
-      panels.keys[i] = call_.k_cache + own;
-      panels.values[i] = call_.v_cache + own;
+      panels.keys[i] = static_cast<const T*>(call_.k_cache) + own;
+      panels.values[i] = static_cast<const T*>(call_.v_cache) + own;
     }
     return panels;
   }
@@ -153,7 +158,38 @@ class Work {
     for (int i = 0; i < KEY_BLOCK; i++)
       offsets[i] = i < count ? (slot(first + i) * plan_.shape.kv_heads + head) * dim_
                              : offsets[i - 1];
-    return products_.pack(call_.k_cache, call_.v_cache, offsets, count);
+    return products_.pack(static_cast<const T*>(call_.k_cache),
+                          static_cast<const T*>(call_.v_cache), offsets, count);
+  }
+
+  // Where the codes of a key block are, and where those of the head AHEAD.
+  CodePanels codes_of(int block, int head) const {
+    const auto* keys = static_cast<const uint8_t*>(call_.k_cache);
+    const auto* values = static_cast<const uint8_t*>(call_.v_cache);
+    CodePanels panels;
+    for (int i = 0; i < PANELS; i++) {
+      const int key = block * KEY_BLOCK + i * LANES;
+      const int64_t first = slot(key < keys_end_ ? key : (keys_end_ - 1) / LANES * LANES);
+      const int64_t codes = codes_.codes(first, head), words = codes_.words(first, head);
+      panels.keys[i] = keys + codes;
+      panels.values[i] = values + codes;
+      panels.key_words[i] = reinterpret_cast<const uint32_t*>(keys + words);
+      panels.value_words[i] = reinterpret_cast<const uint32_t*>(values + words);
+    }
+    return panels;
+  }
+
+  // Panels made of codes. `more`: there is a block behind this one.
+  KeyPanels<T> unpack_panels(int block, int head, bool more) {
+    const CodePanels now = codes_of(block, head);
+    CodePanels later;
+    const int over = head + AHEAD - task_.kv_end;
+    const bool fetches = over < 0 || more;
+    if (fetches)
+      later = over < 0 ? codes_of(block, head + AHEAD)
+                       : codes_of(block + 1, std::min(task_.kv_begin + over, task_.kv_end - 1));
+    const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
+    return products_.unpack(codes_.bits, now, fetches ? &later : nullptr, count);
   }
 
   // Key blocks of one segment. While one is computed for a key head, what comes later is fetched.
@@ -163,17 +199,19 @@ class Work {
     const int parts = ceil_div(per_head_, MOST_ROWS);
     const int last_head = task_.kv_end - 1;
     int64_t at[2][PANELS];
-    if (layout_.panels()) find_panels(begin, at[begin & 1]);
+    if (as_they_lie()) find_panels(begin, at[begin & 1]);
     for (int block = begin; block < end; block++) {
       const int start = block * KEY_BLOCK;
       const bool whole = start + KEY_BLOCK <= lowest_ + 1 && start > highest_ - window();
-      const bool more = layout_.panels() && (block + 1) * KEY_BLOCK < keys_end_;
-      if (more) find_panels(block + 1, at[(block + 1) & 1]);
+      const bool more = (block + 1) * KEY_BLOCK < keys_end_;
+      if (more && as_they_lie()) find_panels(block + 1, at[(block + 1) & 1]);
       for (int head = task_.kv_begin; head <= last_head; head++) {
         KeyPanels<T> now, later;
         const int ahead = head + AHEAD;
-        bool fetches = layout_.panels();
-        if (!fetches) {
+        bool fetches = as_they_lie();
+        if (codes_.bits) {
+          now = unpack_panels(block, head, more);
+        } else if (!fetches) {
           now = pack_panels(block, head);
         } else {
           now = panels_of(at[block & 1], head);
@@ -311,6 +349,7 @@ class Work {
   const AttentionTask& task_;
   const int group_, dim_;
   const KvLayout<T> layout_;
+  const KvCodes codes_;
   const int columns_;
   Products products_;
   const int per_head_, queries_;
@@ -349,8 +388,8 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
     rootlace::AttentionCall<T> mine = call;
     for (int layer = 0; layer < layers; layer++) {
       rootlace::attention(crew, plan, mine);
-      mine.k_cache += layer_stride;
-      mine.v_cache += layer_stride;
+      mine.k_cache = static_cast<const char*>(mine.k_cache) + layer_stride;
+      mine.v_cache = static_cast<const char*>(mine.v_cache) + layer_stride;
     }
   });
 }
@@ -358,8 +397,8 @@ void run(rootlace::Team& team, rootlace::AttentionPlan& plan, rootlace::Attentio
 }  // namespace
 
 extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_t kv_heads,
-                                int32_t head_dim, int32_t block_size, const RlRows* rows,
-                                const void* q, int64_t q_stride, const void* k_cache,
+                                int32_t head_dim, int32_t block_size, int32_t kv_bits,
+                                const RlRows* rows, const void* q, int64_t q_stride, const void* k_cache,
                                 const void* v_cache, int32_t layers, int64_t layer_stride,
                                 int32_t window, float scale, float cap, void* out, float* lse) {
   rootlace::Team& threads = *static_cast<rootlace::Team*>(team);
@@ -369,8 +408,7 @@ extern "C" int32_t rl_attention(void* team, int32_t dtype, int32_t heads, int32_
     rootlace::AttentionPlan plan;
     plan.make({heads, kv_heads, head_dim, block_size}, *rows, threads.size());
     run<T>(threads, plan,
-           {static_cast<const T*>(q), (size_t)q_stride, static_cast<const T*>(k_cache),
-            static_cast<const T*>(v_cache), window, scale, cap, static_cast<T*>(out), width, lse},
+           {static_cast<const T*>(q), (size_t)q_stride, k_cache, v_cache, kv_bits, window, scale, cap, static_cast<T*>(out), width, lse},
            layers, layer_stride);
   };
   return rootlace::guarded([&] {

@@ -10,6 +10,7 @@
 #include "attention_pack.h"
 #include "isa/amx.h"
 #include "key_block.h"
+#include "kv_codes.h"
 #include "vector_panels.h"
 
 namespace rootlace {
@@ -43,12 +44,16 @@ class TileProducts {
   KeyPanels<bf16> pack(const bf16* k_cache, const bf16* v_cache, const int64_t* offsets, int count) {
     pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, padded_, keys_);
     pack_values(v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
-    KeyPanels<bf16> panels;
-    for (int i = 0; i < PANELS; i++) {
-      panels.keys[i] = keys_ + i * LANES * padded_;
-      panels.values[i] = values_ + i * LANES * columns_;
-    }
-    return panels;
+    return packed();
+  }
+
+  // Makes panels of codes; heads are whole steps long.
+  KeyPanels<bf16> unpack(int bits, const CodePanels& now, const CodePanels* next, int count) {
+    if (bits == 8)
+      rootlace::unpack<8>(now, next, count, dim_, keys_, values_);
+    else
+      rootlace::unpack<4>(now, next, count, dim_, keys_, values_);
+    return packed();
   }
 
   // Keys that are no whole steps long get zeros behind them; values come together in steps of 32
@@ -102,6 +107,15 @@ class TileProducts {
   }
 
  private:
+  KeyPanels<bf16> packed() const {
+    KeyPanels<bf16> panels;
+    for (int i = 0; i < PANELS; i++) {
+      panels.keys[i] = keys_ + i * LANES * padded_;
+      panels.values[i] = values_ + i * LANES * columns_;
+    }
+    return panels;
+  }
+
   static constexpr int DEPTH = 32;  // dimensions, or keys, of a tile
 
   struct Sums {

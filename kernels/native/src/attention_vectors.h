@@ -6,6 +6,7 @@
 
 #include "attention_pack.h"
 #include "key_block.h"
+#include "kv_codes.h"
 #include "tile.h"
 #include "vector_panels.h"
 
@@ -189,12 +190,16 @@ class VectorProducts {
   KeyPanels<T> pack(const T* k_cache, const T* v_cache, const int64_t* offsets, int count) {
     pack_keys(k_cache, offsets, ceil_div(count, LANES) * LANES, dim_, dim_, keys_);
     pack_values(v_cache, offsets, ceil_div(count, 2) * 2, dim_, columns_, values_);
-    KeyPanels<T> panels;
-    for (int i = 0; i < PANELS; i++) {
-      panels.keys[i] = keys_ + i * LANES * dim_;
-      panels.values[i] = values_ + i * LANES * columns_;
-    }
-    return panels;
+    return packed();
+  }
+
+  // Makes panels of codes; heads are whole steps long.
+  KeyPanels<T> unpack(int bits, const CodePanels& now, const CodePanels* next, int count) {
+    if (bits == 8)
+      rootlace::unpack<8>(now, next, count, dim_, keys_, values_);
+    else
+      rootlace::unpack<4>(now, next, count, dim_, keys_, values_);
+    return packed();
   }
 
   // The key block of which products are wanted next; behind `count` keys anything may stand.
@@ -229,6 +234,15 @@ class VectorProducts {
   }
 
  private:
+  KeyPanels<T> packed() const {
+    KeyPanels<T> panels;
+    for (int i = 0; i < PANELS; i++) {
+      panels.keys[i] = keys_ + i * LANES * dim_;
+      panels.values[i] = values_ + i * LANES * columns_;
+    }
+    return panels;
+  }
+
   const int dim_, columns_;
   T *keys_ = nullptr, *values_ = nullptr;  // packed, where they are not so in the cache
   T* tail_ = nullptr;                      // [columns, STEP], the second halves zero

@@ -15,6 +15,7 @@
 #include "division.h"
 #include "elementwise.h"
 #include "guard.h"
+#include "kv_codes.h"
 #include "kv_layout.h"
 #include "linear.h"
 #include "mixture.h"
@@ -136,21 +137,32 @@ class Forward {
     return rows;
   }
 
-  T* keys(int layer) const {
-    int64_t values = model_.num_blocks * model_.block_size * kv_size_;
-    return static_cast<T*>(model_.cache) + 2 * layer * values;
+  KvCodes codes() const {
+    return {model_.kv_heads, model_.head_dim, model_.block_size, model_.kv_bits};
   }
-  T* values(int layer) const { return keys(layer) + model_.num_blocks * model_.block_size * kv_size_; }
+
+  // Bytes.
+  int64_t block() const {
+    return model_.kv_bits ? codes().block() : layout().block() * static_cast<int64_t>(sizeof(T));
+  }
+
+  uint8_t* keys(int layer) const {
+    return static_cast<uint8_t*>(model_.cache) + 2 * layer * model_.num_blocks * block();
+  }
+  uint8_t* values(int layer) const { return keys(layer) + model_.num_blocks * block(); }
 
   void copy(Crew& crew) const {
     if (!step_.copies) return;
     crew.each(2 * model_.num_layers * step_.copies, [&](int task) {
       const int32_t* copied = step_.copied + 3 * (task % step_.copies);
       int part = task / step_.copies;
-      T* cache = part % 2 ? values(part / 2) : keys(part / 2);
-      const KvLayout<T> layout = this->layout();
-      layout.copy(cache + copied[0] * layout.block(), cache + copied[1] * layout.block(), copied[2],
-                  part % 2 == 0);
+      uint8_t* cache = part % 2 ? values(part / 2) : keys(part / 2);
+      uint8_t *from = cache + copied[0] * block(), *to = cache + copied[1] * block();
+      const bool keys = part % 2 == 0;
+      if (model_.kv_bits)
+        codes().copy(from, to, copied[2], keys);
+      else
+        layout().copy(reinterpret_cast<T*>(from), reinterpret_cast<T*>(to), copied[2], keys);
     });
   }
 
@@ -346,10 +358,7 @@ class Forward {
 
   // Rotates the queries where they are; keys and values go to the cache.
   void write(Crew& crew, const RlLayer& layer, int index) const {
-    T* k_cache = keys(index);
-    T* v_cache = values(index);
     const int dim = model_.head_dim;
-    const KvLayout<T> layout = this->layout();
     each_row(crew, step_.writes, [&](int i) {
       int token = step_.sources ? step_.sources[i] : i;
       T* qkv = wide_ + token * wide_stride_;
@@ -367,10 +376,24 @@ class Forward {
                 [&](int head, T* x, const float* norm, float scale) {
                   alignas(64) T key[MAX_HEAD_DIM];
                   norm_and_rotate(x, norm, scale, cos, sin, dim, key);
-                  layout.put_key(k_cache, step_.slots[i], head, key);
-                  layout.put_value(v_cache, step_.slots[i], head, v + head * dim);
+                  put(index, step_.slots[i], head, key, v + head * dim);
                 });
     });
+  }
+
+  // A head's key and value to their slot.
+  void put(int index, int64_t slot, int head, const T* key, const T* value) const {
+    uint8_t *k_cache = keys(index), *v_cache = values(index);
+    if (model_.kv_bits) {
+      Rounded rounded;
+      round_to_codes(key, model_.head_dim, model_.kv_bits, rounded);
+      codes().put_key(k_cache, slot, head, rounded);
+      round_to_codes(value, model_.head_dim, model_.kv_bits, rounded);
+      codes().put_value(v_cache, slot, head, rounded);
+    } else {
+      layout().put_key(reinterpret_cast<T*>(k_cache), slot, head, key);
+      layout().put_value(reinterpret_cast<T*>(v_cache), slot, head, value);
+    }
   }
 
   // visit(number, numbers, norm, scale) of each head: what it is to be multiplied by, where heads are
@@ -393,6 +416,7 @@ class Forward {
     call.q_stride = stride;
     call.k_cache = keys(index);
     call.v_cache = values(index);
+    call.bits = model_.kv_bits;
     call.window = layer.window;
     call.scale = model_.scale;
     call.cap = model_.score_cap;

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from rootlace.kernels.interface import KVCodes
 from rootlace.kernels.native import library as native
+from rootlace.kernels.native.attention import LANES
 from rootlace.kernels.native.handles import Team, Workspace
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.model.adapters.rows import adapter_of_tokens
@@ -28,9 +30,12 @@ from rootlace.runtime.model.families.spec import (
     WeightNames,
 )
 from rootlace.runtime.model.families.support import Support, any_value, kind, one_of
+from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.sampling.host_masks import Mask, addresses_of
 
 MAX_HEAD_DIM = 256
+SLOTS, DIMS = LANES, 2 * LANES
+"""What blocks and heads of integers are multiples of (`src/kv_codes.h`)."""
 TABLE_BYTES = 128 << 20
 """Memory for the rotations of all positions; beyond, those of each step are computed."""
 FIND_RUNS = -1
@@ -74,9 +79,16 @@ SUPPORT: Support = {
 """What `src/forward.cpp` computes, with the weights and rotations that it is given."""
 
 
-def why_not(spec: ModelSpec, kv_dtype: torch.dtype) -> str | None:
-    """Why the native decoder cannot run a model; None if it can."""
-    if kv_dtype not in (torch.float32, torch.bfloat16):
+def why_not(spec: ModelSpec, kv_dtype: torch.dtype, block_size: int) -> str | None:
+    """Why the native decoder cannot run a model with a KV cache of `kv_dtype`, in such blocks; None
+    if it can."""
+    integers = kv_pool.codes(spec.attention, kv_dtype) is not None
+    if integers and (block_size % SLOTS or spec.attention.head_dim % DIMS):
+        return (
+            f"a KV cache of integers has blocks of a multiple of {SLOTS} tokens and heads of a "
+            f"multiple of {DIMS} numbers, not {block_size} and {spec.attention.head_dim}"
+        )
+    if not integers and kv_dtype not in (torch.float32, torch.bfloat16):
         return f"a KV cache of {kv_dtype} is read by the reference kernels only"
     if spec.attention.latent is not None:
         return "multi-head latent attention (DeepSeek) has no native kernels"
@@ -95,8 +107,10 @@ class NativeDecoder:
         weights: NativeWeights,
         rotary: RotaryEmbedding,
         cache: torch.Tensor,
+        codes: KVCodes | None = None,
     ) -> None:
-        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype.
+        """cache [layers, 2, num_blocks, block_size, kv_heads, head_dim], of the weights' dtype, or
+        rows of integers of `codes`.
 
         What stands where inside a block is the kernels' own affair (`src/kv_layout.h`).
         """
@@ -106,13 +120,14 @@ class NativeDecoder:
         self._spec = spec
         self._weights = weights
         self._cache = cache
-        self._dtype = cache.dtype
+        self._dtype = weights.dtype
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
         self._logits = np.empty((0, spec.head_rows), np.float32)
         self._logits_at = self._logits.ctypes.data
         self._model = weights.model
         self._model.cache = cache.data_ptr()
+        self._model.kv_bits = 0 if codes is None else codes.bits
         self._model.num_blocks, self._model.block_size = cache.shape[2:4]
         self._num_slots = cache.shape[2] * cache.shape[3]
         if self._tables is not None:

@@ -42,7 +42,7 @@ class NativeWeights:
         self._spec = spec
         self._weights = weights
         self._held: list[object] = [weights]
-        self._dtype = packer.dtype
+        self.dtype = packer.dtype
         attention, count = spec.attention, spec.num_layers
         layers = (native.Layer * count)()
         for index in range(count):
@@ -50,7 +50,7 @@ class NativeWeights:
         self._held.append(layers)
         activations = GATED if spec.mlp.gated else PLAIN
         self.model = native.Model(
-            dtype=DTYPES[self._dtype],
+            dtype=DTYPES[self.dtype],
             hidden=spec.hidden_size,
             heads=attention.num_heads,
             kv_heads=attention.num_kv_heads,
@@ -96,7 +96,7 @@ class NativeWeights:
     def _embedding_factor(self) -> float:
         factor = self._spec.embedding_multiplier
         if self._spec.rounded_multiplier:
-            factor = torch.tensor(factor, dtype=self._dtype).item()
+            factor = torch.tensor(factor, dtype=self.dtype).item()
         return factor
 
     def _fill(self, to: native.Layer, index: int) -> None:

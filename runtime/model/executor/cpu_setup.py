@@ -63,7 +63,7 @@ def on_cpu(
     asked for does not fit into memory.
     """
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
-    library = _library(config, kv_dtype, executor.kernels, progress)
+    library = _library(config, kv_dtype, cache.block_size, executor.kernels, progress)
 
     def pool() -> torch.Tensor:
         blocks = kv_pool.choose_num_blocks(
@@ -91,7 +91,10 @@ def on_cpu(
             log.warning("%s", remark)
         weights = NativeWeights(packer, config.spec, packed, adapters)
         memory = pool()
-        forward = native_decoder.NativeDecoder(library, team, config.spec, weights, rotary, memory)
+        codes = kv_pool.codes(config.spec.attention, kv_dtype)
+        forward = native_decoder.NativeDecoder(
+            library, team, config.spec, weights, rotary, memory, codes
+        )
         return CpuModel(forward, memory, native_kernels(library, team))
 
     if executor.threads is not None:
@@ -104,7 +107,7 @@ def on_cpu(
     return CpuModel(ReferenceForward(decoder, REFERENCE, inputs, memory), memory, REFERENCE)
 
 
-def why_not_native(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
+def why_not_native(config: ModelConfig, kv_dtype: torch.dtype, block_size: int) -> str | None:
     """Why the native kernels cannot run a model; None if they can."""
     if config.spec.foreign is not None:
         return "transformers' modules compute with torch"
@@ -112,16 +115,20 @@ def why_not_native(config: ModelConfig, kv_dtype: torch.dtype) -> str | None:
     unknown = " or ".join(sorted(codes - KINDS))
     if unknown:
         return f"they have no products of {unknown} weights"
-    return native_decoder.why_not(config.spec, kv_dtype)
+    return native_decoder.why_not(config.spec, kv_dtype, block_size)
 
 
 def _library(
-    config: ModelConfig, kv_dtype: torch.dtype, asked: str, progress: Progress | None
+    config: ModelConfig,
+    kv_dtype: torch.dtype,
+    block_size: int,
+    asked: str,
+    progress: Progress | None,
 ) -> ctypes.CDLL | None:
     """The native kernels, None where the reference is to run."""
     if asked == "reference":
         return None
-    reason = why_not_native(config, kv_dtype)
+    reason = why_not_native(config, kv_dtype, block_size)
     if reason is None:
         try:
             return native.load(lambda what: _report(what, progress))

@@ -93,7 +93,7 @@ class ModelRunner:
         available = free_memory(device)[0] if on_gpu else main_memory().available
         kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
         native = not on_gpu and executor.kernels != "reference"
-        native = native and why_not_native(config, kv_dtype) is None
+        native = native and why_not_native(config, kv_dtype, cache.block_size) is None
         check_memory(config, dtype, executor, cache, available, head_apart=native)
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)

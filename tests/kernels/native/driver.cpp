@@ -70,7 +70,7 @@ void attention(rootlace::Team* team) {
   const size_t cache = size * blocks * block_size * kv_heads * dim;
   Bytes keys = read<char>(cache), values = read<char>(cache);
   RlRows all{rows, width, row_start.data(), context_len.data(), tables.data(), 0, nullptr};
-  rl_attention(team, dtype, heads, kv_heads, dim, block_size, &all, q.data(), heads * dim,
+  rl_attention(team, dtype, heads, kv_heads, dim, block_size, 0, &all, q.data(), heads * dim,
                keys.data(), values.data(), 1, 0, window, 0.125f, 0, out.data(), nullptr);
   std::fwrite(out.data(), 1, out.size(), output);
 }

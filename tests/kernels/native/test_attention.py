@@ -7,6 +7,7 @@ NaN before each call.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from rootlace.kernels import kernels_for
-from rootlace.kernels.native.attention import attend, laid_out
+from rootlace.kernels.interface import KVCodes
+from rootlace.kernels.native.attention import attend, codes_laid_out, laid_out
 from rootlace.kernels.reference.shared_prefix import chosen_runs, whole_blocks
 from tests.kernels.cases import (
+    INTEGERS,
     AttentionCase,
     AttentionTensors,
     exact_attention,
@@ -66,7 +69,11 @@ class Machine:
         q = tensors.q
         out = torch.full(q.shape, float("nan"), dtype=q.dtype)
         lse = torch.full(q.shape[:2], float("nan"))
-        keys, values = laid_out(tensors.k_cache, tensors.v_cache)
+        caches, codes = (tensors.k_cache, tensors.v_cache), tensors.scales
+        if isinstance(codes, KVCodes):
+            keys, values = codes_laid_out(*caches, codes, tensors.case.head_dim)
+        else:
+            keys, values, codes = *laid_out(*caches), None
         attend(
             self.library,
             self.teams[threads],
@@ -78,6 +85,7 @@ class Machine:
             window=tensors.case.window,
             scale=tensors.case.scale,
             soft_cap=tensors.case.soft_cap,
+            codes=codes,
             out=out,
             lse=lse,
         )
@@ -141,6 +149,19 @@ def test_equals_the_formula(machine: Machine, dtype: torch.dtype, window: int | 
         assert_right(tensors, found)
         for threads in THREADS[1:]:
             assert_same(machine.attend(tensors, threads), found)
+
+
+@pytest.mark.parametrize("kv_dtype", INTEGERS)
+def test_integers_are_read_as_what_they_stand_for(machine: Machine, kv_dtype: torch.dtype) -> None:
+    """To the bit, whatever is fetched while others are computed."""
+    shapes = (((4, 2), 64, 16, None), ((8, 1), 96, 128, 70), ((6, 6), 32, 48, None))
+    for dtype, (heads, dim, block_size, window) in itertools.product(DTYPES, shapes):
+        case = AttentionCase(MIX, block_size, heads, dim, dtype, kv_dtype, window)
+        tensors = make_attention(case, CPU)
+        expected = machine.attend(tensors.plain())
+        for threads in (1, 5):
+            assert_same(machine.attend(tensors, threads), expected)
+        assert bool(expected[0].isfinite().all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -69,6 +69,9 @@ struct Avx512 : Plain<16> {
   [[gnu::always_inline]] static NativeInts from_uint8(const void* p) {
     return (NativeInts)_mm512_cvtepu8_epi32(load_as<__m128i>(p));
   }
+  [[gnu::always_inline]] static NativeInts from_uint16(const void* p) {
+    return (NativeInts)_mm512_cvtepu16_epi32(load_as<__m256i>(p));
+  }
   [[gnu::always_inline]] static Native from_half(const void* p) {
     return (Native)_mm512_cvtph_ps(load_as<__m256i>(p));
   }
@@ -173,6 +176,14 @@ struct Avx512Bf16 : Avx512 {
       __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)x[j + 1], (__m512)x[j]);
       std::memcpy(static_cast<void*>(to + j * LANES), &pairs, sizeof pairs);
     }
+  }
+
+  [[gnu::always_inline]] static NativeInts pairs(Native even, Native odd) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
+                                                       21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
+                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (NativeInts)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
   }
 
   using Avx512::add_weights;

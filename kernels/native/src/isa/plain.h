@@ -226,6 +226,10 @@ struct Plain {
     const auto bytes = load_as<typename Registers<WIDTH>::Bytes>(p);
     return __builtin_convertvector(__builtin_convertvector(bytes, Halves), NativeInts);
   }
+  [[gnu::always_inline]] static NativeInts from_uint16(const void* p) {
+    using Halves = typename Registers<WIDTH>::NativeHalves;
+    return __builtin_convertvector(load_as<Halves>(p), NativeInts);
+  }
   // A sign, four bits of exponent (bias 7) and three more; not of NaN.
   [[gnu::always_inline]] static Native from_e4m3(const void* p) {
     return from_float<3, 7>(from_uint8(p), 0x80);
@@ -246,6 +250,11 @@ struct Plain {
     return (Native)(chosen | ((bits & sign) != 0) << 31);
   }
 
+  // Words of two numbers, rounded as by `narrow`: even ones in the lower halves.
+  [[gnu::always_inline]] static NativeInts pairs(Native even, Native odd) {
+    return (NativeInts)(upper_half(even) | upper_half(odd) << 16);
+  }
+
   // to[2 i], to[2 i + 1] = from[i].
   static void twice(Vec from, float* to) {
     for (int i = 0; i < 2 * LANES; i++) to[i] = from[i / 2];
@@ -257,10 +266,7 @@ struct Plain {
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
 #pragma GCC unroll 8
     for (int j = 0; j < COUNT; j++) {
-      NativeWords bits = (NativeWords)x[j];
-      NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-      upper = x[j] == x[j] ? upper : (bits >> 16) | 0x40;
-      NativeHalves halves = __builtin_convertvector(upper, NativeHalves);
+      NativeHalves halves = __builtin_convertvector(upper_half(x[j]), NativeHalves);
       std::memcpy(static_cast<void*>(to + j * WIDTH), &halves, sizeof halves);
     }
   }
@@ -282,9 +288,7 @@ struct Plain {
   static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {
     using NativeHalves = typename Registers<WIDTH>::NativeHalves;
     for (int j = 0; j < COUNT; j++) {
-      NativeWords bits = (NativeWords)x[j];
-      NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-      upper = x[j] == x[j] ? upper : (bits >> 16) | 0x40;
+      const NativeWords upper = upper_half(x[j]);
       x[j] = (Native)(upper << 16);
       NativeHalves halves = __builtin_convertvector(upper, NativeHalves);
       std::memcpy(static_cast<void*>(rounded + j * WIDTH), &halves, sizeof halves);
@@ -293,6 +297,12 @@ struct Plain {
   }
 
  private:
+  // Numbers rounded to bfloat16, as words.
+  [[gnu::always_inline]] static NativeWords upper_half(Native x) {
+    const NativeWords bits = (NativeWords)x;
+    const NativeWords upper = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return x == x ? upper : (bits >> 16) | 0x40;
+  }
   static Native clamped(Native x) {
     Native least = x < -126.0f ? splat(-126.0f) : x;
     return least > 128.0f ? splat(128.0f) : least;
