@@ -13,10 +13,12 @@ whichever is longer. Above 100 %, a cache held what was read, as it does the sma
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from benchmarks.common import Report, console_of, new_parser, new_table
 from benchmarks.random_models import MODELS, SIZES, make_model
 from benchmarks.step_plans import random_tables, random_tokens, step_plan
 from rootlace.kernels.native.cores import usable_cores
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.contracts.plan import StepPlan
 from rootlace.runtime.doctor.ceilings import best_seconds
 from rootlace.runtime.doctor.work import Elements, Row, step_work
@@ -38,6 +40,7 @@ from rootlace.runtime.model.decoder.native_decoder import PARTS, NativeDecoder
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.executor.cpu_setup import CpuModel, on_cpu
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.sampling.host_masks import HostMasks
 from rootlace.runtime.model.sampling.sampler import Sampler
 
@@ -109,7 +112,11 @@ def loaded(
     dtype = dtype or checkpoint_dtype(config)
     rotary = RotaryEmbedding(config, None, torch.device("cpu"), dtype)
     model = on_cpu(config, dtype, rotary, cache, executor, weights_of, None)
-    model.pool.normal_()  # products of zeros take less time
+    # Products of zeros take less time.
+    if model.pool.dtype == torch.uint8:
+        model.pool.fill_(60)  # codes, scales and offsets that are numbers
+    else:
+        model.pool.normal_()
     return model, config.spec
 
 
@@ -123,13 +130,18 @@ class Subject:
         threads: int,
         weights_of: LoadWeights = load_weights,
         dtype: torch.dtype | None = None,
+        kv_dtype: KVDtype = "auto",
     ) -> None:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=blocks)
-        executor = ExecutorConfig(model=str(folder), threads=threads, kernels="native")
+        executor = ExecutorConfig(
+            model=str(folder), threads=threads, kernels="native", kv_dtype=kv_dtype
+        )
         model, self.spec = loaded(folder, cache, executor, weights_of, dtype)
         assert isinstance(model.forward, NativeDecoder)
-        size = model.pool.dtype.itemsize
-        self.size = Elements(size, size)
+        weights = model.forward.dtype
+        stored = kv_pool.storage_dtype(kv_dtype, weights)
+        number = kv_pool.bytes_per_number(self.spec.attention, stored)
+        self.size = Elements(weights.itemsize, number)
         self._forward = model.forward
         self._forward.nanos = self._nanos = np.zeros(len(PARTS), np.int64)
         vocab = self.spec.vocab_size
@@ -207,10 +219,11 @@ def measure(
     seconds: float,
     limits: Limits,
     beside: str | None = None,
+    kv_dtype: KVDtype = "auto",
 ) -> list[Result]:
     """The fastest step of each case, `seconds` being spent on it, and on one of `BESIDE`."""
     tables = [case.tables() for case in cases]
-    subject = Subject(folder, max(table.size for table in tables), threads)
+    subject = Subject(folder, max(table.size for table in tables), threads, kv_dtype=kv_dtype)
     peer = BESIDE[beside](folder, threads) if beside else None
     results = []
     for case, table in zip(cases, tables, strict=True):
@@ -254,6 +267,7 @@ def main() -> None:
     option("--shared", type=int, default=0, help="how many of them all rows have in common")
     option("--prefill", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts")
     option("--behind", type=int, default=0, help="tokens before each prompt")
+    option("--kv-dtype", nargs="+", choices=get_args(KVDtype), default=["auto"], metavar="TYPE")
     option("--alone", action="store_true", help="without another beside")
     option("--beside", choices=BESIDE, default="transformers", help="what is measured, too")
     option("--threads", type=int, default=usable_cores(), help="threads that compute")
@@ -270,11 +284,12 @@ def main() -> None:
     ceilings = measure_apart(args.threads, "bfloat16", args.seconds)
     rate, bandwidth = ceilings["gemm_rate"], ceilings["read_bandwidth"]
     results: list[Result] = []
-    for size in args.sizes:
+    limits, beside = (rate, bandwidth), None if args.alone else args.beside
+    for size, kv_dtype in itertools.product(args.sizes, args.kv_dtype):
         folder = make_model(size, args.models / size)
-        beside = None if args.alone else args.beside
+        name = size if kv_dtype == "auto" else f"{size}, {kv_dtype}"
         results += measure(
-            size, folder, cases, args.threads, args.seconds, (rate, bandwidth), beside
+            name, folder, cases, args.threads, args.seconds, limits, beside, kv_dtype
         )
     show(results, console, args.beside)
     report.add("ceilings", ceilings)

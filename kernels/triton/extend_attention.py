@@ -157,6 +157,10 @@ def _extend_kernel(
             k = load_codes(
                 k_cache, k_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
             )
+            if BLOCK_M > 64:
+                v = load_codes(
+                    v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
+                )
         elif BLOCK_D == DIM:
             k = tl.load(k_head + offset)
             v = tl.load(v_head + offset)
@@ -186,7 +190,8 @@ def _extend_kernel(
             weight = tl.exp2(score * score_scale - new_peak[:, None])
         shrink = tl.exp2(peak - new_peak)
         total = total * shrink + tl.sum(weight, 1)
-        if BITS:  # unpacked late: until then they are a quarter or half of the registers
+        if BITS and BLOCK_M <= 64:
+            # Unpacked late, values spare sm_80 registers; in larger tiles they cost sm_90 some.
             v = load_codes(
                 v_cache, v_scales, slot, head, column, seen, query.dtype, KV_HEADS, DIM, BITS
             )

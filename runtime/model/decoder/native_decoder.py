@@ -120,7 +120,7 @@ class NativeDecoder:
         self._spec = spec
         self._weights = weights
         self._cache = cache
-        self._dtype = weights.dtype
+        self.dtype = weights.dtype
         self._rotary = rotary
         self._tables = rotary.tables(TABLE_BYTES)
         self._logits = np.empty((0, spec.head_rows), np.float32)
@@ -158,7 +158,7 @@ class NativeDecoder:
         copies = _int32(plan.copies)
         self._check(token_ids, positions, slots, copies)
         wanted = np.concatenate(wanted_tokens(plan)).astype(np.int32)
-        hidden = torch.empty((len(wanted), self._spec.hidden_size), dtype=self._dtype)
+        hidden = torch.empty((len(wanted), self._spec.hidden_size), dtype=self.dtype)
         all_wanted = len(wanted) == count and bool((wanted == np.arange(count)).all())
         rotations = positions
         if self._tables is None:
