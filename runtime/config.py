@@ -103,6 +103,18 @@ class ExecutorConfig:
     quantize: Literal["none", "int8", "int4"] = option(
         "none", "Round weights while they are read: to int8, or to int4 in groups of 128."
     )
+    weight_cache: str = option(
+        "",
+        "Folder for weights as the native kernels pack them, which the next start maps; or off.",
+        shown="~/.cache/rootlace/weights",
+    )
+    weight_cache_bytes: Positive | None = option(
+        None,
+        "What that folder takes at most, such as 40G; what was not used for longest is deleted.",
+        flag="--weight-cache-size",
+        shown="a quarter of the free disk",
+        size=True,
+    )
     kernels: Literal["auto", "native", "reference"] = option(
         "auto", "On a CPU: native ones are compiled when first needed; auto is that if it can be."
     )

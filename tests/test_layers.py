@@ -390,7 +390,7 @@ def loaded_by(module: str) -> set[str]:
         ("rootlace.runtime.cache", {"torch", "transformers"}),
         ("rootlace.runtime.scheduler.scheduler", {"torch", "transformers"}),
         ("rootlace.runtime.simulation.study", {"torch", "transformers", "matplotlib"}),
-        ("rootlace.runtime.gateway.app", {"torch", "transformers"}),
+        ("rootlace.runtime.gateway.servers", {"torch", "transformers"}),
         ("rootlace.runtime.engine.client", {"torch", "transformers"}),
         ("rootlace.runtime.model.checkpoint.config", {"torch", "numpy", "transformers"}),
         ("rootlace.runtime.model.executor.runner", {"transformers"}),

@@ -19,18 +19,46 @@ GIB = 1 << 30
 def models(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    weight_cache: Annotated[
+        str,
+        typer.Option(help="Folder of packed weights.", show_default="~/.cache/rootlace/weights"),
+    ] = "",
+    delete_packed: Annotated[
+        bool, typer.Option("--delete-packed", help="Delete the packed weights of earlier starts.")
+    ] = False,
 ) -> None:
-    """List the models that were downloaded, what they need, and whether they fit in memory here."""
+    """List the models that were downloaded, what they need, and whether they fit in memory here;
+    and the packed weights that starts keep for the next one.
+    """
     check_runtime()
-    from rootlace.runtime.doctor.cached_models import cached_models
+    from rootlace.runtime.doctor.cached_models import (
+        cached_models,
+        delete_packed_models,
+        packed_models,
+    )
 
+    if delete_packed:
+        deleted = delete_packed_models(weight_cache)
+        typer.echo(f"{_gib(deleted)} of packed weights deleted")
+        return
     found, free = cached_models()
+    packed = packed_models(weight_cache)
     if as_json:
-        typer.echo(json.dumps({"free": free, "models": [asdict(one) for one in found]}, indent=1))
-    elif found:
+        told = {
+            "free": free,
+            "models": [asdict(one) for one in found],
+            "packed": [asdict(one) for one in packed],
+        }
+        typer.echo(json.dumps(told, indent=1))
+        return
+    if found:
         _show(found, free)
     else:
         typer.echo("No models are cached: `rootlace serve OWNER/NAME` downloads one.")
+    if packed:
+        typer.echo("Packed weights of earlier starts (--delete-packed deletes them):")
+        for one in packed:
+            typer.echo(f"  {_gib(one.size):>12}  {one.model}")
 
 
 def _show(found: list[CachedModel], free: int) -> None:

@@ -61,10 +61,15 @@ class Compiler:
     """Flags that select the processor."""
 
 
-def default_cache() -> Path:
-    """Where libraries are kept: `$XDG_CACHE_HOME/rootlace/native`, by default in ~/.cache."""
+def user_cache() -> Path:
+    """What is kept for a user: `$XDG_CACHE_HOME/rootlace`, by default in ~/.cache."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else _home() / ".cache") / "rootlace" / "native"
+    return (base if base.is_absolute() else _home() / ".cache") / "rootlace"
+
+
+def default_cache() -> Path:
+    """Where libraries are kept."""
+    return user_cache() / "native"
 
 
 def _home() -> Path:

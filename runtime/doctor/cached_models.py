@@ -1,7 +1,9 @@
-"""The models of the Hugging Face cache: what each needs here, and whether it fits."""
+"""The models of the Hugging Face cache: what each needs here, and whether it fits; and what weights
+are kept packed."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.hub.cache import snapshots
 from rootlace.runtime.model.kv.main_memory import main_memory
 from rootlace.runtime.model.kv.pool import block_bytes
+from rootlace.runtime.model.weight_cache.entry import DamagedEntry, Entry
+from rootlace.runtime.model.weight_cache.folder import WeightCache
 from rootlace.wire.errors import UnsupportedModel
 
 TOKENS = 4096
@@ -33,6 +37,15 @@ class CachedModel:
     refused: str | None = None
 
 
+@dataclass(frozen=True)
+class PackedModel:
+    """Packed weights that a start has kept (`--weight-cache`) in a file of so many bytes."""
+
+    model: str
+    path: str
+    size: int
+
+
 def cached_models() -> tuple[list[CachedModel], int]:
     """All of them, and the bytes of main memory that are free."""
     free = main_memory().available
@@ -42,6 +55,23 @@ def cached_models() -> tuple[list[CachedModel], int]:
         for name, path, weights in snapshot.models
     ]
     return found, free
+
+
+def packed_models(folder: str) -> list[PackedModel]:
+    """What packed weights are kept there, the ones used last at the end. `folder` is as starts
+    have it."""
+    found = []
+    cache = WeightCache.chosen(folder)
+    for one in cache.kept() if cache else ():
+        with suppress(OSError, DamagedEntry):  # deleted meanwhile, or by the next start
+            found.append(PackedModel(Entry.read(one.path).table.model, str(one.path), one.size))
+    return found
+
+
+def delete_packed_models(folder: str) -> int:
+    """Delete them; how many bytes that were."""
+    cache = WeightCache.chosen(folder)
+    return cache.clear() if cache else 0
 
 
 def _examined(name: str, path: Path, weights: int, free: int) -> CachedModel:

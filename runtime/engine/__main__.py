@@ -15,9 +15,6 @@ import zmq
 
 from rootlace.runtime import logs, processes
 from rootlace.runtime.config import LogConfig
-from rootlace.runtime.constrained import GrammarCompiler
-from rootlace.runtime.constrained.service.compilation import CompileService
-from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
 from rootlace.runtime.contracts.messages import (
     FromEngine,
     Ready,
@@ -34,7 +31,6 @@ from rootlace.runtime.model.checkpoint.source import model_source
 from rootlace.runtime.scheduler.masks import StepMasks
 from rootlace.runtime.scheduler.scheduler import Scheduler
 from rootlace.wire.errors import InternalError, RootlaceError
-from rootlace.wire.protocol import Constraint
 
 log = logging.getLogger(__name__)
 
@@ -107,17 +103,6 @@ def serve(config: EngineProcessConfig) -> None:
     def send(said: list[FromEngine]) -> None:
         outbox.send(encode(said))
 
-    def compiler() -> GrammarCompiler:
-        tokenizer = runner.config.source.tokenizer_json()
-        vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
-        compiler = GrammarCompiler(vocabulary, config=engine.constraints)
-        compiler.prepare()
-        return compiler
-
-    service = CompileService(compiler, engine.constraints)
-    # The first compilation reads the whole vocabulary: that is done now, beside the first requests.
-    service.submit(Constraint("choices", '["a"]'))
-
     capacity = min(runner.context_length, runner.num_blocks * cache.block_size)
     ready = Ready(
         pid=os.getpid(),
@@ -133,6 +118,10 @@ def serve(config: EngineProcessConfig) -> None:
         adapters=runner.adapters,
     )
     send([ready])
+    # Only here: it is imported while the gateway opens its ports.
+    from rootlace.runtime.engine.constraints import compile_service
+
+    service = compile_service(runner, engine.constraints)
     # What is here now stays: a full collection need not look at it again (0.1 s with a large
     # vocabulary, in the middle of a step).
     gc.collect()

@@ -7,21 +7,18 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
-from aiohttp import web
 
 from rootlace.runtime import logs
 from rootlace.runtime.config import EngineConfig, GatewayConfig
 from rootlace.runtime.engine.client import EngineClient
-from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.app import make_runner
 from rootlace.runtime.gateway.keys.key_file import read_keys
-from rootlace.runtime.gateway.server import ProgramServer
-from rootlace.runtime.gateway.tokens.chat import ChatTemplate
-from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
-from rootlace.runtime.model.checkpoint.source import ModelSource, model_source
-from rootlace.wire.errors import InvalidRequest, ServerUnavailable
+from rootlace.wire.errors import ServerUnavailable
+
+if TYPE_CHECKING:
+    from rootlace.runtime.gateway.servers import ModelTexts
 
 log = logging.getLogger(__name__)
 
@@ -58,37 +55,28 @@ async def serve(
         gone.append(reason)
         stop.set()
 
-    # The tokenizer's file is read while the engine loads the model.
+    # The model's texts, and what reads them, while the engine loads its weights.
     starting = asyncio.create_task(EngineClient.start(engine_config, on_exit))
     try:
-        source = await asyncio.to_thread(model_source, gateway_config.model)
-        tokenizer = await asyncio.to_thread(Tokenizer.read, source)
-        chat = load_chat(source, tokenizer)
-        eos_ids = load_eos_ids(source, tokenizer)
+        texts = await asyncio.to_thread(_read_texts, gateway_config.model)
     except BaseException:
         await _abandon(starting)
         raise
     engine = await starting
-    gateway = Gateway(gateway_config, engine, tokenizer, chat, eos_ids)
-    gateway.own_pooling = source.pooling()
-    gateway.caching = engine_config.cache.enabled
-    programs = ProgramServer(gateway)
-    runner: web.AppRunner | None = None
     try:
-        gateway.program_address = programs.start()
-        http_address = None
-        if gateway_config.http_port is not None:
-            runner, http_address = await _start_http(gateway)
-        if ready is not None:
-            ready(Listening(gateway.program_address, http_address, os.getpid()))
-        if await _first(stop, drain) is drain:
-            log.info("stopping: what is running may end, for %g seconds", drain_seconds)
-            await gateway.drain.run(lambda: programs.busy, drain_seconds, stop)
+        from rootlace.runtime.gateway.servers import Servers
+
+        servers = Servers(gateway_config, engine_config, engine, texts)
+        try:
+            program_address, http_address = await servers.start()
+            if ready is not None:
+                ready(Listening(program_address, http_address, os.getpid()))
+            if await _first(stop, drain) is drain:
+                log.info("stopping: what is running may end, for %g seconds", drain_seconds)
+                await servers.drain(drain_seconds, stop)
+        finally:
+            await servers.stop()
     finally:
-        if runner is not None:
-            await runner.cleanup()
-        await programs.stop()
-        gateway.close()
         await engine.stop()
     if gone:
         raise ServerUnavailable(gone[0])
@@ -121,37 +109,11 @@ async def serve_until(
         await serving
 
 
-def load_chat(source: ModelSource, tokenizer: Tokenizer) -> ChatTemplate:
-    """The model's chat template, knowing the tokenizer's special tokens."""
-    special = [token.content for token in tokenizer.added.values() if token.special]
-    bos = "".join(tokenizer.content(id_) or "" for id_ in tokenizer.bos_ids)
-    return ChatTemplate.read(source, special, bos)
+def _read_texts(model: str) -> ModelTexts:
+    # Only here: the engine should not wait for a web server to be imported.
+    from rootlace.runtime.gateway.servers import ModelTexts
 
-
-def load_eos_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that end a text: those that the model's files name, and the tokenizer's own."""
-    given = source.eos_token_id()
-    ids = {given} if isinstance(given, int) else set(given or ())
-    token = tokenizer.config.get("eos_token")
-    content = token["content"] if isinstance(token, dict) else token
-    own = tokenizer.id_of(content) if content else None
-    return frozenset(ids if own is None else ids | {own})
-
-
-async def _start_http(gateway: Gateway) -> tuple[web.AppRunner, str]:
-    config = gateway.config
-    runner = make_runner(gateway)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, config.host, config.http_port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise InvalidRequest(
-            f"cannot listen on {config.host}:{config.http_port}: {error}"
-        ) from error
-    host, port = runner.addresses[0][:2]
-    shown = f"[{host}]" if ":" in host else host
-    return runner, f"http://{shown}:{port}"
+    return ModelTexts.read(model)
 
 
 async def _first(*events: asyncio.Event) -> asyncio.Event:

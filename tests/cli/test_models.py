@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 from typer.testing import CliRunner
 
@@ -15,9 +16,11 @@ from rootlace.cli.model import described_model, served_model
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.doctor import cached_models
 from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.decoder.packed_weights import PackedWeights
 from rootlace.runtime.model.executor.refusals import check_memory
 from rootlace.runtime.model.executor.runner import chosen_dtype
 from rootlace.runtime.model.kv.main_memory import MainMemory
+from rootlace.runtime.model.weight_cache.folder import WeightCache
 from rootlace.wire.errors import InvalidRequest
 from tests.hub_stand_in import Hub, serve_hub
 
@@ -77,3 +80,17 @@ def test_models_are_listed(hub: Hub, tiny_model: Path, monkeypatch: pytest.Monke
     (found,) = json.loads(_models("--json"))["models"]
     assert "Pelican" in found["refused"] and found["needs"] is None
     assert "Pelican" in _models().replace("\n", "")
+
+
+def test_packed_weights_are_listed_and_deleted(hub: Hub, tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path)
+    weights = PackedWeights({}, {"embedding": torch.zeros(1024)})
+    cache.keep("1", weights, "people/tiny", None).join()
+    there = ("--weight-cache", str(tmp_path))
+    assert "people/tiny" in _models(*there)
+    (kept,) = cache.kept()
+    assert json.loads(_models("--json", *there))["packed"] == [
+        {"model": "people/tiny", "path": str(kept.path), "size": kept.size}
+    ]
+    assert "deleted" in _models("--delete-packed", *there)
+    assert not cache.kept()

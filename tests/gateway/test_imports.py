@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import sys
-import rootlace.runtime.gateway.app, rootlace.runtime.gateway.__main__
+import rootlace.runtime.gateway.servers, rootlace.runtime.gateway.__main__
 import rootlace.runtime.gateway.http.app
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """

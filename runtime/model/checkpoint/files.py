@@ -75,6 +75,10 @@ class Checkpoint:
         self.types: Mapping[str, str] = {n: place.dtype for n, place in self._places.items()}
         """Of every stored tensor, by the name that safetensors or GGUF has for it."""
 
+    @property
+    def files(self) -> list[Path]:
+        return [self._folder / name for name in self._files]
+
     def expect(self, expected: Mapping[str, Expected], ignored: Callable[[str], bool]) -> None:
         """Check names, shapes and types against the architecture's."""
         missing = sorted(expected.keys() - self._places.keys())

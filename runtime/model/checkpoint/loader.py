@@ -72,9 +72,12 @@ def load_weights(
     reader = _Reader(checkpoint, storage, dtype, device)
     report("embedding", 0.0)
     ends = (spec.vocab_size, spec.hidden_size)
-    quantised = None
+    quantised = embedding_stored = None
     if storage.layout(embedding_module) is None:
-        embedding = reader.mapped(f"{embedding_module}.weight")
+        embedding_stored = f"{embedding_module}.weight"
+        embedding = reader.mapped(embedding_stored)
+        if not reader.is_mapped(embedding_stored):
+            embedding_stored = None
     else:
         # Steps look its rows up as they are, also where a tied head multiplies by the codes.
         quantised = reader.module(embedding_module, *ends, biased=False)
@@ -115,6 +118,7 @@ def load_weights(
         head=head,
         final_norm_bias=final_norm_bias,
         positions=positions,
+        embedding_stored=embedding_stored,
         release=release,
     )
 
@@ -281,10 +285,12 @@ class _Reader:
 
     def mapped(self, name: str) -> torch.Tensor:
         """The named weight, as the file has it if that will do."""
+        return self._checkpoint.tensor(name) if self.is_mapped(name) else self.read([name])
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether the file has the named weight as it is wanted."""
         found = self._checkpoint.tensor(name)
-        if found.dtype == self._dtype and found.device == self._device:
-            return found
-        return self.read([name])
+        return found.dtype == self._dtype and found.device == self._device
 
     def norm(self, names: Iterable[str], offset: float) -> torch.Tensor:
         """The weights of a norm, with what is added to them. On a CPU the sum stays float32, as

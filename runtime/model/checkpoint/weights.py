@@ -123,6 +123,8 @@ class ModelWeights:
     head: Weight | None  # [V or labels, H]; of the embedding itself where they are tied
     final_norm_bias: torch.Tensor | None = None  # [H]
     positions: torch.Tensor | None = None  # [learned positions, H]
+    embedding_stored: str | None = None
+    """The tensor of a checkpoint that `embedding` is; None: it has memory of its own."""
     release: Callable[[], None] = _nothing
     """Lets go of memory that a mapped head takes: for those who have a copy of it."""
 

@@ -31,11 +31,13 @@ UNSORTED = ("head", "router", "shared_gate", "experts.")
 class PackedWeights:
     """`linears`: the weights of products, of queries, keys and values up to `PARTS`. `tensors`: the
     embedding and learned positions in the activations' type; norms and sinks in float32.
-    `remarks`: what users should know of how they are packed."""
+    `remarks`: what users should know of how they are packed. `mapped`: bytes that are a file's, of
+    which the system says that they are free."""
 
     linears: Mapping[str, tuple[Packed, ...]]
     tensors: Mapping[str, torch.Tensor]
     remarks: tuple[str, ...] = ()
+    mapped: int = 0
 
 
 def pack_weights(packer: Packer, spec: ModelSpec, weights: ModelWeights) -> PackedWeights:

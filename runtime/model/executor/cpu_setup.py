@@ -21,15 +21,18 @@ from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.adapters.weights import Adapter
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
 from rootlace.runtime.model.decoder import native_decoder
 from rootlace.runtime.model.decoder.forward import Forward, ReferenceForward
 from rootlace.runtime.model.decoder.native_weights import KINDS, NativeWeights
-from rootlace.runtime.model.decoder.packed_weights import pack_weights
 from rootlace.runtime.model.decoder.rope import RotaryEmbedding
 from rootlace.runtime.model.decoder.step_input import StepInputBuilder
 from rootlace.runtime.model.executor.decoders import load_decoder
+from rootlace.runtime.model.executor.packed import packed_weights
 from rootlace.runtime.model.executor.refusals import check_without_native
 from rootlace.runtime.model.kv import pool as kv_pool
+from rootlace.runtime.model.kv.main_memory import main_memory
+from rootlace.runtime.model.weight_cache.folder import WeightCache
 from rootlace.wire.errors import InvalidRequest
 
 CPU = torch.device("cpu")
@@ -56,8 +59,10 @@ def on_cpu(
     weights_of: LoadWeights,
     progress: Progress | None,
     adapters: Sequence[Adapter] = (),
+    weight_cache: WeightCache | None = None,
 ) -> CpuModel:
-    """Load the weights and allocate the KV pool.
+    """Load the weights, packed ones from the `weight_cache` where it has them, and allocate the KV
+    pool.
 
     Raises `InvalidRequest` where native kernels are asked for and cannot be had, or the pool
     asked for does not fit into memory.
@@ -65,9 +70,11 @@ def on_cpu(
     kv_dtype = kv_pool.storage_dtype(executor.kv_dtype, dtype)
     library = _library(config, kv_dtype, cache.block_size, executor.kernels, progress)
 
-    def pool() -> torch.Tensor:
+    def pool(taken: int = 0) -> torch.Tensor:
+        """Beside so many bytes that the system believes to be free."""
         blocks = kv_pool.choose_num_blocks(
-            config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype
+            *(config, cache, executor.kv_memory_bytes, rotary.context_length, kv_dtype),
+            available=main_memory().available - taken,
         )
         try:
             return kv_pool.allocate(config, blocks, cache.block_size, CPU, kv_dtype)
@@ -83,14 +90,16 @@ def on_cpu(
         threads = executor.threads or usable_cores()
         log.info("native kernels run on %d threads", threads)
         team = Team(library, threads)
-        loaded = weights_of(config, dtype, CPU, progress)
         packer = Packer(library, team, dtype)
-        packed = pack_weights(packer, config.spec, loaded)
-        del loaded  # where everything is in memory, it need not be there twice
+
+        def load() -> ModelWeights:
+            return weights_of(config, dtype, CPU, progress)
+
+        packed = packed_weights(packer, config, executor.quantize, load, weight_cache)
         for remark in packed.remarks:
             log.warning("%s", remark)
         weights = NativeWeights(packer, config.spec, packed, adapters)
-        memory = pool()
+        memory = pool(packed.mapped)
         codes = kv_pool.codes(config.spec.attention, kv_dtype)
         forward = native_decoder.NativeDecoder(
             library, team, config.spec, weights, rotary, memory, codes

@@ -32,6 +32,7 @@ from rootlace.runtime.model.executor.steps import Steps
 from rootlace.runtime.model.kv import pool as kv_pool
 from rootlace.runtime.model.kv.device_memory import free_memory
 from rootlace.runtime.model.kv.main_memory import main_memory
+from rootlace.runtime.model.weight_cache.folder import WeightCache
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
@@ -95,6 +96,9 @@ class ModelRunner:
         native = not on_gpu and executor.kernels != "reference"
         native = native and why_not_native(config, kv_dtype, cache.block_size) is None
         check_memory(config, dtype, executor, cache, available, head_apart=native)
+        weight_cache = None
+        if weights_of is load_weights:  # of others nobody knows what they follow from
+            weight_cache = WeightCache.chosen(executor.weight_cache, executor.weight_cache_bytes)
         if executor.quantize != "none":
             weights_of = rounded(weights_of, executor.quantize)
         given = read_adapters(executor.adapters)
@@ -115,7 +119,8 @@ class ModelRunner:
                 kernels = model.kernels.name
             else:
                 found = on_cpu(
-                    config, dtype, rotary, cache, executor, weights_of, progress, adapters
+                    *(config, dtype, rotary, cache, executor, weights_of, progress, adapters),
+                    weight_cache,
                 )
                 steps = PlainSteps(found.forward, found.kernels)
                 pool, kernels = found.pool, found.kernels.name

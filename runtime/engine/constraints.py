@@ -1,0 +1,26 @@
+"""What compiles the engine's constraints."""
+
+from __future__ import annotations
+
+from rootlace.runtime.config import ConstraintConfig
+from rootlace.runtime.constrained import GrammarCompiler
+from rootlace.runtime.constrained.service.compilation import CompileService
+from rootlace.runtime.constrained.tokens.vocabulary import Vocabulary
+from rootlace.runtime.model.executor.runner import ModelRunner
+from rootlace.wire.protocol import Constraint
+
+
+def compile_service(runner: ModelRunner, config: ConstraintConfig) -> CompileService:
+    """Compiles for the tokens of the runner's model."""
+
+    def compiler() -> GrammarCompiler:
+        tokenizer = runner.config.source.tokenizer_json()
+        vocabulary = Vocabulary(tokenizer, runner.vocab_size, list(runner.eos_token_ids))
+        compiler = GrammarCompiler(vocabulary, config=config)
+        compiler.prepare()
+        return compiler
+
+    service = CompileService(compiler, config)
+    # The first compilation reads the whole vocabulary: that is done now, beside the first requests.
+    service.submit(Constraint("choices", '["a"]'))
+    return service

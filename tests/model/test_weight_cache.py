@@ -1,0 +1,265 @@
+"""Packed weights that the next start maps: the same bytes, or none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rootlace.kernels.native.handles import Team
+from rootlace.kernels.native.linear import Packed, Packer
+from rootlace.runtime.model.checkpoint import rounding
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.files import Checkpoint
+from rootlace.runtime.model.checkpoint.loader import load_weights
+from rootlace.runtime.model.checkpoint.weights import ModelWeights
+from rootlace.runtime.model.decoder.packed_weights import PackedWeights
+from rootlace.runtime.model.executor.packed import packed_weights
+from rootlace.runtime.model.weight_cache import folder as cache_folder
+from rootlace.runtime.model.weight_cache.entry import Entry
+from rootlace.runtime.model.weight_cache.folder import PART, WeightCache, _locked
+from rootlace.runtime.model.weight_cache.key import cache_key
+from tests.model.checkpoints import configs, save
+from tests.model.gguf.converting import convert
+from tests.model.quantised_checkpoints import WEIGHTS, edit, gptq, quantised
+from tests.native import native_library
+from tests.waiting import eventually
+
+KEY = "0" * 32
+
+
+class Starts:
+    """Starts of one model, with or without a cache."""
+
+    def __init__(self, path: Path, dtype: torch.dtype, quantize: Any = "none") -> None:
+        library = native_library()
+        self.packer = Packer(library, Team(library, 1), dtype)
+        self.config = ModelConfig.read(path)
+        self.quantize = quantize
+        self.loads = 0
+
+    def load(self) -> ModelWeights:
+        self.loads += 1
+        weights_of = load_weights
+        if self.quantize != "none":
+            return rounding.rounded(weights_of, self.quantize)(
+                self.config, self.packer.dtype, torch.device("cpu")
+            )
+        return weights_of(self.config, self.packer.dtype, torch.device("cpu"))
+
+    def start(self, cache: WeightCache | None) -> PackedWeights:
+        return packed_weights(self.packer, self.config, self.quantize, self.load, cache)
+
+    def key(self) -> str:
+        files = Checkpoint(self.config.path).files
+        return cache_key(self.config, files, self.packer.library, self.packer.dtype, self.quantize)
+
+
+def bytes_of(packed: PackedWeights) -> dict[str, Any]:
+    """All that the native kernels are given, by name."""
+    found: dict[str, Any] = {}
+
+    def part(one: Packed) -> list[Any]:
+        tensors = (one.memory, one.bias, one.order)
+        numbers = [None if each is None else (each.dtype, each.tolist()) for each in tensors]
+        schemes = None if one.schemes is None else bytes(one.schemes)
+        return [one.outputs, one.inputs, *numbers, schemes]
+
+    found = {name: list(map(part, parts)) for name, parts in packed.linears.items()}
+    return found | {
+        name: (tensor.dtype, tensor.shape, tensor.tolist())
+        for name, tensor in packed.tensors.items()
+    }
+
+
+def llama(folder: Path) -> Path:
+    save(configs()["llama-tied"], folder, dtype=torch.bfloat16)
+    return folder
+
+
+def act_order(folder: Path) -> Path:
+    quantised(configs()["qwen2"], folder, *gptq(4, 32, order=True))
+    return folder / "quantised"
+
+
+def gguf(folder: Path) -> Path:
+    save(configs()["llama"], folder / "hf")
+    return convert(folder / "hf", folder / "m.gguf", "Q4_0")
+
+
+def experts(folder: Path) -> Path:
+    save(configs()["gpt_oss"], folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "dtype", "quantize"),
+    [
+        (llama, torch.bfloat16, "none"),
+        (llama, torch.bfloat16, "int4"),
+        (act_order, torch.bfloat16, "none"),
+        (gguf, torch.float32, "none"),
+        (experts, torch.float32, "none"),
+    ],
+)
+def test_the_second_start_has_the_bytes_of_one_without_a_cache(
+    tmp_path: Path, write: Callable[[Path], Path], dtype: torch.dtype, quantize: str
+) -> None:
+    starts = Starts(write(tmp_path / "model"), dtype, quantize)
+    cache = WeightCache(tmp_path / "cache", least_bytes=0)
+    expected = bytes_of(starts.start(None))
+    assert bytes_of(starts.start(cache)) == expected
+    eventually(lambda: bool(cache.kept()))
+    starts.loads = 0
+    second = starts.start(cache)
+    assert starts.loads == 0
+    assert bytes_of(second) == expected
+    assert second.mapped > 0
+
+
+def kept(tmp_path: Path) -> tuple[Starts, WeightCache, Path]:
+    """A cache with one file in it."""
+    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    cache = WeightCache(tmp_path / "cache", most_bytes=1 << 30, least_bytes=0)
+    cache.keep(KEY, starts.start(None), "m", None).join()
+    return starts, cache, cache.kept()[0].path
+
+
+def test_what_the_key_depends_on(tmp_path: Path) -> None:
+    starts = Starts(llama(tmp_path), torch.bfloat16)
+    key, weights = starts.key(), tmp_path / WEIGHTS
+    assert starts.key() == key
+    found = {
+        key,
+        Starts(tmp_path, torch.float32).key(),
+        Starts(tmp_path, torch.bfloat16, "int8").key(),
+    }
+    assert len(found) == 3
+    about = weights.stat()
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
+    found.add(starts.key())
+    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, weights, {"format": "pt"})
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
+    found.add(starts.key())
+    edit(tmp_path, rms_norm_eps=1e-3)
+    found.add(starts.key())
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: bytes(len(data)),
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data[:-60] + bytes([data[-60] ^ 1]) + data[-59:],
+    ],
+    ids=["shorter", "longer", "half", "empty", "zeros", "an array", "the table"],
+)
+def test_a_damaged_file_is_made_again(
+    tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, cache, path = kept(tmp_path)
+    assert cache.find(KEY) is not None
+    data = path.read_bytes()
+    path.unlink()  # what is mapped may be deleted, but not be written to
+    path.write_bytes(damage(data))
+    assert cache.find(KEY) is None
+    assert "packed weights are made again" in caplog.text
+    assert not path.exists()
+
+
+def test_what_was_used_last_stays(tmp_path: Path) -> None:
+    starts, cache, path = kept(tmp_path)
+    size = path.stat().st_size
+    packed = starts.start(None)
+    cache = replace(cache, most_bytes=3 * size + size // 2)
+    for place, key in enumerate(("1", "2")):
+        cache.keep(key, packed, "m", None).join()
+        os.utime(cache.folder / f"{key}.packed", (place + 1, place + 1))
+    os.utime(path, (0, 0))
+    assert cache.find(KEY) is not None  # which uses it
+    cache.keep("3", packed, "m", None).join()
+    assert {one.path.stem for one in cache.kept()} == {"2", "3", KEY}
+    replace(cache, most_bytes=size // 2).keep("4", packed, "m", None).join()
+    assert len(cache.kept()) == 3
+    assert cache.clear() == 3 * size
+    assert not cache.kept()
+
+
+def test_two_starts_at_once(tmp_path: Path) -> None:
+    """The second one leaves the file to the first; what a process left that is gone is deleted."""
+    starts, cache, path = kept(tmp_path)
+    path.unlink()
+    part, left = cache.folder / f"{KEY}{PART}", cache.folder / f"other{PART}"
+    left.write_bytes(b"half")
+    packed = starts.start(None)
+    with _locked(part) as first:
+        assert first is not None
+        first.write(b"half")
+        cache.keep(KEY, packed, "m", None).join()
+        assert part.read_bytes() == b"half"
+        assert not cache.kept()
+    assert not left.exists()
+    cache.keep(KEY, packed, "m", None).join()
+    assert [one.path for one in cache.kept()] == [path]
+    assert not part.exists()
+
+
+def test_no_room_on_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, cache, path = kept(tmp_path)
+    path.unlink()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache_folder, "write_entry", full)
+    cache.keep(KEY, starts.start(None), "m", None).join()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"packed weights are not kept for the next start: [Errno 28] {os.strerror(errno.ENOSPC)}"
+    ]
+    assert not list(cache.folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    cache = WeightCache(tmp_path / "file" / "cache", least_bytes=0)
+    assert bytes_of(starts.start(cache)) == bytes_of(starts.start(None))
+    eventually(lambda: bool(caplog.records))
+    assert len(caplog.records) == 1
+    assert "packed weights are not kept for the next start" in caplog.text
+
+
+def test_what_is_mapped_outlives_its_file(tmp_path: Path) -> None:
+    starts, cache, path = kept(tmp_path)
+    entry = Entry.read(path)
+    cache.clear()
+    assert bytes_of(entry.packed(None)) == bytes_of(starts.start(None))
+
+
+def test_what_options_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert WeightCache.chosen("off") is None
+    assert WeightCache.chosen("", 5) == WeightCache(tmp_path / "rootlace" / "weights", 5)
+    assert WeightCache.chosen(str(tmp_path)) == WeightCache(tmp_path)
+
+
+def test_small_models_are_not_kept(tmp_path: Path) -> None:
+    starts = Starts(llama(tmp_path / "model"), torch.bfloat16)
+    starts.start(WeightCache(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
