@@ -350,7 +350,7 @@ class _Reader:
         """A part's modules, joined."""
         if all(self._storage.layout(module) is None for module in part.modules):
             bias = _ordered(self.read(part.biases()), order) if part.bias else None
-            matrix = self.read(part.weights(), transposed=part.transposed)
+            matrix = self.read(part.weights(), transposed=part.transposed).view(-1, columns)
             return Dense(_ordered(matrix, order), bias)
         found, start = [], 0
         for module, rows in zip(part.modules, part.rows, strict=True):
@@ -365,29 +365,34 @@ class _Reader:
     def _stack(
         self, part: Part, columns: int, count: int, order: list[int] | None
     ) -> Iterator[Weight]:
-        """The weights of a module that has those of all experts."""
-        module, rows = part.modules[0], part.rows[0]
-        layout = self._storage.layout(module)
-        names = dict.fromkeys(part.weights(), FLOATS)
-        if layout is not None:
-            needed = self._storage.needed(module, rows, columns)
-            names = {name: what.types for name, what in needed.items()}
-        stored = {name: self._checkpoint.tensor(name, types) for name, types in names.items()}
+        """The weights of all experts, of modules that have a part of each one's."""
+        stored = []
+        for module, rows in zip(part.modules, part.rows, strict=True):
+            names = {module if part.bare else f"{module}.weight": FLOATS}
+            if self._storage.layout(module) is not None:
+                needed = self._storage.needed(module, rows, columns)
+                names = {name: what.types for name, what in needed.items()}
+            stored.append({n: self._checkpoint.tensor(n, types) for n, types in names.items()})
         biases = [self._checkpoint.tensor(name) for name in part.biases()]
         for expert in range(count):
-            own = {name: tensor[expert] for name, tensor in stored.items()}
-            bias = _ordered(self._copied(biases[0][expert]), order) if biases else None
-            if layout is None:
-                yield Dense(_ordered(self._copied(own[module].t()), order), bias)
-                continue
-            named = {name.removeprefix(module): tensor for name, tensor in own.items()}
-            weight: Dense | Quantised = read_weight(layout, named, rows, columns)
-            if order is not None:
-                weight = rows_of(weight, torch.tensor(order))
-            assert isinstance(weight, Quantised)
-            yield _placed(replace(weight, bias=bias), self._device)
-        for name in names:
-            self._checkpoint.release(name)
+            found: list[Dense | Quantised] = []
+            for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
+                bias = self._copied(biases[at][expert]) if biases else None
+                own = {name.removeprefix(module): one[expert] for name, one in stored[at].items()}
+                layout = self._storage.layout(module)
+                if layout is None:
+                    (matrix,) = own.values()
+                    matrix = matrix.t() if part.transposed else matrix
+                    found.append(Dense(self._copied(matrix), bias))
+                else:
+                    weight = read_weight(layout, own, rows, columns)
+                    found.append(_placed(replace(weight, bias=bias), self._device))
+            if order is not None:  # of one module
+                found = [rows_of(found[0], torch.tensor(order, device=self._device))]
+            yield stacked(alike(found))
+        for tensors in stored:
+            for name in tensors:
+                self._checkpoint.release(name)
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return _empty(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)

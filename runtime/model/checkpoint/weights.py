@@ -273,7 +273,7 @@ def _latent_parts(
 
 
 def _expert_parts(
-    experts: Experts, stacks: bool, hidden: int, part: Callable[..., Part]
+    experts: Experts, stacks: str, hidden: int, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
     """What stands in place of an MLP."""
     inner, shared, bias = experts.inner_size, experts.shared_size, experts.bias
@@ -285,9 +285,11 @@ def _expert_parts(
         down = part("expert_down", (hidden,), inner, bias, expert)
         prefix = f"experts.{expert}."
         if stacks:
-            prefix, count = "experts.", experts.count
-            gate_up = replace(gate_up, count=count, bare=True, transposed=True)
-            down = replace(down, count=count, bare=True, transposed=True)
+            prefix, bare = "experts.", stacks == "alternating"
+            gate_up, down = (
+                replace(one, count=experts.count, bare=bare, transposed=bare)
+                for one in (gate_up, down)
+            )
         yield prefix + "gate_up", gate_up
         yield prefix + "down", down
     if shared:
@@ -306,7 +308,7 @@ def row_order(spec: ModelSpec, name: str) -> list[int] | None:
     that a checkpoint has joined group by group (`WeightNames.qkv_by_group`) are sorted, too, and so
     are those of gate and up where they alternate (`WeightNames.stacks`).
     """
-    if name == "experts.gate_up":
+    if name == "experts.gate_up" and spec.names.stacks == "alternating":
         count = 2 * spec.experts.inner_size if spec.experts else 0
         return [*range(0, count, 2), *range(1, count, 2)]
     if spec.attention.latent is not None:

@@ -25,7 +25,7 @@ NAMES = replace(
         expert_gate_up="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",
     ),
-    stacks=True,
+    stacks="alternating",
 )
 WINDOW = 128
 YARN: dict[str, Any] = {

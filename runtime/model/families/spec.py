@@ -164,10 +164,10 @@ class WeightNames:
     head behind the heads of queries that attend to it, and the value's. Tensors with one of the
     endings `buffers` are no weights. `others` are further names that a checkpoint may have.
     `positions`: the table of learned positions. With `transposed`, the layers' matrices have a row
-    for each input. With `stacks`, all experts of a layer are one module, whose tensors `<module>`
-    and `<module>_bias` have a matrix or a vector for each; rows of gate and up alternate in them,
-    and where they are not quantised a matrix has a row for each input. `further_layers`: so many
-    behind the last one are for other ends.
+    for each input. With `stacks`, a module has a matrix or a vector for each expert of a layer.
+    Where these are "alternating", gate and up are one module, whose rows alternate; its tensors are
+    `<module>` and `<module>_bias`, and where they are not quantised a matrix has a row for each
+    input. `further_layers`: so many behind the last one are for other ends.
     """
 
     embedding: str
@@ -180,7 +180,7 @@ class WeightNames:
     others: tuple[WeightNames, ...] = ()
     positions: str = ""
     transposed: bool = False
-    stacks: bool = False
+    stacks: Literal["", "apart", "alternating"] = ""
     further_layers: int = 0
 
     def with_parts(self, **parts: str | tuple[str, ...]) -> WeightNames:

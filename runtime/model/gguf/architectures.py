@@ -6,11 +6,12 @@ are read in `config`; here stands what only some have.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from rootlace.runtime.model.families.given import COUNT, Kind
+from rootlace.runtime.model.families import falcon, gpt2
+from rootlace.runtime.model.families.given import COUNT, FLAG, Kind
 from rootlace.runtime.model.gguf.metadata import Metadata
 
 Keys = dict[str, Any]
@@ -28,13 +29,18 @@ _PATTERN = Kind(
 class Architecture:
     """`name` and `model_type` are transformers'. `neighbours`: the file has the rows of queries and
     keys in the order in which neighbours are rotated with each other. `shifted_norms`: weights of
-    norms have the family's offset in them. `read` adds keys to a `config.json`."""
+    norms have the family's offset in them. `layer_norm_key`: norms are LayerNorm, and this is what
+    a `config.json` calls their epsilon. `read` adds keys to a `config.json`, which has `keys` by
+    other names. `parts` are what modules are called where it is not what others call them."""
 
     name: str
     model_type: str
     neighbours: bool = False
     shifted_norms: bool = False
+    layer_norm_key: str = ""
     read: Callable[[Metadata, Keys], None] = lambda metadata, keys: None
+    keys: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def _biases(metadata: Metadata, keys: Keys) -> None:
@@ -45,9 +51,15 @@ def _biases(metadata: Metadata, keys: Keys) -> None:
 
 
 def _llama(metadata: Metadata, keys: Keys) -> None:
-    """Mistral's first models are files of `llama`, too: with a window where it is stated."""
-    _biases(metadata, keys)
+    """Mistral's first models are files of `llama`, too: with a window where it is stated; and
+    Mixtral, with experts."""
     window = metadata("attention.sliding_window", COUNT, 0)
+    if metadata("expert_count", COUNT, 0):
+        keys |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        keys["sliding_window"] = window or None
+        _experts(metadata, keys, "num_local_experts")
+        return
+    _biases(metadata, keys)
     if window:
         _mistral(metadata, keys)
         keys |= {"sliding_window": window}
@@ -60,6 +72,45 @@ def _mistral(metadata: Metadata, keys: Keys) -> None:
 
 def _qwen3(metadata: Metadata, keys: Keys) -> None:
     keys["attention_bias"] = _biased(metadata)
+
+
+def _experts(metadata: Metadata, keys: Keys, count_key: str) -> None:
+    """How many experts there are, and how many of them a token has."""
+    keys[count_key] = metadata.size("expert_count")
+    keys["num_experts_per_tok"] = metadata.size("expert_used_count")
+
+
+def _qwen_experts(metadata: Metadata, keys: Keys, *, normalised: bool) -> None:
+    """`normalised` is what llama.cpp does with the shares of experts, whatever a file says."""
+    _experts(metadata, keys, "num_experts")
+    keys["norm_topk_prob"] = normalised
+    metadata.only("expert_weights_norm", normalised)
+
+
+def _qwen2_moe(metadata: Metadata, keys: Keys) -> None:
+    _qwen_experts(metadata, keys, normalised=False)
+    keys["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
+    shared = metadata.size("expert_shared_feed_forward_length")
+    keys["shared_expert_intermediate_size"] = shared
+
+
+def _qwen3_moe(metadata: Metadata, keys: Keys) -> None:
+    _qwen3(metadata, keys)
+    _qwen_experts(metadata, keys, normalised=True)
+    keys["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
+
+
+def _olmoe(metadata: Metadata, keys: Keys) -> None:
+    _qwen_experts(metadata, keys, normalised=False)
+
+
+def _gpt_oss(metadata: Metadata, keys: Keys) -> None:
+    _experts(metadata, keys, "num_local_experts")
+    keys["intermediate_size"] = metadata.size("expert_feed_forward_length")
+    keys["sliding_window"] = metadata.size("attention.sliding_window")
+    if "rope_scaling" in keys:
+        # What the models say, and no file does.
+        keys["rope_scaling"]["truncate"] = False
 
 
 def _gemma2(metadata: Metadata, keys: Keys) -> None:
@@ -135,22 +186,112 @@ def _glm4(metadata: Metadata, keys: Keys) -> None:
     keys.setdefault("partial_rotary_factor", 1.0)
 
 
+def _cohere(metadata: Metadata, keys: Keys) -> None:
+    keys["logit_scale"] = metadata.number("logit_scale")
+
+
+def _cohere2(metadata: Metadata, keys: Keys) -> None:
+    _cohere(metadata, keys)
+    window = keys["sliding_window"] = metadata.size("attention.sliding_window")
+    _set_layer_types(metadata, keys, window, 4)
+
+
+def _exaone4(metadata: Metadata, keys: Keys) -> None:
+    window = metadata("attention.sliding_window", COUNT, 0)
+    keys["sliding_window"] = window or None
+    _set_layer_types(metadata, keys, window, 4)
+
+
+def _falcon(metadata: Metadata, keys: Keys) -> None:
+    """The later form has groups of queries; the first one has one key for all of them, or one for
+    each."""
+    heads, kv_heads = keys["num_attention_heads"], keys["num_key_value_heads"]
+    grouped = kv_heads not in (1, heads)
+    keys |= {"new_decoder_architecture": grouped, "multi_query": kv_heads == 1}
+    keys["bias"] = _biased(metadata)
+    if grouped:
+        two = metadata.has_tensor("blk.0.attn_norm_2.weight")
+        keys["num_ln_in_parallel_attn"] = 2 if two else 1
+
+
+def _gpt2(metadata: Metadata, keys: Keys) -> None:
+    del keys["rope_theta"]
+
+
+def _gpt_neox(metadata: Metadata, keys: Keys) -> None:
+    keys["use_parallel_residual"] = metadata("use_parallel_residual", FLAG, True)
+    keys.setdefault("partial_rotary_factor", 1.0)
+
+
+def _stablelm(metadata: Metadata, keys: Keys) -> None:
+    keys["use_parallel_residual"] = metadata("use_parallel_residual", FLAG, True)
+    keys["use_qkv_bias"] = _biased(metadata)
+    keys.setdefault("partial_rotary_factor", 1.0)
+
+
+def _starcoder2(metadata: Metadata, keys: Keys) -> None:
+    keys["use_bias"] = _biased(metadata)
+
+
 def _biased(metadata: Metadata) -> bool:
     names = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
     return any(metadata.has_tensor(name) for name in names)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM", "cohere2", layer_norm_key="layer_norm_eps", read=_cohere2
+    ),
+    "command-r": Architecture(
+        "CohereForCausalLM", "cohere", layer_norm_key="layer_norm_eps", read=_cohere
+    ),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", read=_exaone4),
+    "falcon": Architecture(
+        "FalconForCausalLM",
+        "falcon",
+        layer_norm_key="layer_norm_epsilon",
+        read=_falcon,
+        keys=falcon.KEYS,
+    ),
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", shifted_norms=True, read=_gemma2),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", shifted_norms=True, read=_gemma3),
     "glm4": Architecture("Glm4ForCausalLM", "glm4", neighbours=True, read=_glm4),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        read=_gpt_oss,
+        parts={"post_norm": ("post_attention_norm",)},
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        layer_norm_key="layer_norm_epsilon",
+        read=_gpt2,
+        keys=gpt2.KEYS,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        layer_norm_key="layer_norm_eps",
+        read=_gpt_neox,
+        keys={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+    ),
     "granite": Architecture("GraniteForCausalLM", "granite", neighbours=True, read=_granite),
     "llama": Architecture("LlamaForCausalLM", "llama", neighbours=True, read=_llama),
     "mistral3": Architecture("MistralForCausalLM", "mistral", neighbours=True, read=_mistral),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2", read=_olmo2),
+    "olmoe": Architecture("OlmoeForCausalLM", "olmoe", read=_olmoe),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", read=_phi3),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", read=_qwen2_moe),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", read=_qwen3),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", read=_qwen3_moe),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", neighbours=True, read=_biases),
+    "stablelm": Architecture(
+        "StableLmForCausalLM", "stablelm", layer_norm_key="layer_norm_eps", read=_stablelm
+    ),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM", "starcoder2", layer_norm_key="norm_epsilon", read=_starcoder2
+    ),
 }
 """By `general.architecture`."""

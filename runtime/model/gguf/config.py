@@ -28,7 +28,14 @@ _PARTS = {
     "q_norm": ("attn_q_norm",),
     "k_norm": ("attn_k_norm",),
     "output": ("attn_output",),
+    "sinks": ("attn_sinks.weight",),
     "down": ("ffn_down",),
+    "router": ("ffn_gate_inp",),
+    "expert_gate_up": ("ffn_gate_exps", "ffn_up_exps"),
+    "expert_down": ("ffn_down_exps",),
+    "shared_gate_up": ("ffn_gate_shexp", "ffn_up_shexp"),
+    "shared_down": ("ffn_down_shexp",),
+    "shared_gate": ("ffn_gate_inp_shexp",),
 }
 
 
@@ -45,11 +52,6 @@ def architecture_of(file: GgufFile) -> Architecture:
         known = ", ".join(ARCHITECTURES)
         raise UnsupportedModel(
             f"{path}: general.architecture {name!r} is not supported (supported: {known})"
-        )
-    experts = metadata.get(f"{name}.expert_count")
-    if experts:
-        raise UnsupportedModel(
-            f"{path}: {name}.expert_count {experts}: mixtures of experts are not supported"
         )
     return ARCHITECTURES[name]
 
@@ -75,7 +77,6 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.size("context_length"),
-        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": f"{HEAD}.weight" not in file.tensors,
         "rope_theta": metadata.number("rope.freq_base", 10000.0),
     }
@@ -86,9 +87,12 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     scaling = _rope_scaling(metadata, keys["max_position_embeddings"])
     if scaling:
         keys["rope_scaling"] = scaling
+    layer_norm = architecture.layer_norm_key
+    kind = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
+    keys[layer_norm or "rms_norm_eps"] = metadata.number(f"attention.{kind}")
     architecture.read(metadata, keys)
     metadata.finish()
-    return keys
+    return {architecture.keys.get(key, key): value for key, value in keys.items()}
 
 
 def adapted(file: GgufFile, spec: ModelSpec) -> ModelSpec:
@@ -99,10 +103,10 @@ def adapted(file: GgufFile, spec: ModelSpec) -> ModelSpec:
         rope = replace(rope, neighbours=True)
     if architecture.shifted_norms:
         norm = replace(norm, offset=0.0)
-    return replace(spec, names=_names(file), rope=rope, norm=norm)
+    return replace(spec, names=_names(file, architecture), rope=rope, norm=norm)
 
 
-def _names(file: GgufFile) -> WeightNames:
+def _names(file: GgufFile, architecture: Architecture) -> WeightNames:
     """What the tensors are called; what is joined in the first layer is so in all."""
 
     def joined(one: str, *several: str) -> tuple[str, ...]:
@@ -112,9 +116,22 @@ def _names(file: GgufFile) -> WeightNames:
         **_PARTS,
         "qkv": joined("attn_qkv", "attn_q", "attn_k", "attn_v"),
         "gate_up": joined("ffn_up", "ffn_gate", "ffn_up"),
+        **architecture.parts,
     }
+    if "blk.0.attn_norm_2.weight" in file.tensors:
+        # Of Falcon's later form: the norm before attention is the second one.
+        parts |= {"input_norm": ("attn_norm_2",), "post_norm": ("attn_norm",)}
     factors = tuple(name for name in (_FREQUENCIES, _LONG, _SHORT) if name in file.tensors)
-    return WeightNames(EMBEDDING, "blk.{}.", parts, "output_norm", HEAD, buffers=factors)
+    return WeightNames(
+        EMBEDDING,
+        "blk.{}.",
+        parts,
+        "output_norm",
+        HEAD,
+        buffers=factors,
+        positions="position_embd",
+        stacks="apart",
+    )
 
 
 def _embedding(file: GgufFile) -> Tensor:

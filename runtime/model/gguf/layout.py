@@ -62,7 +62,7 @@ def check_types(file: GgufFile) -> None:
     """Raises `UnsupportedModel`, saying what to take instead, for weights that are not read."""
     for tensor in file.tensors.values():
         name, shape = tensor.type.name, list(tensor.shape)
-        if name not in FLOATS and (name not in CODES or len(shape) != 2):
+        if name not in FLOATS and (name not in CODES or len(shape) not in (2, 3)):
             known = ", ".join((*sorted(FLOATS), *CODES))
             raise UnsupportedModel(
                 f"{tensor.file}: {tensor.name} {shape} is stored as {name}, which is not read; "

@@ -36,9 +36,11 @@ class Metadata:
             if key.startswith(self._prefix)
         }
         self._given = Given(file.path, values)
+        self._asked: set[str] = set()
 
     def __call__(self, key: str, kind: Kind, default: Any = REQUIRED) -> Any:
         """As of `Given`."""
+        self._asked.add(key)
         return self._given(self._prefix + key, kind, default)
 
     def size(self, key: str, default: Any = REQUIRED) -> int:
@@ -57,6 +59,7 @@ class Metadata:
 
     def only(self, key: str, value: object) -> None:
         """Refuse any other value of the key."""
+        self._asked.add(key)
         self._given.only(self._prefix + key, value)
 
     def refuse(self, key: str, why: str) -> NoReturn:
@@ -78,8 +81,8 @@ class Metadata:
         """Refuse the keys that nobody has read."""
         for key in REMARKS:
             self(key, Kind("anything", lambda value: True), None)
-        for key, value in ONLY.items():
-            self.only(key, value)
+        for key in ONLY.keys() - self._asked:
+            self.only(key, ONLY[key])
         self._given.finish()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,29 @@ from safetensors.torch import load_file
 
 gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
+ARCHITECTURES = {
+    "cohere": "command-r",
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "olmo3": "olmo2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 """What llama.cpp calls a `model_type`, where it is another name."""
+OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "ffn_hidden_size": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "n_positions": "max_position_embeddings",
+}
+"""What some families call what others call so."""
+LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 PERMUTED = ("llama", "smollm3", "granite")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -36,7 +58,8 @@ def convert(
     `finer`; `blocks` are those of matrices, as bytes. Its tokenizer too, if it has one. `metadata`
     of the architecture is added, with "__" for ".", or replaces what is there; None: it is left
     out."""
-    config = json.loads((folder / "config.json").read_text())
+    stated = json.loads((folder / "config.json").read_text())
+    config = {OLD_NAMES.get(key, key): one for key, one in stated.items()}
     arch = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_file)
     keys = _keys(arch, config) | {key.replace("__", "."): one for key, one in metadata.items()}
@@ -91,19 +114,23 @@ def _keys(arch: str, config: Json) -> Json:
     layer_types = config.get("layer_types")
     windows = layer_types and "sliding_attention" in layer_types
     found = {
-        "context_length": config["max_position_embeddings"],
+        "context_length": config.get("max_position_embeddings", 2048),
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.head_count_kv": _kv_heads(config),
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
         "rope.freq_base": float(rope["rope_theta"]),
         "vocab_size": config["vocab_size"],
     }
+    epsilon = next((config[name] for name in LAYER_NORM if name in config), None)
+    if epsilon is None:
+        found["attention.layer_norm_rms_epsilon"] = config["rms_norm_eps"]
+    else:
+        found["attention.layer_norm_epsilon"] = epsilon
     if rope["rope_type"] in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
         found["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
@@ -115,7 +142,28 @@ def _keys(arch: str, config: Json) -> Json:
     if rope["rope_type"] == "longrope":
         found["rope.scaling.type"] = "longrope"
         found["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    experts = next((config[name] for name in EXPERTS if name in config), None)
+    if experts:
+        found |= {"expert_count": experts, "expert_used_count": config["num_experts_per_tok"]}
     match arch:
+        case "qwen2moe" | "qwen3moe":
+            found["expert_feed_forward_length"] = config["moe_intermediate_size"]
+            shared = config.get("shared_expert_intermediate_size")
+            found["expert_shared_feed_forward_length"] = shared
+        case "gpt-oss":
+            found["expert_feed_forward_length"] = config["intermediate_size"]
+            found["attention.sliding_window"] = config["sliding_window"]
+        case "command-r" | "cohere2":
+            found["logit_scale"] = config["logit_scale"]
+        case "gptneox" | "stablelm":
+            found["use_parallel_residual"] = config["use_parallel_residual"]
+        case "falcon":
+            found["tensor_data_layout"] = "jploski"
+    match arch:
+        case "cohere2" | "exaone4" if windows:
+            found["attention.sliding_window"] = config["sliding_window"]
+            pattern = [kind == "sliding_attention" for kind in layer_types]
+            found["attention.sliding_window_pattern"] = pattern
         case "gemma2":
             found["attention.sliding_window"] = config["sliding_window"]
             found["attn_logit_softcapping"] = config["attn_logit_softcapping"]
@@ -150,9 +198,10 @@ def _tensors(
     """Their names in the checkpoint and in the file."""
     architecture = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": _kv_heads(config)}
     found = []
-    for name, tensor in (load_file(folder / "model.safetensors") | blocks).items():
+    stored = _rearranged(arch, config, load_file(folder / "model.safetensors") | blocks)
+    for name, tensor in stored.items():
         module = name.split(".")[-2]
         if arch in PERMUTED and module in heads:
             halves = tensor.unflatten(0, (heads[module], 2, -1))
@@ -171,6 +220,58 @@ def _tensors(
     return found
 
 
+def _kv_heads(config: Json) -> int:
+    if config["model_type"] == "falcon" and not config["new_decoder_architecture"]:
+        return 1 if config["multi_query"] else int(config["num_attention_heads"])
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+EXPERTS = ("num_experts", "num_local_experts")
+ONE_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
+
+
+def _rearranged(
+    arch: str, config: Json, stored: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors as files have them, by the names that checkpoints have for such."""
+    found: dict[str, Any] = {}
+    heads, kv_heads = config["num_attention_heads"], _kv_heads(config)
+    for name, tensor in stored.items():
+        match = ONE_EXPERT.fullmatch(name)
+        if match is not None:
+            found.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+        elif "query_key_value" in name:
+            groups = tensor.unflatten(0, (kv_heads, heads // kv_heads + 2, -1))
+            parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+            found[name] = torch.cat([part.flatten(0, 2) for part in parts])
+        elif arch == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight", name):
+            found[name] = tensor.t().contiguous()
+        elif "experts.gate_up_proj" in name:
+            # Columns of gate and up alternate.
+            for start, which in enumerate(("gate_proj", "up_proj")):
+                found[_renamed(name, which)] = _turned(tensor[..., start::2])
+        elif "experts.down_proj" in name:
+            found[_renamed(name, "down_proj")] = _turned(tensor)
+        elif name.endswith(".sinks"):
+            found[f"{name}.weight"] = tensor
+        else:
+            found[name] = tensor.squeeze(0) if "shared_expert_gate" in name else tensor
+    return {
+        name: torch.stack([one[at] for at in sorted(one)]) if isinstance(one, dict) else one
+        for name, one in found.items()
+    }
+
+
+def _renamed(name: str, which: str) -> str:
+    """That of an expert's module in a file of gpt-oss, whose biases are called otherwise."""
+    prefix = name.rpartition(".")[0]
+    return f"{prefix}.{which}.{'bias' if name.endswith('_bias') else 'weight'}"
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.transpose(1, 2) if tensor.dim() == 3 else tensor).contiguous()
+
+
 def _llama3_factors(rope: Json, head_dim: int) -> torch.Tensor:
     found, original = [], rope["original_max_position_embeddings"]
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
@@ -182,7 +283,7 @@ def _llama3_factors(rope: Json, head_dim: int) -> torch.Tensor:
 
 
 def _write_tensor(writer: Any, name: str, tensor: torch.Tensor, kind: str) -> None:
-    if tensor.dim() == 1 or kind == "F32":
+    if tensor.dim() == 1 or kind == "F32" or name.endswith(".bias"):
         writer.add_tensor(name, tensor.float().numpy())
         return
     if tensor.dtype == torch.uint8:

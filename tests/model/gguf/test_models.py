@@ -13,9 +13,13 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    GptOssConfig,
     LlamaConfig,
+    MixtralConfig,
     Olmo3Config,
     PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -27,7 +31,7 @@ from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model import lora
-from tests.model.checkpoints import SHAPE, configs, reference, reference_logprobs, save
+from tests.model.checkpoints import EXPERTS, SHAPE, configs, reference, reference_logprobs, save
 from tests.model.gguf.converting import convert, gguf
 from tests.model.gguf.writing import Entry, write
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -43,7 +47,9 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
     plain = configs()
     names = (
         "llama llama-tied llama-biased llama-mqa llama-llama3 llama-linear llama-yarn mistral "
-        "granite phi3 phi3-partial olmo2 olmo2-biased qwen2 qwen3 qwen3-biased glm4"
+        "granite phi3 phi3-partial olmo2 olmo2-biased qwen2 qwen3 qwen3-biased glm4 "
+        "cohere cohere2 exaone4 exaone4-full falcon falcon-grouped gpt2 gpt_neox stablelm "
+        "stablelm-parallel starcoder2 olmoe"
     )
     long = {
         "rope_type": "longrope",
@@ -83,6 +89,25 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
             **layers,
             sliding_window=5,
             rope_parameters={"full_attention": yarn, "sliding_attention": WINDOW_THETA},
+        ),
+        "mixtral": MixtralConfig(**SHAPE, num_local_experts=5),
+        "qwen2_moe": Qwen2MoeConfig(**SHAPE, **EXPERTS, shared_expert_intermediate_size=40),
+        "qwen3_moe": Qwen3MoeConfig(**SHAPE, **EXPERTS, norm_topk_prob=True, head_dim=16),
+        "gpt_oss": GptOssConfig(
+            **SHAPE,
+            num_local_experts=6,
+            num_experts_per_tok=3,
+            head_dim=16,
+            sliding_window=6,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+            },
         ),
         "llama-longrope": LlamaConfig(**SHAPE, head_dim=16, rope_parameters=long),
         "glm4-half": Glm4Config(**SHAPE, head_dim=16),
@@ -129,14 +154,22 @@ def rounded(folder: Path, kind: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     number = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
-        if tensor.dim() == 2:
-            found = gguf.dequantize(gguf.quantize(tensor.numpy(), number), number)
-            tensors[name] = torch.from_numpy(found.astype(np.float32).reshape(tensor.shape))
+        if tensor.dim() > 1 and not name.endswith("_bias"):
+            # gpt-oss has experts with a row for each input.
+            rows = tensor.transpose(-2, -1) if tensor.dim() == 3 else tensor
+            found = gguf.dequantize(gguf.quantize(rows.contiguous().numpy(), number), number)
+            left = torch.from_numpy(found.astype(np.float32).reshape(rows.shape))
+            tensors[name] = (left.transpose(-2, -1) if tensor.dim() == 3 else left).contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("name", ["llama", "qwen3-biased", "phi3"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ("llama", "qwen3-biased", "phi3") for kind in QUANTISED),
+        *(("gpt_oss", "MXFP4"), ("mixtral", "Q4_0"), ("mixtral", "F16")),
+    ],
+)
 def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
     """As transformers computes with the weights that codes and scales stand for."""
     save(stated_by_gguf()[name], tmp_path / "hf")
@@ -192,7 +225,7 @@ def test_parts_of_unlike_types(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"attention__temperature_scale": 0.5}, "llama.attention.temperature_scale"),
-    "experts": ({"expert_count": 8}, "llama.expert_count 8: mixtures of experts"),
+    "experts": ({"expert_count": 8}, "llama.expert_used_count is missing"),
     "not causal": ({"attention__causal": False}, "llama.attention.causal False"),
     "unlike layers": ({"feed_forward_length": [96, 96, 80]}, "llama.feed_forward_length"),
     "another scaling": ({"rope__scaling__type": "ntk"}, "llama.rope.scaling.type 'ntk'"),

@@ -46,7 +46,9 @@ class Storage:
         """The tensors of a module's weight [rows, columns]."""
         layout = self.layout(module)
         if layout is None:
-            return {f"{module}.weight": Expected(((rows, columns),))}
+            # GGUF files have a single row as a vector.
+            vector = ((columns,),) if rows == 1 else ()
+            return {f"{module}.weight": Expected(((rows, columns), *vector))}
         reason = layout.why_not(rows, columns)
         if reason is not None:
             raise self.refusal(f"{module} [{rows}, {columns}] cannot be quantised so: {reason}")
