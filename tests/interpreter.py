@@ -42,6 +42,20 @@ def replace_once_a_kernel() -> None:
     interpreter._patch_lang = replace_missing
     interpreter._LangPatchScope.restore = restore_all
     interpreter._patch_builtin = replace_builtins
+    remember_array_types()
+
+
+def remember_array_types() -> None:
+    """The interpreter makes a table of them whenever it looks one up."""
+    look_up, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def array_type(of: tl.dtype) -> Any:
+        number = of.scalar
+        if number.name not in known:
+            known[number.name] = look_up(number)
+        return known[number.name]
+
+    interpreter._get_np_dtype = array_type
 
 
 @functools.cache

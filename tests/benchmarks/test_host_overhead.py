@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,10 @@ def test_the_whole_stack(running: stack.Stack, mode: str) -> None:
     assert cost.total == pytest.approx(cost.engine + cost.gateway + cost.client)
 
 
-def test_results_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_written(
+    running: stack.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_overhead, "started", lambda model: nullcontext(running))
     file = tmp_path / "host.json"
     arguments = ["--modes", "http", "--rows", "2", "--rounds", "1", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["host_overhead", *arguments])

@@ -96,7 +96,7 @@ def test_outputs_flags_and_scores_under_pressure(block_size, overlap) -> None:
     seen = dict.fromkeys(("jumps", "retreats", "retractions", "copies", "evicted_blocks"), 0)
     ends: set[str] = set()
     late = 0
-    for seed in range(12):
+    for seed in range(8):
         world = pressed(seed, block_size, overlap)
         late += world.late_rows
         for job in world.jobs.values():

@@ -431,7 +431,7 @@ def test_machine(block_size: int, overlap: bool) -> None:
     machine = type(name, (Machine,), {"block_size": block_size, "overlap": overlap})
     case = machine.TestCase
     case.settings = settings(
-        max_examples=25,
+        max_examples=18,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=list(HealthCheck),

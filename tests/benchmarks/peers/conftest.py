@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import rootlace as rl
-from benchmarks.peers import known_peers
+from benchmarks.peers import known_peers, turns
 from tests.tiny_model import make_tiny_model
 
 
@@ -73,6 +75,13 @@ if __name__ == "__main__":
         raise SystemExit("no such model")
     serve(Engine())
 """
+
+
+@pytest.fixture
+def running(runtime: rl.Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes a runtime that is there already, in place of one of its own."""
+    there = SimpleNamespace(Runtime=lambda *_, **__: contextlib.nullcontext(runtime))
+    monkeypatch.setattr(turns, "rl", there)
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def test_the_whole_command(models: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert picture.read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.usefixtures("quick_ceilings", "drivers")
+@pytest.mark.usefixtures("quick_ceilings", "drivers", "running")
 def test_slow_ones_do_a_part_and_repeat_nothing(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_slow_ones_do_a_part_and_repeat_nothing(
     ]
 
 
-@pytest.mark.usefixtures("quick_ceilings", "drivers")
+@pytest.mark.usefixtures("quick_ceilings", "drivers", "running")
 def test_a_peer_that_fails_is_left_out(
     models: Path,
     tmp_path: Path,
