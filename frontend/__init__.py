@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     from rootlace.client.runtime import Runtime
     from rootlace.language.fork import Forks
     from rootlace.language.mcp_tools import mcp_tools
+    from rootlace.program.checkpoint import Checkpoint
     from rootlace.program.engine import Engine
     from rootlace.trace.graph import Trace
 
     __version__: str
 
 _LAZY = {
+    "Checkpoint": "rootlace.program.checkpoint",
     "Engine": "rootlace.program.engine",
     "Forks": "rootlace.language.fork",
     "Runtime": "rootlace.client.runtime",
@@ -77,6 +79,7 @@ _LAZY = {
 __all__ = [
     "AsyncProgramState",
     "Cache",
+    "Checkpoint",
     "ChoicesMethod",
     "Engine",
     "Forks",

@@ -168,6 +168,7 @@ class GenKeywords(SamplingKeywords, handling.HandlingKeywords, total=False):
 
     return_text_in_logprobs: bool | None
     return_cache_report: bool | None
+    timeout: float | None
     dtype: Any
     type: Any
     regex: str | None

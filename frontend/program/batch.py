@@ -16,6 +16,7 @@ from rootlace.language.definition import Body, Definition
 from rootlace.language.handling import handling_of
 from rootlace.language.state import ProgramState
 from rootlace.program.branch import Branch
+from rootlace.program.checkpoint import Journal
 from rootlace.program.execution import complete, complete_async, in_own_loop
 from rootlace.program.prefix import SharedPrefix, merge
 from rootlace.program.run import ProgramRun
@@ -34,20 +35,25 @@ class _Batch:
         function: Definition,
         endpoint: RuntimeEndpoint,
         options: Mapping[str, Any],
-        size: int,
-        common: Mapping[str, Any],
+        batch: Sequence[Any],
     ) -> None:
         self._function = function
         self._endpoint = endpoint
         self._options = dict(options)
         self._adapter: str | None = self._options.pop("adapter", None)
+        self._token_budget: int | None = self._options.pop("token_budget", None)
+        checkpoint = self._options.pop("checkpoint", None)
+        self._journal = None if checkpoint is None else Journal(checkpoint, batch)
         self._connection = endpoint.connect()
         self._program = self._connection.next_program()
         self._running: set[ProgramRun] = set()
         self._lock = threading.Lock()
         self._cancelled = False
         share = handling_of(self._options, "run_batch()").cache.share
-        self._prefix = self._open_prefix(common) if size > 1 and share else None
+        left = len(batch) - (0 if self._journal is None else len(self._journal.done))
+        self._prefix = (
+            self._open_prefix(common_arguments(function, batch)) if left > 1 and share else None
+        )
 
     def _open_prefix(self, common: Mapping[str, Any]) -> SharedPrefix | None:
         chat = self._connection.model.chat
@@ -68,6 +74,7 @@ class _Batch:
             prefix=self._live_prefix(),
             program=self._program,
             adapter=self._adapter,
+            token_budget=self._token_budget,
         )
         with self._lock:
             self._running.add(run)
@@ -93,11 +100,20 @@ class _Batch:
             run.cancel()
 
     def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
         if self._prefix is not None and self._connection.lost is None:
             cached_text.close(self._connection, self._prefix.branch, cancel=self._cancelled)
 
-    def run_one(self, body: Body) -> ProgramState:
+    def done(self, index: int) -> ProgramState | None:
+        """The state of a row that was run before."""
+        return None if self._journal is None else self._journal.done.get(index)
+
+    def run_one(self, index: int, body: Body) -> ProgramState:
         """One program to its end; its failure stays in its state."""
+        done = self.done(index)
+        if done is not None:
+            return done
         run = self.start()
         state = ProgramState(Branch(run))
         try:
@@ -105,15 +121,22 @@ class _Batch:
         except Exception:
             # It is in `run.error`, for `state.error()` and for whoever reads from the state.
             assert run.error is not None
+        if self._journal is not None:
+            self._journal.add(index, state)
         return state
 
-    async def run_one_async(self, body: Body) -> ProgramState:
+    async def run_one_async(self, index: int, body: Body) -> ProgramState:
+        done = self.done(index)
+        if done is not None:
+            return done
         run = self.start()
         state = ProgramState(Branch(run))
         try:
             await complete_async(run, body, state)
         except Exception:
             assert run.error is not None
+        if self._journal is not None:
+            self._journal.add(index, state)
         return state
 
 
@@ -185,8 +208,7 @@ def run_batch(
             progress_bar,
         )
         return in_own_loop(coroutine, function.name)
-    common = common_arguments(function, batch)
-    results = _in_threads(function, todo, width, progress_bar, endpoint, options, common)
+    results = _in_threads(function, todo, width, progress_bar, endpoint, options, batch)
     return results if generator_style else list(results)
 
 
@@ -205,17 +227,17 @@ def _in_threads(
     progress_bar: bool,
     endpoint: RuntimeEndpoint,
     options: Mapping[str, Any],
-    common: Mapping[str, Any],
+    batch: Sequence[Any],
 ) -> Iterator[ProgramState]:
     if not todo:
         return
-    shared = _Batch(function, endpoint, options, len(todo), common)
+    shared = _Batch(function, endpoint, options, batch)
     pool = ThreadPoolExecutor(width, thread_name_prefix=f"rootlace {function.name}")
     try:
         with _progress(progress_bar, function.name, len(todo)) as advance:
             futures: list[Future[ProgramState]] = []
-            for body in todo:
-                future = pool.submit(shared.run_one, body)
+            for index, body in enumerate(todo):
+                future = pool.submit(shared.run_one, index, body)
                 future.add_done_callback(lambda _: advance())
                 futures.append(future)
             futures.reverse()
@@ -258,16 +280,13 @@ async def run_batch_async(
     if not todo:
         return []
     results: list[ProgramState | None] = [None] * len(todo)
-    batch_of = _Batch(
-        function, endpoint_of(backend), options, len(todo), common_arguments(function, batch)
-    )
-    async with _closing(batch_of) as shared:
+    async with _closing(_Batch(function, endpoint_of(backend), options, batch)) as shared:
         with _progress(progress_bar, function.name, len(todo)) as advance:
             remaining = iter(enumerate(todo))
 
             async def work() -> None:
                 for index, body in remaining:
-                    results[index] = await shared.run_one_async(body)
+                    results[index] = await shared.run_one_async(index, body)
                     advance()
 
             async with asyncio.TaskGroup() as group:

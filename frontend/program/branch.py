@@ -203,11 +203,12 @@ class Branch:
             form = self.run.chat.tools
             asked = sampling.resolve(self.defaults, expression.options, form=form)
             handling = self.run.in_time(asked.handling)
+            params, spend = self.run.bounded(asked.params)
         except RootlaceError as error:
             raise ProgramError(site, expression.what, error) from error
         self._send_parts()
         self.remote.ensure_open()
-        operation = Generation(self.remote, site, expression.what, asked.params, asked.type)
+        operation = Generation(self.remote, site, expression.what, params, asked.type, spend)
         self._record(expression.name, operation)
         tools = expression.options.get("tools", self.defaults.get("tools"))
         self.offer = None if tools is None else Offer(tools, operation, form)
@@ -215,7 +216,7 @@ class Branch:
             op=self.remote.next_op(),
             branch=self.remote.id,
             name=expression.name or "",
-            params=asked.params,
+            params=params,
             constraint=asked.constraint,
             stream=self.run.stream,
             cache_report=asked.cache_report,

@@ -13,6 +13,9 @@ from rootlace.language.state import ProgramState, State
 from rootlace.wire.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rootlace.program.checkpoint import Checkpoint
     from rootlace.program.run import ProgramRun
     from rootlace.trace.graph import Trace
 
@@ -46,7 +49,9 @@ class Function(Definition):
         program's state begins, one of those that the runtime has loaded. `after` (a keyword, of
         `stream` too): a state that has ended, of this or another program, or saved by `to_json`.
         The program goes on where that one stood, with its text, messages and variables; of the same
-        model with its very tokens, which the cache may still hold.
+        model with its very tokens, which the cache may still hold. `token_budget` (a keyword, of
+        `stream` and the batches too, where each run has its own): how many tokens the run may
+        generate, those of lost forks included; a generation that goes beyond fails.
         """
         from rootlace.program import execution
 
@@ -107,6 +112,7 @@ class Function(Definition):
         num_threads: str | int = "auto",
         progress_bar: bool = False,
         generator_style: bool = False,
+        checkpoint: Checkpoint | str | Path | None = None,
         backend: Any = None,
         **kwargs: Any,
     ) -> Any:
@@ -117,11 +123,22 @@ class Function(Definition):
         `num_threads` run at a time (for `async def` programs: coroutines, not threads). With
         `generator_style`, an iterator yields each state as soon as it and those before it are
         there. Ctrl-C cancels everything, on the server too.
+
+        `checkpoint`: a file to which each row's state is appended when it is done. A batch that was
+        interrupted goes on where it was if it is run again with the same file: rows that are in
+        there, with the same arguments, are read from it. Typed values are then as `State.from_json`
+        reads them: `Checkpoint(path, types={...})`.
         """
         from rootlace.program.batch import run_batch
 
         return run_batch(
-            self, batch, num_threads, progress_bar, generator_style, backend, self._options(kwargs)
+            self,
+            batch,
+            num_threads,
+            progress_bar,
+            generator_style,
+            backend,
+            {**self._options(kwargs), "checkpoint": checkpoint},
         )
 
     async def run_batch_async(
@@ -129,13 +146,15 @@ class Function(Definition):
         batch: Sequence[Mapping[str, Any] | Sequence[Any]],
         *,
         concurrency: int = 4096,
+        checkpoint: Checkpoint | str | Path | None = None,
         backend: Any = None,
         **kwargs: Any,
     ) -> list[ProgramState]:
         """`run_batch` of an `async def` program on the running loop, without any thread."""
         from rootlace.program.batch import run_batch_async
 
-        return await run_batch_async(self, batch, concurrency, backend, self._options(kwargs))
+        options = {**self._options(kwargs), "checkpoint": checkpoint}
+        return await run_batch_async(self, batch, concurrency, backend, options)
 
     # ------------------------------------------------------------ looking at it
 
@@ -173,9 +192,11 @@ class Function(Definition):
         return Awaited(f"{self.name}(s)", complete)
 
     def _options(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Sampling defaults under canonical names, and the adapter of a batch."""
+        """Sampling defaults under canonical names, and the adapter and token budget of its runs."""
         adapter, kwargs = self.take("adapter", kwargs)
-        return {**sampling.normalise(kwargs, f"{self.name}.run_batch()"), "adapter": adapter}
+        token_budget, kwargs = self.take("token_budget", kwargs)
+        options = sampling.normalise(kwargs, f"{self.name}.run_batch()")
+        return {**options, "adapter": adapter, "token_budget": token_budget}
 
     def _start(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: Any, stream: bool
@@ -186,12 +207,15 @@ class Function(Definition):
 
         adapter, kwargs = self.take("adapter", kwargs)
         after, kwargs = self.take("after", kwargs)
+        token_budget, kwargs = self.take("token_budget", kwargs)
         values, options = self.split(kwargs)
         body = self.body(args, values)
         if after is not None:
             body = _resumed(body, after)
         endpoint = endpoint_of(backend)
-        return ProgramRun(endpoint, options, stream=stream, adapter=adapter), body
+        return ProgramRun(
+            endpoint, options, stream=stream, adapter=adapter, token_budget=token_budget
+        ), body
 
     def __repr__(self) -> str:
         return f"<rootlace.function {self.name}>"

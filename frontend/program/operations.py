@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +26,9 @@ class Owner(Protocol):
 
     def failed(self, operation: Operation, error: RootlaceError) -> Failure:
         """`operation` failed with `error`; the failure that its readers get to see."""
+
+    def cancel(self) -> None:
+        """Abort what runs and what is queued."""
 
     def notify(self) -> None:
         """Something came for an operation of the branch."""
@@ -75,10 +78,11 @@ class Quoting(Operation):
 class Generation(Operation):
     """The value of a `gen`. With a `type`, each reading parses the text as JSON of that type.
 
-    While it runs, `chunks_from` gives what has come so far of a stream.
+    `spend` is told the result, and gives the error with which it fails for all that. While it runs,
+    `chunks_from` gives what has come so far of a stream.
     """
 
-    __slots__ = ("_chunks", "_params", "_type", "n", "result")
+    __slots__ = ("_chunks", "_params", "_spend", "_type", "n", "result")
 
     def __init__(
         self,
@@ -87,10 +91,12 @@ class Generation(Operation):
         what: str,
         params: protocol.SamplingParams,
         type: Any = None,
+        spend: Callable[[protocol.Generated], RootlaceError | None] | None = None,
     ) -> None:
         super().__init__(owner, site, what)
         self._params = params
         self._type = type
+        self._spend = spend
         self.n = params.n
         self.result: protocol.Generated | None = None
         self._chunks: list[protocol.Chunk] = []
@@ -102,6 +108,9 @@ class Generation(Operation):
     def on_success(self, event: protocol.Event) -> None:
         assert isinstance(event, protocol.Generated)
         self.result = event
+        if self._spend is not None and (error := self._spend(event)) is not None:
+            self.failure = self.owner.failed(self, error)
+            self.owner.cancel()
 
     def requires(self) -> Iterable[Operation]:
         return (self,)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,13 +15,17 @@ from rootlace.client.completion import Completion, Signal, wait_for_event
 from rootlace.language.failures import Failure
 from rootlace.language.handling import handling_of
 from rootlace.language.variables import Pending
+from rootlace.program.budget import Spending
 from rootlace.program.prefix import SharedPrefix
 from rootlace.wire import chat_format, protocol
-from rootlace.wire.errors import DeadlineExceeded
+from rootlace.wire.errors import DeadlineExceeded, RootlaceError
 from rootlace.wire.handling import Handling
 
 if TYPE_CHECKING:
     from rootlace.client.endpoint import RuntimeEndpoint
+
+
+Spend = Callable[[protocol.Generated], RootlaceError | None] | None
 
 
 class Member(Protocol):
@@ -42,8 +47,9 @@ class ProgramRun:
     """Keeps the branches of a running program, and closes those that are left at its end.
 
     `defaults` are sampling options under canonical names, of which `timeout` and `cache.share` are
-    those of the run as a whole; `adapter` is that of its first branch. `ended` is finished when the
-    program and all its operations are over; `error` is then the exception that ended it, or None.
+    those of the run as a whole; `adapter` is that of its first branch; `token_budget` is how many
+    tokens it may generate. `ended` is finished when the program and all its operations are over;
+    `error` is then the exception that ended it, or None.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class ProgramRun:
         prefix: SharedPrefix | None = None,
         program: str = "",
         adapter: str | None = None,
+        token_budget: int | None = None,
     ) -> None:
         self._endpoint = endpoint  # keeps the connection open as long as the program is alive
         self.connection = endpoint.connect()
@@ -76,6 +83,7 @@ class ProgramRun:
         self._open: dict[int, Member] = {}
         self._closed: list[Member] = []  # those whose operations are waited for at the end
         self._failures: list[Failure] = []
+        self.spending = None if token_budget is None else Spending(token_budget)
 
     def in_time(self, handling: Handling) -> Handling:
         """With a timeout that ends with the run's. Raises DeadlineExceeded if that has passed."""
@@ -88,6 +96,14 @@ class ProgramRun:
             )
         timeout = left if handling.timeout is None else min(left, handling.timeout)
         return msgspec.structs.replace(handling, timeout=timeout)
+
+    def bounded(self, params: protocol.SamplingParams) -> tuple[protocol.SamplingParams, Spend]:
+        """`params` within the run's budget, and what is to be told of the result. Raises
+        BudgetExceeded if nothing is left of it."""
+        if self.spending is None:
+            return params, None
+        bounded = self.spending.bounded(params)
+        return bounded, partial(self.spending.spend, cut=bounded is not params)
 
     def adopt(self, branch: Member) -> None:
         self._open[branch.id] = branch

@@ -106,6 +106,13 @@ class DeadlineExceeded(RootlaceError):
     http_status = 408
 
 
+class BudgetExceeded(RootlaceError):
+    """A run of a program has used up the tokens that its caller gave it."""
+
+    code = "budget_exceeded"
+    http_status = 429
+
+
 class Cancelled(RootlaceError):
     """The operation was cancelled by its client, or by an earlier operation that failed."""
 
@@ -143,6 +150,7 @@ _BY_CODE: dict[str, type[RootlaceError]] = {
         PinRefused,
         DeadlineImpossible,
         DeadlineExceeded,
+        BudgetExceeded,
         Cancelled,
         ServerUnavailable,
         InternalError,

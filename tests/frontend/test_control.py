@@ -203,7 +203,7 @@ def test_the_majority_wins_and_the_others_are_cancelled(gateway: FakeGateway) ->
     gateway.script = script
     state = program.run()
     assert state.ret_value == "4"
-    assert len(gateway.sent(protocol.Cancel)) >= 1
+    eventually(lambda: len(gateway.sent(protocol.Cancel)) >= 1)
     gateway.release()
     eventually(lambda: gateway.open_branches == 0)
 

@@ -1,0 +1,65 @@
+"""Budgets of runs."""
+
+from __future__ import annotations
+
+import pytest
+
+import rootlace as rl
+from rootlace.wire import protocol
+from rootlace.wire.errors import BudgetExceeded, InvalidRequest
+from tests.frontend.fake_gateway import FakeGateway
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@rl.function
+def three(s):
+    for name in "abc":
+        s += "x" + rl.gen(name, max_tokens=4)
+        s["last"] = s[name]
+
+
+def test_a_run_generates_no_more_than_its_budget(gateway: FakeGateway) -> None:
+    gateway.script = lambda text, op: "1234567"[: 3 if op.name == "a" else 7]
+    assert three.run(token_budget=11).text() == "x123x1234x1234"
+    # What is left bounds a generation, and one that wanted more has failed.
+    with pytest.raises(rl.ProgramError, match="10 tokens is used up") as caught:
+        three.run(token_budget=10)
+    assert isinstance(caught.value.__cause__, BudgetExceeded)
+    assert caught.value.filename == __file__ and caught.value.what == "gen('c')"
+    assert gateway.sent(protocol.Generate)[-1].params.max_tokens == 3
+    with pytest.raises(rl.ProgramError, match=r"gen\('c'\).*\(7 generated\)"):
+        three.run(token_budget=7)
+    gateway.script = lambda text, op: "12"
+    assert three.run(token_budget=6).text() == "x12x12x12"
+
+
+def test_forks_that_run_side_by_side_share_it(gateway: FakeGateway) -> None:
+    gateway.script = lambda text, op: "12345"
+
+    @rl.function
+    def program(s):
+        s += "x"
+        with s.fork(3) as forks:
+            forks += rl.gen("y", max_tokens=5)
+        return s["y"]
+
+    assert program.run(token_budget=15).ret_value == ["12345"] * 3
+    with pytest.raises(rl.ProgramError, match="14 tokens"):
+        program.run(token_budget=14)
+    states = program.run_batch([{}, {}], token_budget=15)  # each has its own
+    assert [state.error() for state in states] == [None, None]
+    eventually(lambda: gateway.open_branches == 0)
+
+
+def test_budgets_that_are_none() -> None:
+    for wrong in (0, -1, True, 2.5):
+        with pytest.raises(InvalidRequest, match="token_budget must be a number of tokens"):
+            three.run(token_budget=wrong)
+
+    @rl.function
+    def own(s, token_budget):
+        s += token_budget
+
+    assert own.run(token_budget="mine").text() == "mine"

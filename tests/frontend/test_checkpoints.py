@@ -1,0 +1,106 @@
+"""Batches that go on where they were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rootlace as rl
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidConstraint, InvalidRequest
+from tests.frontend.fake_gateway import FakeGateway
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+@dataclass
+class Answer:
+    x: int
+
+
+@rl.function
+def program(s, question):
+    s += "Q: " + question + rl.gen("text") + rl.gen("answer", type=Answer)
+    return question
+
+
+@rl.function
+async def program_async(s, question):
+    s += "Q: " + question + rl.gen("text") + rl.gen("answer", type=Answer)
+    return question
+
+
+ROWS = [{"question": str(i)} for i in range(6)]
+
+
+@pytest.fixture
+def broken(gateway: FakeGateway) -> set[str]:
+    """The questions that fail."""
+    found: set[str] = set()
+
+    def script(text: str, op: protocol.Generate) -> str:
+        if any(f"Q: {question}" in text for question in found):
+            raise InvalidConstraint("no")
+        return '{"x": 1}' if op.name == "answer" else text.upper()
+
+    gateway.script = script
+    return found
+
+
+def asked(gateway: FakeGateway) -> int:
+    return sum(op.name == "text" for op in gateway.sent(protocol.Generate))
+
+
+def test_rows_that_are_done_are_not_run_again(
+    gateway: FakeGateway, broken: set[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    broken |= {"2", "4"}
+    first = program.run_batch(ROWS, checkpoint=path)
+    assert [state.error() is None for state in first] == [True, True, False, True, False, True]
+    assert (asked(gateway), path.read_bytes().count(b"\n")) == (6, 4)
+    broken.clear()
+    changed = [*ROWS[:5], {"question": "new"}]
+    types = {"answer": Answer}
+    again = program.run_batch(changed, checkpoint=rl.Checkpoint(path, types=types))
+    assert asked(gateway) == 6 + 3  # what had failed, and what is another row
+    assert [state.ret_value for state in again] == ["0", "1", "2", "3", "4", "new"]
+    assert again[0].text() == first[0].text() and again[0]["text"] == first[0]["text"]
+    assert {type(state["answer"]) for state in again} == {Answer}
+    assert program.run_batch(changed, checkpoint=path)[0]["answer"] == {"x": 1}
+    assert asked(gateway) == 9
+
+
+def test_a_line_that_was_cut_off_is_run_again(
+    gateway: FakeGateway, broken: set[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    program.run_batch(ROWS[:3], checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-20])
+    states = program.run_batch(ROWS, checkpoint=path, generator_style=True)
+    assert [state.ret_value for state in states] == list("012345")
+    assert asked(gateway) == 3 + 4
+    program.run_batch(ROWS, checkpoint=path)
+    assert asked(gateway) == 7
+
+
+async def test_async_batches(gateway: FakeGateway, broken: set[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "rows.jsonl")
+    await program_async.run_batch_async(ROWS[:4], checkpoint=path)
+    states = await program_async.run_batch_async(ROWS, checkpoint=path)
+    assert [state.ret_value for state in states] == list("012345")
+    assert asked(gateway) == 6
+
+
+def test_what_cannot_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"batch\[0\]: a checkpoint needs arguments"):
+        program.run_batch([{"question": object()}], checkpoint=tmp_path / "x")
+
+    @rl.function
+    def odd(s):
+        s["lock"] = object()
+
+    with pytest.raises(InvalidRequest, match="the variable 'lock'"):
+        odd.run_batch([{}], checkpoint=tmp_path / "x")
