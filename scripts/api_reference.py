@@ -36,10 +36,13 @@ def _sections() -> Iterator[str]:
     for endpoint in endpoints(cast(Gateway, None)):
         yield f"## `{endpoint.method} {shown_path(endpoint)}`\n"
         yield f"{endpoint.says[0].upper()}{endpoint.says[1:]}.\n"
-        if endpoint.body is not None:
-            yield "| field | type | |\n|---|---|---|"
-            yield from map(_row, fields(endpoint.body))
-            yield ""
+        for name, kind in (("field", endpoint.body), ("of the query", endpoint.query)):
+            if kind is not None:
+                yield f"| {name} | type | |\n|---|---|---|"
+                yield from map(_row, fields(kind))
+                yield ""
+        if shown := fields(endpoint.reply) if endpoint.reply is not None else []:
+            yield f"Reply: {', '.join(f'`{field.path}` ({field.type})' for field in shown)}\n"
 
 
 def _row(field: Field) -> str:

@@ -46,7 +46,7 @@ def test_a_turn_that_fails_is_forgotten(served: Serve) -> None:
     typed = "one\n" + "x" * 2000 + "\ntwo\n"
     result = CliRunner().invoke(app, ["chat", "--url", served.url, *GREEDY], input=typed)
     assert result.exit_code == 0, result.output
-    assert "context window" in result.output
+    assert "context length" in result.output
     assert len(re.findall(r"\[prompt \d+ tokens", result.output)) == 2
 
 

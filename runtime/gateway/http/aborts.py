@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.http.body import Body, read_body
@@ -21,6 +22,13 @@ class AbortBody(Body):
     rid: str | None = None
     abort_all: bool | None = None
     abort_message: Annotated[str | None, ignored("the reason is always 'abort'")] = None
+
+
+class Aborted(msgspec.Struct):
+    """So many requests were ended."""
+
+    aborted: int
+    success: bool = True
 
 
 class Aborts:
@@ -56,7 +64,7 @@ class Aborts:
         ]
         for abort in found:
             abort()
-        return json_response({"success": True, "aborted": len(found)})
+        return json_response(Aborted(len(found)))
 
 
 def _owner() -> str:

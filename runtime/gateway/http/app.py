@@ -3,43 +3,84 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from rootlace.runtime.contracts.tree_page import TreePage
 from rootlace.runtime.gateway.branches.gateway import Gateway
-from rootlace.runtime.gateway.http.aborts import AbortBody, Aborts
+from rootlace.runtime.gateway.http.aborts import AbortBody, Aborted, Aborts
 from rootlace.runtime.gateway.http.access_log import AccessLogger
 from rootlace.runtime.gateway.http.anthropic.body import CountBody, MessagesBody
 from rootlace.runtime.gateway.http.anthropic.messages import Messages
 from rootlace.runtime.gateway.http.auth import api_key_middleware
+from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.batches import BatchBody, Batches
-from rootlace.runtime.gateway.http.batches.files import Files
+from rootlace.runtime.gateway.http.batches.file_store import File
+from rootlace.runtime.gateway.http.batches.files import Files, FilesQuery
+from rootlace.runtime.gateway.http.batches.paging import Deleted, Listing, PageQuery
 from rootlace.runtime.gateway.http.batches.runner import Answering
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.browsers import Pages, allow_page, pages_middleware
-from rootlace.runtime.gateway.http.cache import Cache
+from rootlace.runtime.gateway.http.cache import (
+    Cache,
+    CacheQuery,
+    Findings,
+    Pins,
+    Released,
+    TreeQuery,
+)
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.draining import drain_middleware
 from rootlace.runtime.gateway.http.endpoint import Endpoint
 from rootlace.runtime.gateway.http.errors import error_middleware
 from rootlace.runtime.gateway.http.health import Health
-from rootlace.runtime.gateway.http.info import Info
+from rootlace.runtime.gateway.http.info import (
+    Info,
+    ModelCard,
+    ModelList,
+    ServedModel,
+    ServerInfo,
+    Version,
+)
 from rootlace.runtime.gateway.http.native import GENERATE_BODY, Generate
 from rootlace.runtime.gateway.http.ollama import body as ollama
 from rootlace.runtime.gateway.http.ollama.answers import Answers
 from rootlace.runtime.gateway.http.ollama.models import Models
-from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
-from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
-from rootlace.runtime.gateway.http.openai.embeddings import EmbeddingBody, Embeddings
+from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions, ChatReply
+from rootlace.runtime.gateway.http.openai.completions import (
+    COMPLETION_BODY,
+    CompletionReply,
+    Completions,
+)
+from rootlace.runtime.gateway.http.openai.embeddings import (
+    EmbeddingBody,
+    EmbeddingReply,
+    Embeddings,
+)
 from rootlace.runtime.gateway.http.openai.responses import Responses
 from rootlace.runtime.gateway.http.openai.responses_body import RESPONSES_BODY
 from rootlace.runtime.gateway.http.page import Page
 from rootlace.runtime.gateway.http.reference_page import Reference
+from rootlace.runtime.gateway.http.replies import Status
 from rootlace.runtime.gateway.http.request_id import echo_request_id, request_id_middleware
-from rootlace.runtime.gateway.http.scores import RerankBody, ScoreBody, Scores
-from rootlace.runtime.gateway.http.selections import SelectBody, Selections
-from rootlace.runtime.gateway.http.tokenization import DetokenizeBody, Tokenization, TokenizeBody
+from rootlace.runtime.gateway.http.scores import (
+    LabelScores,
+    PairScores,
+    Ranking,
+    RerankBody,
+    ScoreBody,
+    Scores,
+)
+from rootlace.runtime.gateway.http.selections import SelectBody, Selection, Selections
+from rootlace.runtime.gateway.http.tokenization import (
+    DetokenizeBody,
+    Detokenized,
+    Tokenization,
+    TokenizeBody,
+    Tokenized,
+)
 from rootlace.runtime.gateway.http.unknown_paths import unknown_path_middleware
 
 log = logging.getLogger(__name__)
@@ -85,6 +126,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             completions.handle,
             "OpenAI's completions",
             COMPLETION_BODY,
+            reply=CompletionReply,
         ),
         Endpoint(
             "POST",
@@ -92,10 +134,13 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             chat.handle,
             "OpenAI's chat completions",
             CHAT_BODY,
+            reply=ChatReply,
         ),
         Endpoint("POST", "/v1/responses", responses.handle, "OpenAI's responses", RESPONSES_BODY),
         Endpoint("GET", "/v1/responses/{id}", responses.get, "a response that was kept"),
-        Endpoint("DELETE", "/v1/responses/{id}", responses.delete, "forget a response"),
+        Endpoint(
+            "DELETE", "/v1/responses/{id}", responses.delete, "forget a response", reply=Deleted
+        ),
         Endpoint("POST", "/v1/messages", messages.handle, "Anthropic's messages", MessagesBody),
         Endpoint(
             "POST",
@@ -105,22 +150,71 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             CountBody,
         ),
         Endpoint(
-            "POST", "/v1/embeddings", Embeddings(gateway).handle, "vectors of texts", EmbeddingBody
+            "POST",
+            "/v1/embeddings",
+            Embeddings(gateway).handle,
+            "vectors of texts",
+            EmbeddingBody,
+            reply=EmbeddingReply,
         ),
-        Endpoint("POST", "/v1/score", scores.score, "how likely labels are", ScoreBody),
-        Endpoint("POST", "/v1/rerank", scores.rerank, "texts by relevance", RerankBody),
-        Endpoint("POST", "/v1/files", files.upload, "send a file: a form with purpose and file"),
-        Endpoint("GET", "/v1/files", files.list, "the files that are kept, latest first"),
-        Endpoint("GET", "/v1/files/{id}", files.get, "about a file"),
-        Endpoint("GET", "/v1/files/{id}/content", files.content, "what a file holds"),
-        Endpoint("DELETE", "/v1/files/{id}", files.delete, "forget a file"),
-        Endpoint("POST", "/v1/batches", batches.create, "answer a file of requests", BatchBody),
-        Endpoint("GET", "/v1/batches", batches.list, "the batches, latest first"),
-        Endpoint("GET", "/v1/batches/{id}", batches.get, "how far a batch is"),
-        Endpoint("POST", "/v1/batches/{id}/cancel", batches.cancel, "end a batch"),
-        Endpoint("GET", "/v1/models", info.models, "the served model"),
+        Endpoint(
+            "POST",
+            "/v1/score",
+            scores.score,
+            "how likely labels are",
+            ScoreBody,
+            reply=LabelScores | PairScores,
+        ),
+        Endpoint(
+            "POST", "/v1/rerank", scores.rerank, "texts by relevance", RerankBody, reply=Ranking
+        ),
+        Endpoint(
+            "POST",
+            "/v1/files",
+            files.upload,
+            "send a file: a form with purpose and file",
+            reply=File,
+        ),
+        Endpoint(
+            "GET",
+            "/v1/files",
+            files.list,
+            "the files that are kept, latest first",
+            query=FilesQuery,
+            reply=Listing[File],
+        ),
+        Endpoint("GET", "/v1/files/{id}", files.get, "about a file", reply=File),
+        Endpoint(
+            "GET",
+            "/v1/files/{id}/content",
+            files.content,
+            "what a file holds",
+            content="application/jsonl",
+        ),
+        Endpoint("DELETE", "/v1/files/{id}", files.delete, "forget a file", reply=Deleted),
+        Endpoint(
+            "POST",
+            "/v1/batches",
+            batches.create,
+            "answer a file of requests",
+            BatchBody,
+            reply=Batch,
+        ),
+        Endpoint(
+            "GET",
+            "/v1/batches",
+            batches.list,
+            "the batches, latest first",
+            query=PageQuery,
+            reply=Listing[Batch],
+        ),
+        Endpoint("GET", "/v1/batches/{id}", batches.get, "how far a batch is", reply=Batch),
+        Endpoint("POST", "/v1/batches/{id}/cancel", batches.cancel, "end a batch", reply=Batch),
+        Endpoint("GET", "/v1/models", info.models, "the served model", reply=ModelList),
         # A model's name may hold slashes.
-        Endpoint("GET", "/v1/models/{name:.+}", info.model, "the served model, by name"),
+        Endpoint(
+            "GET", "/v1/models/{name:.+}", info.model, "the served model, by name", reply=ModelCard
+        ),
         Endpoint("POST", "/api/chat", answers.chat, "Ollama's chat", ollama.ChatBody),
         Endpoint(
             "POST",
@@ -133,7 +227,7 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
         Endpoint("POST", "/api/show", models.show, "the served model", ollama.ShowBody),
         Endpoint("GET", "/api/tags", models.tags, "the served model"),
         Endpoint("GET", "/api/ps", models.running, "the served model"),
-        Endpoint("GET", "/api/version", models.version, "the server's version"),
+        Endpoint("GET", "/api/version", models.version, "the server's version", reply=Version),
         Endpoint(
             "POST",
             "/generate",
@@ -141,14 +235,17 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             "sglang's native interface",
             GENERATE_BODY,
         ),
-        Endpoint("POST", "/abort", aborts.handle, "end a request of /generate", AbortBody),
-        Endpoint("POST", "/abort_request", aborts.handle, "the same", AbortBody),
+        Endpoint(
+            "POST", "/abort", aborts.handle, "end a request of /generate", AbortBody, reply=Aborted
+        ),
+        Endpoint("POST", "/abort_request", aborts.handle, "the same", AbortBody, reply=Aborted),
         Endpoint(
             "POST",
             "/select",
             Selections(gateway).handle,
             "the likeliest of choices behind a prompt",
             SelectBody,
+            reply=Selection,
         ),
         Endpoint(
             "POST",
@@ -156,35 +253,109 @@ def endpoints(gateway: Gateway, service: BatchService | None = None) -> list[End
             tokenization.tokenize,
             "a text or conversation as tokens",
             TokenizeBody,
+            reply=Tokenized,
         ),
-        Endpoint("POST", "/detokenize", tokenization.detokenize, "tokens as text", DetokenizeBody),
-        Endpoint("GET", "/tokenizer_info", info.tokenizer_info, "the tokenizer's configuration"),
-        Endpoint("GET", "/health", health.health, "200 while the engine answers"),
         Endpoint(
-            "GET", "/health_generate", health.health_generate, "200 if a token can be made now"
+            "POST",
+            "/detokenize",
+            tokenization.detokenize,
+            "tokens as text",
+            DetokenizeBody,
+            reply=Detokenized,
         ),
-        Endpoint("GET", "/ready", health.ready, "200 if a token went through the engine lately"),
-        Endpoint("GET", "/metrics", health.metrics, "for Prometheus"),
-        Endpoint("GET", "/version", info.version, "the server's version"),
-        Endpoint("GET", "/get_model_info", info.model_info, "what is served"),
-        Endpoint("GET", "/get_server_info", info.server_info, "what is served, and counters"),
-        Endpoint("GET", "/server_info", info.server_info, "the same"),
-        Endpoint("GET", "/", page.index, "a page to try the server on and to see its cache"),
-        Endpoint("GET", "/page/{name}", page.file, "the page's files"),
-        Endpoint("GET", "/cache/lint", cache.lint, "what keeps prompts from sharing more"),
-        Endpoint("GET", "/cache/tree", cache.tree, "what the cache holds, used last first"),
-        Endpoint("GET", "/cache/pins", cache.pins, "the prompts that are pinned"),
-        Endpoint("DELETE", "/cache/pins/{id}", cache.unpin, "let a pinned prompt go"),
+        Endpoint(
+            "GET",
+            "/tokenizer_info",
+            info.tokenizer_info,
+            "the tokenizer's configuration",
+            reply=dict[str, Any],
+        ),
+        Endpoint("GET", "/health", health.health, "200 while the engine answers", reply=Status),
+        Endpoint(
+            "GET",
+            "/health_generate",
+            health.health_generate,
+            "200 if a token can be made now",
+            reply=Status,
+        ),
+        Endpoint(
+            "GET",
+            "/ready",
+            health.ready,
+            "200 if a token went through the engine lately",
+            reply=Status,
+        ),
+        Endpoint("GET", "/metrics", health.metrics, "for Prometheus", content="text/plain"),
+        Endpoint("GET", "/version", info.version, "the server's version", reply=Version),
+        Endpoint("GET", "/get_model_info", info.model_info, "what is served", reply=ServedModel),
+        Endpoint(
+            "GET",
+            "/get_server_info",
+            info.server_info,
+            "what is served, and counters",
+            reply=ServerInfo,
+        ),
+        Endpoint("GET", "/server_info", info.server_info, "the same", reply=ServerInfo),
+        Endpoint(
+            "GET",
+            "/",
+            page.index,
+            "a page to try the server on and to see its cache",
+            content="text/html",
+        ),
+        Endpoint("GET", "/page/{name}", page.file, "the page's files", content="*/*"),
+        Endpoint(
+            "GET",
+            "/cache/lint",
+            cache.lint,
+            "what keeps prompts from sharing more",
+            query=CacheQuery,
+            reply=Findings,
+        ),
+        Endpoint(
+            "GET",
+            "/cache/tree",
+            cache.tree,
+            "what the cache holds, used last first",
+            query=TreeQuery,
+            reply=TreePage,
+        ),
+        Endpoint(
+            "GET",
+            "/cache/pins",
+            cache.pins,
+            "the prompts that are pinned",
+            query=CacheQuery,
+            reply=Pins,
+        ),
+        Endpoint(
+            "DELETE",
+            "/cache/pins/{id}",
+            cache.unpin,
+            "let a pinned prompt go",
+            query=CacheQuery,
+            reply=Released,
+        ),
         Endpoint(
             "POST",
             "/cache/explain",
             cache.explain,
             "how far the prompt of a completion or chat completion is cached, and why no further",
         ),
-        Endpoint("GET", "/openapi.json", reference.openapi, "this list for machines: OpenAPI"),
-        Endpoint("GET", "/docs", reference.page, "this list for people"),
-        Endpoint("GET", "/flush_cache", info.flush_cache, "forget unused prefixes"),
-        Endpoint("POST", "/flush_cache", info.flush_cache, "forget unused prefixes"),
+        Endpoint(
+            "GET",
+            "/openapi.json",
+            reference.openapi,
+            "this list for machines: OpenAPI",
+            reply=dict[str, Any],
+        ),
+        Endpoint("GET", "/docs", reference.page, "this list for people", content="text/html"),
+        Endpoint(
+            "GET", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
+        ),
+        Endpoint(
+            "POST", "/flush_cache", info.flush_cache, "forget unused prefixes", content="text/plain"
+        ),
     ]
     listed += found
     return listed

@@ -38,7 +38,7 @@ def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:
     try:
         body = msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        raise _as_parameter(str(error), kind) from None
+        raise as_parameter(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     check_refused(body)
@@ -50,12 +50,13 @@ def convert(value: object, kind: type[T], param: str) -> T:
     try:
         body = msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _as_parameter(str(error), kind, param) from None
+        raise as_parameter(str(error), kind, param) from None
     check_refused(body, param)
     return body
 
 
-def _as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
+def as_parameter(message: str, kind: type, below: str = "") -> InvalidRequest:
+    """What msgspec says of a wrong value of `kind`, as an error that names the field."""
     field = _FIELD.search(message)
     if field and len(field[2]) > LONGEST:
         message = message.replace(field[2], field[2][: LONGEST - 3] + "...")

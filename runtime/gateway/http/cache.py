@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -17,8 +17,9 @@ from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, RecordNotFound
 from rootlace.runtime.gateway.http.openai.chat import CHAT_BODY, ChatCompletions
 from rootlace.runtime.gateway.http.openai.completions import COMPLETION_BODY, Completions
+from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response, report_fields
-from rootlace.runtime.gateway.keys.account import caller
+from rootlace.runtime.gateway.keys.account import caller, namespace_of
 from rootlace.runtime.gateway.lint.finding import Finding
 from rootlace.wire.protocol import Explain, Explained
 
@@ -26,6 +27,38 @@ T = TypeVar("T", Finding, TreeNode, PinnedPrefix)
 
 MAX_NODES = 2000
 """Of one page of the tree: making more would hold the engine up."""
+
+
+class CacheQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`namespace`: which part of the cache; without it all that the server lets its clients see."""
+
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class TreeQuery(CacheQuery):
+    """At most `limit` nodes, of those below the node `under` (0: the roots)."""
+
+    under: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 200
+
+
+class Findings(msgspec.Struct):
+    """What the lint of prompts noticed."""
+
+    findings: list[Finding]
+
+
+class Pins(msgspec.Struct):
+    """What is pinned."""
+
+    pins: list[PinnedPrefix]
+
+
+class Released(msgspec.Struct):
+    """A pin that is no more."""
+
+    id: str
+    deleted: bool = True
 
 
 class Cache:
@@ -65,19 +98,15 @@ class Cache:
 
     async def lint(self, request: web.Request) -> web.Response:
         """What was noticed about prompts that could share more, what cost most first."""
-        (namespace,) = self._query(request, "namespace")
+        namespace = self._namespace(read_query(request, CacheQuery))
         found = self._gateway.lint.findings(namespace)
-        return json_response({"findings": [_as_asked(finding) for finding in found]})
+        return json_response(Findings([_as_asked(finding) for finding in found]))
 
     async def tree(self, request: web.Request) -> web.Response:
         """A page of the radix tree: the nodes used last, each behind its parent."""
-        namespace, under, limit = self._query(request, "namespace", "under", "limit")
-        page = await self._gateway.engine.ask(
-            GetTree,
-            namespace,
-            _number(under or "0", "under", 2**53),
-            _number(limit or "200", "limit", MAX_NODES),
-        )
+        query = read_query(request, TreeQuery)
+        namespace = self._namespace(query)
+        page = await self._gateway.engine.ask(GetTree, namespace, query.under, query.limit)
         page = page_with_texts(page, self._gateway.tokenizer)
         return json_response(
             msgspec.structs.replace(page, nodes=tuple(_as_asked(node) for node in page.nodes))
@@ -85,30 +114,27 @@ class Cache:
 
     async def pins(self, request: web.Request) -> web.Response:
         """What is pinned, those that end first."""
-        (namespace,) = self._query(request, "namespace")
+        namespace = self._namespace(read_query(request, CacheQuery))
         pins = await self._gateway.engine.ask(GetPins)
         shown = [_as_asked(pin) for pin in pins if namespace in (None, pin.namespace)]
-        return json_response({"pins": shown})
+        return json_response(Pins(shown))
 
     async def unpin(self, request: web.Request) -> web.Response:
         """Let a pin go; its blocks may be evicted from then on."""
-        (namespace,) = self._query(request, "namespace")
+        namespace = self._namespace(read_query(request, CacheQuery))
         pin = request.match_info["id"]
         if not await self._gateway.engine.ask(Unpin, pin, namespace):
             raise RecordNotFound("pin", pin)
-        return json_response({"id": pin, "deleted": True})
+        return json_response(Released(pin))
 
-    def _query(self, request: web.Request, *names: str) -> tuple[str | None, ...]:
-        """The named parameters, `namespace` among them: its default is the empty one, or all where
-        clients may look into all."""
-        for name in request.query.keys() - {*names}:
-            raise InvalidParameter(name, f"{name}: there is {' and '.join(names)}")
-        default = "" if self._gateway.report_scope() == "own" else None
-        asked: dict[str, str | None] = {"namespace": default, **request.query}
+    def _namespace(self, query: CacheQuery) -> str | None:
+        """The one that is asked for: by default the empty one, or all (None) where clients may look
+        into all."""
+        own = self._gateway.report_scope() == "own"
         account = caller()
-        if account is not None:
-            asked["namespace"] = account.namespace(asked["namespace"] or "")
-        return tuple(asked.get(name) for name in names)
+        if query.namespace is not msgspec.UNSET:
+            return namespace_of(account, query.namespace)
+        return namespace_of(account, "") if own or account is not None else None
 
 
 def _as_asked(shown: T) -> T:
@@ -117,9 +143,3 @@ def _as_asked(shown: T) -> T:
     if account is None:
         return shown
     return msgspec.structs.replace(shown, namespace=account.salt(shown.namespace))
-
-
-def _number(text: str, name: str, most: int) -> int:
-    if not text.isdecimal() or not text.isascii() or len(text) > 20 or int(text) > most:
-        raise InvalidParameter(name, f"{name} must be a number up to {most}, not {text[:30]!r}")
-    return int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,14 @@ from rootlace.runtime.gateway.http.errors import Handler
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`says` is one line for people. `body` is the type that its handler decodes."""
+    """`says` is one line for people. `body` and `query` are the types that its handler decodes,
+    `reply` is the one that it writes: as JSON where `content` does not say otherwise."""
 
     method: str
     path: str
     handler: Handler
     says: str
     body: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
+    reply: Any = None
+    content: str = "application/json"

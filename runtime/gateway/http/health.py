@@ -11,7 +11,7 @@ from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http import one_shot
 from rootlace.runtime.gateway.http.prompts import Prompt
-from rootlace.runtime.gateway.http.replies import json_response
+from rootlace.runtime.gateway.http.replies import Status, json_response
 from rootlace.runtime.gateway.metrics import CONTENT_TYPE
 from rootlace.wire.errors import RootlaceError, ServerUnavailable
 from rootlace.wire.protocol import SamplingParams
@@ -31,12 +31,12 @@ class Health:
         """200 while the engine answers; needs no API key."""
         if not self._gateway.healthy:
             raise ServerUnavailable("the engine does not answer")
-        return json_response({"status": "ok"})
+        return json_response(Status("ok"))
 
     async def health_generate(self, request: web.Request) -> web.Response:
         """200 if a token can be generated now."""
         await self._generate()
-        return json_response({"status": "ok"})
+        return json_response(Status("ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 if a token went through the engine lately; needs no API key.
@@ -54,7 +54,7 @@ class Health:
                 ) from None
             except RootlaceError as error:
                 raise ServerUnavailable(f"no token can be made: {error}") from None
-        return json_response({"status": "ready"})
+        return json_response(Status("ready"))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """For Prometheus."""

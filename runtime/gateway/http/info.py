@@ -7,10 +7,71 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.replies import check_model, json_response, model_names
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model, as OpenAI's and Anthropic's clients read it; an adapter's `parent` is its model."""
+
+    id: str
+    object: str = "model"
+    type: str = "model"
+    display_name: str
+    created: int
+    created_at: str
+    owned_by: str = "rootlace"
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All that is served; what follows the list is Anthropic's."""
+
+    object: str = "list"
+    data: list[ModelCard]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class Version(msgspec.Struct):
+    """The server's version."""
+
+    version: str
+
+
+class ServedModel(msgspec.Struct):
+    """What is served; programs connect to `program_address`."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    served_model_name: str
+    context_length: int
+    vocab_size: int
+    block_size: int
+    capacity_tokens: int
+    program_address: str | None
+
+
+class ServerInfo(msgspec.Struct):
+    """What is served, and counters as `status`."""
+
+    version: str
+    model_path: str
+    served_model_name: str
+    context_length: int
+    max_total_num_tokens: int
+    page_size: int
+    disable_radix_cache: bool
+    program_address: str | None
+    healthy: bool
+    status: dict[str, Any]
 
 
 class Info:
@@ -22,10 +83,8 @@ class Info:
 
     async def models(self, request: web.Request) -> web.Response:
         names = model_names(self._gateway)
-        # What follows the list is Anthropic's.
-        more = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         data = [self._model(name) for name in names]
-        return json_response({"object": "list", "data": data, **more})
+        return json_response(ModelList(data=data, first_id=names[0], last_id=names[-1]))
 
     async def model(self, request: web.Request) -> web.Response:
         return json_response(self._model(check_model(self._gateway, request.match_info["name"])))
@@ -33,21 +92,21 @@ class Info:
     async def model_info(self, request: web.Request) -> web.Response:
         info = self._gateway.model_info
         return json_response(
-            {
-                "model_path": info.path,
-                "tokenizer_path": info.path,
-                "is_generation": info.labels is None,
-                "served_model_name": info.name,
-                "context_length": info.context_length,
-                "vocab_size": info.vocab_size,
-                "block_size": info.block_size,
-                "capacity_tokens": info.capacity_tokens,
-                "program_address": self._gateway.program_address,
-            }
+            ServedModel(
+                model_path=info.path,
+                tokenizer_path=info.path,
+                is_generation=info.labels is None,
+                served_model_name=info.name,
+                context_length=info.context_length,
+                vocab_size=info.vocab_size,
+                block_size=info.block_size,
+                capacity_tokens=info.capacity_tokens,
+                program_address=self._gateway.program_address,
+            )
         )
 
     async def version(self, request: web.Request) -> web.Response:
-        return json_response({"version": metadata.version("rootlace")})
+        return json_response(Version(metadata.version("rootlace")))
 
     async def tokenizer_info(self, request: web.Request) -> web.Response:
         """The tokenizer's configuration and the chat template, as lm-eval asks for them."""
@@ -59,18 +118,18 @@ class Info:
         info = self._gateway.model_info
         status = await self._gateway.status()
         return json_response(
-            {
-                "version": metadata.version("rootlace"),
-                "model_path": info.path,
-                "served_model_name": info.name,
-                "context_length": info.context_length,
-                "max_total_num_tokens": status.get("blocks_total", 0) * info.block_size,
-                "page_size": info.block_size,
-                "disable_radix_cache": not self._gateway.caching,
-                "program_address": self._gateway.program_address,
-                "healthy": self._gateway.healthy,
-                "status": status,
-            }
+            ServerInfo(
+                version=metadata.version("rootlace"),
+                model_path=info.path,
+                served_model_name=info.name,
+                context_length=info.context_length,
+                max_total_num_tokens=status.get("blocks_total", 0) * info.block_size,
+                page_size=info.block_size,
+                disable_radix_cache=not self._gateway.caching,
+                program_address=self._gateway.program_address,
+                healthy=self._gateway.healthy,
+                status=status,
+            )
         )
 
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -79,17 +138,14 @@ class Info:
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> ModelCard:
         info = self._gateway.model_info
-        return {
-            "id": name,
-            "object": "model",
-            "type": "model",
-            "display_name": name,
-            "created": self._started,
-            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
-            "owned_by": "rootlace",
-            "root": info.path,
-            "parent": None if name == info.name else info.name,
-            "max_model_len": info.context_length,
-        }
+        return ModelCard(
+            id=name,
+            display_name=name,
+            created=self._started,
+            created_at=datetime.fromtimestamp(self._started, UTC).isoformat(),
+            root=info.path,
+            parent=None if name == info.name else info.name,
+            max_model_len=info.context_length,
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from rootlace.runtime.gateway.tokens.tokenizer import Tokenizer
 from rootlace.wire.protocol import TokenLogprob
@@ -13,30 +13,63 @@ from rootlace.wire.protocol import TokenLogprob
 IMPOSSIBLE = -9999.0
 
 
+class TokenReply(TypedDict):
+    """A token, its text as bytes, and how likely it was."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(TokenReply):
+    """A token of an answer, with its best alternatives; `forced` if a constraint left no other."""
+
+    top_logprobs: list[TokenReply]
+    forced: NotRequired[bool]
+
+
+class ChatLogprobs(TypedDict):
+    """Those of an answer, or of a piece of it."""
+
+    content: list[ChosenToken]
+    refusal: None
+
+
+class CompletionLogprobs(TypedDict):
+    """Those of a completion, or of a piece of it."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
 def finite(logprob: float) -> float:
     return max(logprob, IMPOSSIBLE)
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobs:
     """`logprobs` of a chat choice: one entry per token, with its `top` best alternatives. Tokens
     that a constraint forced have `forced`."""
-    return {
-        "content": [
-            {
-                **_entry(tokenizer, token.token_id, token.text, token.logprob),
-                "top_logprobs": [
-                    _entry(tokenizer, token_id, text, logprob)
-                    for token_id, logprob, text in token.top[:top]
-                ],
-                **({"forced": True} if token.forced else {}),
-            }
-            for token in tokens
-        ],
-        "refusal": None,
-    }
+    content = []
+    for token in tokens:
+        entry = _entry(tokenizer, token.token_id, token.text, token.logprob)
+        chosen: ChosenToken = {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "bytes": entry["bytes"],
+            "top_logprobs": [
+                _entry(tokenizer, token_id, text, logprob)
+                for token_id, logprob, text in token.top[:top]
+            ],
+        }
+        if token.forced:
+            chosen["forced"] = True
+        content.append(chosen)
+    return {"content": content, "refusal": None}
 
 
-def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token_id: int, text: str, logprob: float | None) -> TokenReply:
     return {
         "token": text,
         "logprob": IMPOSSIBLE if logprob is None else finite(logprob),
@@ -81,7 +114,7 @@ def text_length(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob]) -> int:
 
 def completion_logprobs(
     tokens: Sequence[TokenLogprob], top: int, offsets: TextOffsets
-) -> dict[str, Any]:
+) -> CompletionLogprobs:
     """`logprobs` of a completion choice.
 
     A token is listed among its alternatives even if it is not one of the best; of alternatives with

@@ -39,14 +39,23 @@ def shown_path(endpoint: Endpoint) -> str:
     return _PARAMETER.sub(r"{\1}", endpoint.path)
 
 
-def fields(body: type[msgspec.Struct]) -> list[Field]:
-    """The fields of a body, and of the objects in it, in the order in which they are declared."""
-    info = inspect.type_info(body)
-    assert isinstance(info, inspect.StructType)
-    return list(_fields(info, "", deep=True))
+_Object = inspect.StructType | inspect.TypedDictType
 
 
-def _fields(struct: inspect.StructType, below: str, deep: bool) -> Iterator[Field]:
+def fields(kind: Any) -> list[Field]:
+    """The fields of a body, a query or a reply, and of the objects in it, as they are declared.
+
+    Of a type that is one of several objects those of all of them."""
+    found = [
+        field
+        for info in _alternatives(inspect.type_info(kind))
+        if isinstance(info, _Object)
+        for field in _fields(info, "", deep=True)
+    ]
+    return list({field.path: field for field in found}.values())
+
+
+def _fields(struct: _Object, below: str, deep: bool) -> Iterator[Field]:
     for field in struct.fields:
         path = f"{below}{field.encode_name}"
         yield Field(path, _shown(field.type), field.required, standing(field))
@@ -56,14 +65,14 @@ def _fields(struct: inspect.StructType, below: str, deep: bool) -> Iterator[Fiel
             yield from _fields(inner, f"{place}.", deep=False)
 
 
-def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[inspect.StructType, str]]:
+def _structs(type_: inspect.Type, path: str) -> Iterator[tuple[_Object, str]]:
     """The objects that a value of the type is made of, and where they stand."""
     for each in _alternatives(type_):
-        if isinstance(each, inspect.StructType):
+        if isinstance(each, _Object):
             yield each, path
         elif isinstance(each, inspect.ListType):
             for item in _alternatives(each.item_type):
-                if isinstance(item, inspect.StructType):
+                if isinstance(item, _Object):
                     yield item, f"{path}[]"
 
 
@@ -90,7 +99,7 @@ def _shown_one(type_: inspect.Type) -> str:
         return " or ".join(f'"{value}"' for value in sorted(map(str, type_.values)))
     if isinstance(type_, inspect.ListType | inspect.VarTupleType):
         return f"list of ({_shown(type_.item_type)})"
-    if isinstance(type_, inspect.StructType | inspect.DictType):
+    if isinstance(type_, _Object | inspect.DictType):
         return "object"
     return _NAMES.get(type(type_), "anything")
 
@@ -100,14 +109,16 @@ def _shown_one(type_: inspect.Type) -> str:
 
 def openapi(endpoints: Sequence[Endpoint], name: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of `endpoints`, of a server with the model `name`."""
-    bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
+    types = [each for one in endpoints for each in (one.body, one.reply) if each is not None]
     schemas, components = msgspec.json.schema_components(
-        bodies, ref_template="#/components/schemas/{name}"
+        types, ref_template="#/components/schemas/{name}"
     )
-    of_body = dict(zip(bodies, schemas, strict=True))
+    found = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        operation = _operation(endpoint, of_body.get(endpoint.body))  # type: ignore[arg-type]
+        body = None if endpoint.body is None else next(found)
+        reply = None if endpoint.reply is None else next(found)
+        operation = _operation(endpoint, body, reply)
         paths.setdefault(shown_path(endpoint), {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -132,22 +143,42 @@ _ERROR = {
 }
 
 
-def _operation(endpoint: Endpoint, schema: dict[str, Any] | None) -> dict[str, Any]:
+def _operation(
+    endpoint: Endpoint, body: dict[str, Any] | None, reply: dict[str, Any] | None
+) -> dict[str, Any]:
+    streams = endpoint.body is not None and "stream" in endpoint.body.__struct_fields__
+    content = {endpoint.content: {"schema": reply} if reply else {}}
+    if streams:  # events, each of which is a line of JSON
+        content |= {kind: {} for kind in ("text/event-stream", "application/x-ndjson")}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     operation: dict[str, Any] = {
         "summary": endpoint.says,
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}_{endpoint.path}").strip("_"),
         "responses": {
-            "200": {"description": endpoint.says},
+            "200": {"description": endpoint.says, "content": content},
             "default": {"description": "an error", "content": error},
         },
     }
-    if names := _PARAMETER.findall(endpoint.path):
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
-    if schema is not None:
-        content = {"application/json": {"schema": schema}}
-        operation["requestBody"] = {"required": True, "content": content}
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(endpoint.path)
+    ]
+    if endpoint.query is not None:
+        parameters += _query_parameters(endpoint.query)
+    if parameters:
+        operation["parameters"] = parameters
+    if body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        }
     return operation
+
+
+def _query_parameters(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    (_, components) = msgspec.json.schema_components([kind])
+    (schema,) = components.values()
+    return [
+        {"name": name, "in": "query", "required": False, "schema": about}
+        for name, about in schema["properties"].items()
+    ]

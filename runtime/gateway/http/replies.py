@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -21,7 +21,47 @@ def json_response(value: object) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
-def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> dict[str, Any]:
+class Envelope(TypedDict):
+    """What all of OpenAI's answers begin with."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+
+
+class PromptTokens(TypedDict):
+    """How the tokens of prompts came to be."""
+
+    cached_tokens: int
+
+
+class CompletionTokens(TypedDict):
+    """How the tokens of completions came to be; some of chats are thoughts."""
+
+    forced_tokens: int
+    reasoning_tokens: NotRequired[int]
+
+
+class UsageReply(TypedDict):
+    """OpenAI's `usage`, with reports on the cache and pins where they were asked for."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+    cache_reports: NotRequired[list[dict[str, Any]]]
+    cache_pins: NotRequired[list[str]]
+
+
+class Status(msgspec.Struct):
+    """How the server is."""
+
+    status: str
+
+
+def envelope(prefix: str, kind: str, model: str, given: str | None = None) -> Envelope:
     """The first fields of every object of a reply, the same in all chunks of a stream.
 
     `given` is the id that the client chose.
@@ -39,15 +79,12 @@ def report_fields(report: CacheReport) -> dict[str, Any]:
     return {**msgspec.structs.asdict(report), "says": describe(report)}
 
 
-def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
-    """OpenAI's `usage`, summed over the prompts of a request; and the reports on the cache and the
-    ids of pins, one per prompt, where they were asked for."""
+def usage_of(results: Sequence[Generated]) -> UsageReply:
+    """Summed over the prompts of a request; reports and pins are one per prompt."""
     usages = [result.usage for result in results]
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = sum(usage.completion_tokens for usage in usages)
-    reports = [report_fields(each.cache_report) for each in results if each.cache_report]
-    pins = [each.pin for each in results if each.pin]
-    return {
+    found: UsageReply = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
@@ -55,9 +92,12 @@ def usage_of(results: Sequence[Generated]) -> dict[str, Any]:
         "completion_tokens_details": {
             "forced_tokens": sum(usage.forced_tokens for usage in usages)
         },
-        **({"cache_reports": reports} if reports else {}),
-        **({"cache_pins": pins} if pins else {}),
     }
+    if reports := [report_fields(each.cache_report) for each in results if each.cache_report]:
+        found["cache_reports"] = reports
+    if pins := [each.pin for each in results if each.pin]:
+        found["cache_pins"] = pins
+    return found
 
 
 def check_model(gateway: Gateway, asked: str | None) -> str:

@@ -7,8 +7,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
@@ -20,7 +21,12 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import HandlingBody, handling_without_pin
 from rootlace.runtime.gateway.http.prompts import MAX_PROMPTS, Prompt, parse_prompts
-from rootlace.runtime.gateway.http.replies import adapter_of, check_model, envelope, json_response
+from rootlace.runtime.gateway.http.replies import (
+    adapter_of,
+    check_model,
+    envelope,
+    json_response,
+)
 from rootlace.wire.handling import Handling
 from rootlace.wire.protocol import (
     Generate,
@@ -85,6 +91,57 @@ class RerankBody(_Ranked, kw_only=True):
     max_chunks_per_doc: Annotated[int | None, ignored("documents are read as a whole")] = None
 
 
+class ScoreUsage(msgspec.Struct):
+    """The tokens of all texts; nothing is generated."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class LabelScores(msgspec.Struct, tag_field="object", tag="scoring"):
+    """The probabilities of the labels behind each text."""
+
+    scores: list[list[float]]
+    model: str
+    usage: ScoreUsage
+
+
+class PairScore(msgspec.Struct):
+    """How well a pair's second text answers the first."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class PairScores(msgspec.Struct, tag_field="object", tag="list"):
+    """Those of all pairs."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: ScoreUsage
+
+
+class Ranked(msgspec.Struct):
+    """A document, by its index, and how relevant it is."""
+
+    index: int
+    relevance_score: float
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ranking(msgspec.Struct):
+    """Documents, the most relevant one first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: ScoreUsage
+
+
 @dataclass(frozen=True)
 class _Scored:
     """Log-probabilities of the labels behind one text, and the tokens that it took."""
@@ -125,8 +182,7 @@ class Scores:
             scored = await self._append(ids, body.label_token_ids, place)
         softmax = bool(body.apply_softmax)
         scores = [_probabilities(one.logprobs, softmax) for one in scored]
-        usage = _usage(scored)
-        return json_response({"object": "scoring", "model": model, "scores": scores, **usage})
+        return json_response(LabelScores(scores, model, _usage(scored)))
 
     async def rerank(self, request: web.Request) -> web.Response:
         body = await read_body(request, RerankBody)
@@ -140,16 +196,15 @@ class Scores:
         scored = await self._relevance(body, pairs, self._place(body, model))
         scores = [_probabilities(one.logprobs, True)[0] for one in scored]
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
-        results: list[dict[str, Any]] = []
-        for index in order:
-            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
-            if body.return_documents is not False:
-                result["document"] = {"text": texts[index]}
-            results.append(result)
-        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": model}
-        return json_response({**head, "results": results, **_usage(scored)})
+        shown = body.return_documents is not False
+        results = [
+            Ranked(index, scores[index], Document(texts[index]) if shown else msgspec.UNSET)
+            for index in order
+        ]
+        reply = Ranking(f"rerank-{uuid.uuid4().hex}", model, results, _usage(scored))
+        return json_response(reply)
 
-    async def _pairs(self, body: ScoreBody, model: str) -> dict[str, Any]:
+    async def _pairs(self, body: ScoreBody, model: str) -> PairScores:
         first, second = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")
         if len(first) == 1:
             first = first * len(second)
@@ -159,11 +214,9 @@ class Scores:
             )
         pairs = list(zip(first, second, strict=True))
         scored = await self._relevance(body, pairs, self._place(body, model))
-        data = [
-            {"index": i, "object": "score", "score": _probabilities(one.logprobs, True)[0]}
-            for i, one in enumerate(scored)
-        ]
-        return {**envelope("score", "list", model), "data": data, **_usage(scored)}
+        data = [PairScore(i, _probabilities(one.logprobs, True)[0]) for i, one in enumerate(scored)]
+        head = envelope("score", "list", model)
+        return PairScores(head["id"], head["created"], model, data, _usage(scored))
 
     async def _relevance(
         self, body: _Ranked, pairs: Sequence[tuple[str, str]], place: _Place
@@ -286,9 +339,9 @@ def _probabilities(logprobs: Sequence[float], softmax: bool) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _usage(scored: Sequence[_Scored]) -> dict[str, Any]:
+def _usage(scored: Sequence[_Scored]) -> ScoreUsage:
     total = sum(one.tokens for one in scored)
-    return {"usage": {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}}
+    return ScoreUsage(total, total)
 
 
 def _listed(given: str | list[str] | None, param: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
@@ -25,6 +26,22 @@ class SelectBody(HandlingBody, kw_only=True):
     model: str | None = None
     adapter: str | None = None
     cache_salt: str | None = None
+
+
+class PromptUsage(msgspec.Struct):
+    """The tokens of the prompt, and those of them that were found in the cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Selection(msgspec.Struct):
+    """The likeliest choice, its index, and the scores of all."""
+
+    choice: str
+    index: int
+    scores: list[float]
+    meta_info: PromptUsage
 
 
 class Selections:
@@ -64,14 +81,5 @@ class Selections:
             handling=handling_without_pin(body),
         )
         assert isinstance(found, Selected)
-        return json_response(
-            {
-                "choice": found.choice,
-                "index": found.index,
-                "scores": found.scores,
-                "meta_info": {
-                    "prompt_tokens": found.usage.prompt_tokens,
-                    "cached_tokens": found.usage.cached_tokens,
-                },
-            }
-        )
+        used = PromptUsage(found.usage.prompt_tokens, found.usage.cached_tokens)
+        return json_response(Selection(found.choice, found.index, list(found.scores), used))

@@ -41,6 +41,19 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
+class Tokenized(msgspec.Struct):
+    """Tokens, and their texts if they are asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    prompt: str
+
+
 class Tokenization:
     """The handlers."""
 
@@ -55,14 +68,9 @@ class Tokenization:
             raise InvalidParameter("prompt", "give either prompt or messages")
         ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
         text_of = self._gateway.tokenizer.token_text
-        return json_response(
-            {
-                "count": len(ids),
-                "max_model_len": self._gateway.model_info.context_length,
-                "tokens": ids,
-                "token_strs": [text_of(i) for i in ids] if body.return_token_strs else None,
-            }
-        )
+        strings = [text_of(i) for i in ids] if body.return_token_strs else None
+        longest = self._gateway.model_info.context_length
+        return json_response(Tokenized(len(ids), longest, ids, strings))
 
     async def _of_text(self, body: TokenizeBody) -> list[int]:
         text = body.prompt or ""
@@ -86,8 +94,8 @@ class Tokenization:
         body = await read_body(request, DetokenizeBody)
         check_model(self._gateway, body.model)
         if not body.tokens:
-            return json_response({"prompt": ""})
+            return json_response(Detokenized(""))
         vocab_size = self._gateway.model_info.vocab_size
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
         text = self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
-        return json_response({"prompt": text})
+        return json_response(Detokenized(text))

@@ -208,8 +208,14 @@ async def test_thoughts_are_told_apart(served: Served) -> None:
     served.gateway.script = lambda prompt, index: "<think>\nhm\n</think>\n\nyes"
     client = served.openai()
     given: dict[str, Any] = {"model": "fake", "messages": ASK}
-    message: Any = (await client.chat.completions.create(**given)).choices[0].message
+    reply = await client.chat.completions.create(**given)
+    message: Any = reply.choices[0].message
     assert (message.reasoning_content, message.content) == ("hm", "yes")
+    details = reply.usage.completion_tokens_details if reply.usage else None
+    assert details is not None and details.reasoning_tokens == 2  # a token is a byte here
+    response = await client.responses.create(model="fake", input="x")
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
     thoughts = said = ""
     async for chunk in await client.chat.completions.create(**given, stream=True):
         delta: Any = chunk.choices[0].delta

@@ -35,13 +35,43 @@ async def _document(served: Served) -> dict[str, Any]:
 async def test_bodies_fit_the_document_exactly_if_they_are_decoded(served: Served) -> None:
     document = await _document(served)
     for path, body, wrong in BODIES:
-        content = document["paths"][path]["post"]["requestBody"]["content"]
-        schema = {**content["application/json"]["schema"], "components": document["components"]}
-        validator = jsonschema.Draft202012Validator(schema)
+        operation = document["paths"][path]["post"]
+        validator = _validator(document, operation["requestBody"])
         for given, status in ((body, 200), ({**body, **wrong}, 400), ({**body, NAME: 1}, 400)):
             async with served.http.post(path, json=given) as reply:
                 assert reply.status == status, await reply.text()
+                said = operation["responses"]["200" if status == 200 else "default"]
+                assert reply.content_type in said["content"]
+                if reply.content_type == "application/json":
+                    _validator(document, said).validate(await reply.json())
             assert validator.is_valid(given) == (status == 200), (path, given)
+
+
+async def test_replies_and_queries_fit_the_document(served: Served) -> None:
+    document = await _document(served)
+    for path, methods in document["paths"].items():
+        if "get" not in methods or "{" in path:
+            continue
+        (kind, *_) = methods["get"]["responses"]["200"]["content"]
+        async with served.http.get(path) as reply:
+            assert reply.status != 200 or reply.content_type == kind, path
+            if kind == "application/json":
+                said = methods["get"]["responses"]["200" if reply.status == 200 else "default"]
+                _validator(document, said).validate(await reply.json())
+    tree = document["paths"]["/cache/tree"]["get"]["parameters"]
+    assert {p["name"]: p["schema"].get("maximum") for p in tree}.keys() == {
+        "namespace",
+        "under",
+        "limit",
+    }
+    for wrong in ("limit=2001", "limit=x", "under=-1", "surprise=1"):
+        async with served.http.get(f"/cache/tree?{wrong}") as reply:
+            assert reply.status == 400 and (await reply.json())["error"]["param"]
+
+
+def _validator(document: dict[str, Any], said: dict[str, Any]) -> jsonschema.Draft202012Validator:
+    schema = said["content"]["application/json"].get("schema", {})
+    return jsonschema.Draft202012Validator({**schema, "components": document["components"]})
 
 
 async def test_the_document_names_every_path_once(served: Served) -> None:
@@ -54,7 +84,7 @@ async def test_the_document_names_every_path_once(served: Served) -> None:
     ids = [operation["operationId"] for _, operation in operations]
     assert len(set(ids)) == len(ids)
     for path, operation in operations:
-        declared = {p["name"] for p in operation.get("parameters", ())}
+        declared = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"}
         assert declared == {part[1:-1] for part in path.split("/") if part.startswith("{")}
     chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
     schema = document["components"]["schemas"][

@@ -71,7 +71,8 @@ class Messages:
         asked = _Request(model, self._chats.prepare(wanted))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        generated, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        generated = ended.generated
         content = [_block(block) for block in blocks_of(answer)]
         return json_response(
             {

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 from aiohttp import web
 
 from rootlace.runtime.gateway.http.batches.batch import Batch
-from rootlace.runtime.gateway.http.batches.paging import page
+from rootlace.runtime.gateway.http.batches.paging import PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
+from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.wire.errors import InvalidRequest, Overloaded
 
@@ -70,7 +71,8 @@ class Batches:
         return json_response(self._batch(request))
 
     async def list(self, request: web.Request) -> web.Response:
-        return json_response(page(request, self._service.storage.batches.all(), 20))
+        query = read_query(request, PageQuery)
+        return json_response(page(query, self._service.storage.batches.all(), 20))
 
     async def cancel(self, request: web.Request) -> web.Response:
         await request.read()

@@ -6,15 +6,22 @@ from pathlib import Path
 
 from aiohttp import BodyPartReader, web
 
-from rootlace.runtime.gateway.http.batches.paging import page
+from rootlace.runtime.gateway.http.batches.paging import MAX_PAGE, Deleted, PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
 from rootlace.wire.errors import InvalidRequest
 
 _PIECE_BYTES = 2**16
 _FIELD_BYTES = 1024
 _IGNORED = ("expires_after[anchor]", "expires_after[seconds]")
+
+
+class FilesQuery(PageQuery):
+    """`purpose`: only files for it."""
+
+    purpose: str = ""
 
 
 class Files:
@@ -42,13 +49,10 @@ class Files:
         return json_response(file)
 
     async def list(self, request: web.Request) -> web.Response:
-        purpose = request.query.get("purpose")
-        found = [
-            file
-            for file in self._service.storage.files.records.all()
-            if purpose in (None, "", file.purpose)
-        ]
-        return json_response(page(request, found, 10_000))
+        query = read_query(request, FilesQuery)
+        files = self._service.storage.files.records.all()
+        found = [file for file in files if query.purpose in ("", file.purpose)]
+        return json_response(page(query, found, MAX_PAGE))
 
     async def get(self, request: web.Request) -> web.Response:
         return json_response(self._service.storage.files.records.get(request.match_info["id"]))
@@ -65,7 +69,7 @@ class Files:
             if batch.unfinished and batch.input_file_id == file.id:
                 raise InvalidRequest(f"{batch.id} reads this file: cancel it first")
         storage.files.delete(file.id)
-        return json_response({"id": file.id, "object": "file", "deleted": True})
+        return json_response(Deleted(file.id, "file"))
 
     async def _receive(
         self, request: web.Request, content: Path

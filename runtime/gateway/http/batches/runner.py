@@ -42,7 +42,7 @@ class Answering:
     """How the rows of one endpoint are answered: by what answers its requests."""
 
     body: type[Any]
-    answer: Callable[[Any], Awaitable[dict[str, Any]]]
+    answer: Callable[[Any], Awaitable[Mapping[str, Any]]]
 
 
 class Row(Body, kw_only=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.formats.choose import format_of
-from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta
+from rootlace.runtime.gateway.formats.deltas import Answer, CallBegin, Content, Delta, Reasoning
 from rootlace.runtime.gateway.formats.format import Format, Parser
 from rootlace.runtime.gateway.formats.tagged import PLAIN
 from rootlace.runtime.gateway.http import one_shot
@@ -36,9 +36,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of all answers."""
+    """The end of all answers, which had so many tokens of thoughts."""
 
     generated: Generated
+    reasoning_tokens: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Reader:
         self._parser = parser
         self._several = several
         self._calls = 0
+        self.thoughts = ""
+        """What was read of the model's thoughts."""
         self._first = parser.feed(prefix) if parser is not None and prefix else []
 
     def feed(self, text: str) -> list[Delta]:
@@ -85,6 +88,8 @@ class Reader:
         deltas, self._first = [*self._first, *deltas], []
         kept = []
         for delta in deltas:
+            if isinstance(delta, Reasoning):
+                self.thoughts += delta.text
             self._calls += isinstance(delta, CallBegin)
             if self._several or self._calls <= 1:
                 kept.append(delta)
@@ -202,10 +207,16 @@ class Chats:
             begin=bool(pieces) and not pieces[0].special,
         )
 
-    async def run(self, prepared: Prepared) -> tuple[Generated, list[Answer]]:
+    async def run(self, prepared: Prepared) -> tuple[Ended, list[Answer]]:
         """The whole answers."""
         (generated,) = await one_shot.run(self._gateway, [prepared.job])
-        return generated, [_answer(prepared, output) for output in generated.outputs]
+        readers = [prepared.reader() for _ in generated.outputs]
+        answers = [
+            Answer.of([*reader.feed(output.text), *reader.finish()])
+            for reader, output in zip(readers, generated.outputs, strict=True)
+        ]
+        thoughts = [reader.thoughts for reader in readers]
+        return Ended(generated, await self._count(thoughts, generated)), answers
 
     async def stream(self, prepared: Prepared) -> AsyncGenerator[Said | Ended, None]:
         """The answers as they are written; `Ended` comes last."""
@@ -219,12 +230,15 @@ class Chats:
                 for index, reader in enumerate(readers):
                     if rest := reader.finish():
                         yield Said(index, rest)
-                yield Ended(event)
+                thoughts = [reader.thoughts for reader in readers]
+                yield Ended(event, await self._count(thoughts, event))
 
-
-def _answer(prepared: Prepared, output: Output) -> Answer:
-    reader = prepared.reader()
-    return Answer.of([*reader.feed(output.text), *reader.finish()])
+    async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
+        """How many tokens of all answers are thoughts: those that their text is made of."""
+        encode, found = self._gateway.tokenizer.encode, 0
+        for text in filter(None, thoughts):
+            found += len(await self._gateway.tokenize(len(text), encode, text, False))
+        return min(found, generated.usage.completion_tokens)
 
 
 def check_length(field: str, length: int) -> None:

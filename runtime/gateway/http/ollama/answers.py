@@ -104,7 +104,8 @@ class Answers:
         if body.stream is not False:
             return await stream_events(request, self._stream(asked), LINES)
         begun = time.monotonic()
-        generated, (answer,) = await self._chats.run(asked.prepared)
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        generated = ended.generated
         reply = _text(asked.chat, answer.content)
         target = reply["message"] if asked.chat else reply
         if answer.reasoning and asked.thoughts:

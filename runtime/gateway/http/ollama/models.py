@@ -13,6 +13,7 @@ from rootlace.runtime.gateway.branches.vectors import find_vectors
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.chats import Chats
 from rootlace.runtime.gateway.http.errors import InvalidParameter
+from rootlace.runtime.gateway.http.info import Version
 from rootlace.runtime.gateway.http.ollama.body import EmbedBody, ShowBody
 from rootlace.runtime.gateway.http.prompts import Prompt
 from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
@@ -33,7 +34,7 @@ class Models:
         self._started = datetime.now(UTC).isoformat()
 
     async def version(self, request: web.Request) -> web.Response:
-        return json_response({"version": metadata.version("rootlace")})
+        return json_response(Version(metadata.version("rootlace")))
 
     async def tags(self, request: web.Request) -> web.Response:
         return json_response({"models": [self._entry()]})

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -29,7 +29,7 @@ from rootlace.runtime.gateway.http.constraints import constraint_options, openai
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored, refused
 from rootlace.runtime.gateway.http.handling import handling_of
-from rootlace.runtime.gateway.http.logprobs import chat_logprobs
+from rootlace.runtime.gateway.http.logprobs import ChatLogprobs, chat_logprobs
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.openai.conversation import (
     template_arguments,
@@ -38,6 +38,8 @@ from rootlace.runtime.gateway.http.openai.conversation import (
 )
 from rootlace.runtime.gateway.http.openai.messages import Message, Tool
 from rootlace.runtime.gateway.http.replies import (
+    Envelope,
+    UsageReply,
     adapter_of,
     check_model,
     envelope,
@@ -99,6 +101,48 @@ class _Choice(msgspec.Struct, tag_field="type", tag="function"):
     function: _Named
 
 
+class CalledFunction(TypedDict):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallReply(TypedDict):
+    """A call that the model makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(TypedDict):
+    """An answer; thoughts and calls where there are any."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallReply]]
+
+
+class ChatChoice(TypedDict):
+    """One sample, complete; `matched_stop` is the stop string or token that ended it."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None
+
+
+class ChatReply(Envelope):
+    """The reply to `POST /v1/chat/completions`."""
+
+    choices: list[ChatChoice]
+    usage: UsageReply
+
+
 @dataclass(frozen=True)
 class _Request:
     """A body, checked and understood. `top` is None without logprobs."""
@@ -124,16 +168,18 @@ class ChatCompletions:
             return await stream_events(request, self._stream(self._parse(body)))
         return json_response(await self.answer(body))
 
-    async def answer(self, body: ChatBody) -> dict[str, Any]:
+    async def answer(self, body: ChatBody) -> ChatReply:
         """The whole reply."""
         asked = self._parse(body)
-        result, answers = await self._chats.run(asked.prepared)
+        ended, answers = await self._chats.run(asked.prepared)
         choices = [
             self._choice(asked, index, output, answer)
-            for index, (output, answer) in enumerate(zip(result.outputs, answers, strict=True))
+            for index, (output, answer) in enumerate(
+                zip(ended.generated.outputs, answers, strict=True)
+            )
         ]
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
-        return {**head, "choices": choices, "usage": usage_of([result])}
+        return {**head, "choices": choices, "usage": _usage(ended)}
 
     def jobs(self, body: ChatBody) -> list[one_shot.Job]:
         """What is run for a body."""
@@ -179,11 +225,9 @@ class ChatCompletions:
             id=chosen_id(body.request_id),
         )
 
-    def _choice(
-        self, asked: _Request, index: int, output: Output, answer: Answer
-    ) -> dict[str, Any]:
+    def _choice(self, asked: _Request, index: int, output: Output, answer: Answer) -> ChatChoice:
         """One sample, complete."""
-        message: dict[str, Any] = {
+        message: ChatMessage = {
             "role": "assistant",
             "content": answer.content,
             "refusal": None,
@@ -205,7 +249,9 @@ class ChatCompletions:
         }
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[list[dict[str, Any]], None]:
-        head = envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+        head: dict[str, Any] = {
+            **envelope("chatcmpl", "chat.completion.chunk", asked.model, asked.id)
+        }
         if asked.usage_chunk:
             head["usage"] = None
         writers = [
@@ -223,8 +269,7 @@ class ChatCompletions:
                     for choice in writer.finish(output)
                 ]
                 if asked.usage_chunk:
-                    usage = usage_of([event.generated])
-                    chunks.append({**head, "choices": [], "usage": usage})
+                    chunks.append({**head, "choices": [], "usage": _usage(event)})
                 yield chunks
 
 
@@ -283,7 +328,13 @@ class _Writer:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
+def _usage(ended: Ended) -> UsageReply:
+    usage = usage_of([ended.generated])
+    usage["completion_tokens_details"]["reasoning_tokens"] = ended.reasoning_tokens
+    return usage
+
+
+def _call(name: str, arguments: str) -> ToolCallReply:
     return {
         "id": f"call_{uuid.uuid4().hex[:24]}",
         "type": "function",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 from aiohttp import web
 
@@ -16,6 +16,7 @@ from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import refused
 from rootlace.runtime.gateway.http.handling import handling_of
 from rootlace.runtime.gateway.http.logprobs import (
+    CompletionLogprobs,
     TextOffsets,
     completion_logprobs,
     text_length,
@@ -23,6 +24,8 @@ from rootlace.runtime.gateway.http.logprobs import (
 from rootlace.runtime.gateway.http.openai.body import SamplingBody, check_best_of
 from rootlace.runtime.gateway.http.prompts import Prompt, parse_prompts
 from rootlace.runtime.gateway.http.replies import (
+    Envelope,
+    UsageReply,
     adapter_of,
     check_model,
     envelope,
@@ -50,6 +53,23 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 COMPLETION_BODY = with_sampling(CompletionBody, "openai")
+
+
+class CompletionChoice(TypedDict):
+    """One sample, complete; `matched_stop` is the stop string or token that ended it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None
+
+
+class CompletionReply(Envelope):
+    """The reply to `POST /v1/completions`."""
+
+    choices: list[CompletionChoice]
+    usage: UsageReply
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,7 @@ class Completions:
             return await stream_events(request, self._stream(self._parse(body)))
         return json_response(await self.answer(body))
 
-    async def answer(self, body: CompletionBody) -> dict[str, Any]:
+    async def answer(self, body: CompletionBody) -> CompletionReply:
         """The whole reply."""
         asked = self._parse(body)
         results = await one_shot.run(self._gateway, asked.jobs)
@@ -145,7 +165,7 @@ class Completions:
 
     def _choice(
         self, asked: _Request, prompt: int, result: Generated, index: int
-    ) -> dict[str, Any]:
+    ) -> CompletionChoice:
         """One sample of one prompt, complete."""
         output = result.outputs[index]
         echo = self._echo(asked.prompts[prompt]) if asked.echo else ""
@@ -161,7 +181,8 @@ class Completions:
             "index": prompt * len(result.outputs) + index,
             "text": echo + output.text,
             "logprobs": logprobs,
-            **_finish(output),
+            "finish_reason": output.finish_reason,
+            "matched_stop": output.matched,
         }
 
     def _echo(self, prompt: Prompt) -> str:
@@ -170,7 +191,7 @@ class Completions:
         return self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
 
     async def _stream(self, asked: _Request) -> AsyncGenerator[object, None]:
-        head = envelope("cmpl", "text_completion", asked.model, asked.id)
+        head: dict[str, Any] = {**envelope("cmpl", "text_completion", asked.model, asked.id)}
         if asked.usage_chunk:
             head["usage"] = None
         # The prompt's logprobs come first in the text but are known only at the end.
@@ -206,7 +227,7 @@ class Completions:
             yield {**head, "choices": [], "usage": usage_of(results)}
 
 
-def _piece(choice: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+def _piece(choice: int, text: str, logprobs: CompletionLogprobs | None) -> dict[str, Any]:
     return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": None}
 
 

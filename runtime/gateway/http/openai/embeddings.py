@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 from aiohttp import web
 
@@ -13,7 +13,12 @@ from rootlace.runtime.gateway.http.body import Body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.prompts import parse_prompts
-from rootlace.runtime.gateway.http.replies import adapter_of, check_model, json_response
+from rootlace.runtime.gateway.http.replies import (
+    PromptTokens,
+    adapter_of,
+    check_model,
+    json_response,
+)
 from rootlace.runtime.gateway.keys.account import admitted, namespace_of
 
 
@@ -31,6 +36,31 @@ class EmbeddingBody(Body):
     user: Annotated[str | None, ignored("it is about the account of OpenAI's clients")] = None
 
 
+class Embedding(TypedDict):
+    """A vector: numbers, or their bytes (float32, little-endian) in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(TypedDict):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+
+
+class EmbeddingReply(TypedDict):
+    """The reply to `POST /v1/embeddings`."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
 class Embeddings:
     """The endpoint's handler."""
 
@@ -40,7 +70,7 @@ class Embeddings:
     async def handle(self, request: web.Request) -> web.Response:
         return json_response(await self.answer(await read_body(request, EmbeddingBody)))
 
-    async def answer(self, body: EmbeddingBody) -> dict[str, Any]:
+    async def answer(self, body: EmbeddingBody) -> EmbeddingReply:
         """The whole reply."""
         model = check_model(self._gateway, body.model)
         size = self._gateway.engine.info.hidden_size
@@ -79,6 +109,6 @@ class Embeddings:
         }
 
 
-def _encoded(vector: Vector, form: str | None) -> Any:
+def _encoded(vector: Vector, form: str | None) -> list[float] | str:
     values = vector.values.astype("<f4")
     return base64.b64encode(values.tobytes()).decode() if form == "base64" else values.tolist()

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.batches.paging import Deleted
 from rootlace.runtime.gateway.http.body import read_body
 from rootlace.runtime.gateway.http.chat.blocks import Block, BlockEvent, Blocks, End, blocks_of
 from rootlace.runtime.gateway.http.chat.chats import Chats, Ended, Prepared
@@ -36,7 +37,6 @@ from rootlace.runtime.gateway.http.sampling import sampling_fields
 from rootlace.runtime.gateway.http.sse import NAMED_EVENTS, stream_events
 from rootlace.runtime.gateway.keys.account import caller
 from rootlace.wire.errors import RootlaceError
-from rootlace.wire.protocol import Generated, Usage
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Responses:
         asked = self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
-        generated, (answer,) = await self._chats.run(asked.prepared)
-        return json_response(self._ended(asked, blocks_of(answer), generated))
+        ended, (answer,) = await self._chats.run(asked.prepared)
+        return json_response(self._ended(asked, blocks_of(answer), ended))
 
     async def get(self, request: web.Request) -> web.Response:
         return json_response(self._store.get(request.match_info["id"], owner=_owner()).response)
@@ -74,7 +74,7 @@ class Responses:
     async def delete(self, request: web.Request) -> web.Response:
         response_id = request.match_info["id"]
         self._store.delete(response_id, _owner())
-        return json_response({"id": response_id, "object": "response", "deleted": True})
+        return json_response(Deleted(response_id, "response"))
 
     def _parse(self, body: ResponsesBody) -> _Request:
         model = check_model(self._gateway, body.model)
@@ -138,7 +138,7 @@ class Responses:
                         continue
                     for one in changed(blocks.finish()):
                         yield one
-                    whole = self._ended(asked, written, event.generated)
+                    whole = self._ended(asked, written, event)
                     yield numbered({"type": f"response.{whole['status']}", "response": whole})
         except RootlaceError as error:
             if not number:
@@ -147,16 +147,16 @@ class Responses:
             failed = {**started, "status": "failed", "error": fault}
             yield numbered({"type": "response.failed", "response": failed})
 
-    def _ended(self, asked: _Request, blocks: list[Block], generated: Generated) -> dict[str, Any]:
+    def _ended(self, asked: _Request, blocks: list[Block], ended: Ended) -> dict[str, Any]:
         """The whole response, which is kept."""
-        cut = generated.outputs[0].finish_reason == "length"
+        cut = ended.generated.outputs[0].finish_reason == "length"
         response = {
             **asked.head,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "completed_at": None if cut else time.time(),
             "output": [asked.items.item(block) for block in blocks],
-            "usage": _usage(generated.usage),
+            "usage": _usage(ended),
         }
         if cut and response["output"]:
             response["output"][-1]["status"] = "incomplete"
@@ -240,7 +240,8 @@ def _message(blocks: list[Block], items: Items) -> dict[str, Any]:
     return message
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(ended: Ended) -> dict[str, Any]:
+    usage = ended.generated.usage
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -248,6 +249,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "cache_write_tokens": usage.prompt_tokens - usage.cached_tokens,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": ended.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
