@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from rootlace.kernels import Dense, Weight
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.model.checkpoint.config import ModelConfig
+from rootlace.runtime.model.checkpoint.loader import load_weights
 from rootlace.runtime.model.checkpoint.weights import ExpertWeights
 from rootlace.runtime.model.decoder.mixture import added_up, choose
 from rootlace.runtime.model.executor.runner import ModelRunner
@@ -74,3 +78,15 @@ def test_steps_of_more_tokens_than_the_native_kernels_take_at_a_time(tmp_path: P
     together = scores(prompts)
     assert sum(map(len, together)) > 1024
     assert together == [scores([one])[0] for one in prompts]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
+    """So that packing them takes the memory of one more: those of a layer are most of the model."""
+    save(configs()[name], tmp_path)
+    weights = load_weights(ModelConfig.read(tmp_path), torch.float32, torch.device("cpu"))
+    read = []
+    for expert in weights.layers[0].experts:
+        read += [weakref.ref(weight.matrix) for weight in (expert.gate_up, expert.down)]
+        assert sum(matrix() is not None for matrix in read) <= 4
+    assert len(read) == 2 * len(weights.layers[0].experts)

@@ -5,9 +5,10 @@ Layers are read one by one, so that weights which are packed are never in memory
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,9 +25,10 @@ from rootlace.runtime.model.checkpoint.quantised.reading import alike, read_weig
 from rootlace.runtime.model.checkpoint.quantised.storage import Storage
 from rootlace.runtime.model.checkpoint.weights import (
     DENSE,
-    LayersOnDemand,
+    ExpertWeights,
     LayerWeights,
     ModelWeights,
+    OnDemand,
     Part,
     layer_of,
     layer_parts,
@@ -113,7 +115,7 @@ def load_weights(
 
     return ModelWeights(
         embedding=embedding,
-        layers=LayersOnDemand(count, layer),
+        layers=OnDemand(count, layer),
         final_norm=final_norm,
         head=head,
         final_norm_bias=final_norm_bias,
@@ -325,13 +327,10 @@ class _Reader:
     def layer(self, spec: ModelSpec, index: int) -> LayerWeights:
         found: dict[str, Any] = {}
         norm_biases = {}
-        for name, part in layer_parts(spec, index).items():
+        parts = layer_parts(spec, index)
+        of_experts = {name: parts.pop(name) for name in [*parts] if name.startswith("experts.")}
+        for name, part in parts.items():
             order = row_order(spec, name)
-            if part.columns is not None and part.count is not None:
-                which = name.partition(".")[2]
-                stack = self._stack(part, part.columns, part.count, order)
-                found |= {f"experts.{at}.{which}": weight for at, weight in enumerate(stack)}
-                continue
             if part.columns is not None:
                 product = self._product(part, part.columns, order)
                 if name in DENSE and isinstance(product, Quantised):
@@ -344,7 +343,11 @@ class _Reader:
             found[name] = _ordered(self.norm(part.weights(), spec.norm.offset), order)
             if part.bias:
                 norm_biases[name] = self.read(part.biases())
-        return layer_of(found, norm_biases)
+        layer = layer_of(found, norm_biases)
+        if spec.experts is None or not of_experts:
+            return layer
+        read = functools.partial(self._expert, spec, of_experts)
+        return replace(layer, experts=OnDemand(spec.experts.count, read))
 
     def _product(self, part: Part, columns: int, order: list[int] | None) -> Weight:
         """A part's modules, joined."""
@@ -362,37 +365,51 @@ class _Reader:
             start += rows
         return stacked(alike(found))
 
-    def _stack(
-        self, part: Part, columns: int, count: int, order: list[int] | None
-    ) -> Iterator[Weight]:
-        """The weights of all experts, of modules that have a part of each one's."""
-        stored = []
-        for module, rows in zip(part.modules, part.rows, strict=True):
+    def _expert(self, spec: ModelSpec, parts: Mapping[str, Part], index: int) -> ExpertWeights:
+        """One expert; `parts` are those of all experts, or of stacks of them."""
+
+        def product(which: str) -> Weight:
+            stack, own = f"experts.{which}", f"experts.{index}.{which}"
+            name = stack if stack in parts else own
+            part, order = parts[name], row_order(spec, name)
+            assert part.columns is not None
+            if part.count is None:
+                return self._product(part, part.columns, order)
+            return self._of_stack(part, part.columns, part.count, order, index)
+
+        return ExpertWeights(product("gate_up"), product("down"))
+
+    def _of_stack(
+        self, part: Part, columns: int, count: int, order: list[int] | None, index: int
+    ) -> Weight:
+        """The weight of one expert, of modules that have a part of each one's. Behind the last
+        expert they are let go of."""
+        found: list[Dense | Quantised] = []
+        biases = [*part.biases()]
+        for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
+            layout = self._storage.layout(module)
             names = {module if part.bare else f"{module}.weight": FLOATS}
-            if self._storage.layout(module) is not None:
+            if layout is not None:
                 needed = self._storage.needed(module, rows, columns)
                 names = {name: what.types for name, what in needed.items()}
-            stored.append({n: self._checkpoint.tensor(n, types) for n, types in names.items()})
-        biases = [self._checkpoint.tensor(name) for name in part.biases()]
-        for expert in range(count):
-            found: list[Dense | Quantised] = []
-            for at, (module, rows) in enumerate(zip(part.modules, part.rows, strict=True)):
-                bias = self._copied(biases[at][expert]) if biases else None
-                own = {name.removeprefix(module): one[expert] for name, one in stored[at].items()}
-                layout = self._storage.layout(module)
-                if layout is None:
-                    (matrix,) = own.values()
-                    matrix = matrix.t() if part.transposed else matrix
-                    found.append(Dense(self._copied(matrix), bias))
-                else:
-                    weight = read_weight(layout, own, rows, columns)
-                    found.append(_placed(replace(weight, bias=bias), self._device))
-            if order is not None:  # of one module
-                found = [rows_of(found[0], torch.tensor(order, device=self._device))]
-            yield stacked(alike(found))
-        for tensors in stored:
-            for name in tensors:
-                self._checkpoint.release(name)
+            own = {
+                name.removeprefix(module): self._checkpoint.tensor(name, types)[index]
+                for name, types in names.items()
+            }
+            bias = self._copied(self._checkpoint.tensor(biases[at])[index]) if biases else None
+            if layout is None:
+                (matrix,) = own.values()
+                matrix = matrix.t() if part.transposed else matrix
+                found.append(Dense(self._copied(matrix), bias))
+            else:
+                weight = read_weight(layout, own, rows, columns)
+                found.append(_placed(replace(weight, bias=bias), self._device))
+            if index == count - 1:
+                for name in names:
+                    self._checkpoint.release(name)
+        if order is not None:  # of one module
+            found = [rows_of(found[0], torch.tensor(order, device=self._device))]
+        return stacked(alike(found))
 
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return _empty(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)

@@ -11,7 +11,7 @@ from rootlace.kernels import Dense, Scheme, Weight
 from rootlace.kernels.reference.linear import quantise
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import LoadWeights, Progress
-from rootlace.runtime.model.checkpoint.weights import LayersOnDemand, ModelWeights
+from rootlace.runtime.model.checkpoint.weights import ModelWeights, OnDemand
 from rootlace.wire.errors import InvalidRequest
 
 GROUPS = (128, 32)
@@ -37,7 +37,7 @@ def rounded(weights_of: LoadWeights, codes: Literal["int8", "int4"]) -> LoadWeig
         layers = weights.layers
         return replace(
             weights,
-            layers=LayersOnDemand(
+            layers=OnDemand(
                 len(layers), lambda at: layers[at].with_products(lambda one: _rounded(one, codes))
             ),
             head=weights.head if config.spec.labels is not None else _rounded_head(weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -22,6 +22,9 @@ what no product with quantised weights is of."""
 DENSE = ("kv_up",)
 """Those that become dense when they are read: steps read their numbers, and no product is of their
 codes."""
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class LayerWeights:
     kv_up: Dense | None = None  # [Nq * (plain + values), rank]
     router: Weight | None = None  # [E, H]
     shared_gate: Weight | None = None  # [1, H]
-    experts: tuple[ExpertWeights, ...] = ()
+    experts: Sequence[ExpertWeights] = ()
     input_norm: torch.Tensor | None = None  # [H], before attention
     attention_out_norm: torch.Tensor | None = None  # [H], after it
     post_norm: torch.Tensor | None = None  # [H], before the MLP
@@ -83,14 +86,18 @@ class LayerWeights:
             for name in PRODUCTS
             if name not in EXACT and (weight := getattr(self, name)) is not None
         }
-        experts = (ExpertWeights(change(one.gate_up), change(one.down)) for one in self.experts)
-        return replace(self, **changed, experts=tuple(experts))
+
+        def expert(index: int) -> ExpertWeights:
+            one = self.experts[index]
+            return ExpertWeights(change(one.gate_up), change(one.down))
+
+        return replace(self, **changed, experts=OnDemand(len(self.experts), expert))
 
 
-class LayersOnDemand(Sequence[LayerWeights]):
-    """So many layers, each of which is read, by its number, whenever it is asked for."""
+class OnDemand(Sequence[Item]):
+    """So many layers or experts, each of which is read, by its number, whenever it is asked for."""
 
-    def __init__(self, count: int, read: Callable[[int], LayerWeights]) -> None:
+    def __init__(self, count: int, read: Callable[[int], Item]) -> None:
         self._count = count
         self._read = read
 
@@ -98,10 +105,10 @@ class LayersOnDemand(Sequence[LayerWeights]):
         return self._count
 
     @overload
-    def __getitem__(self, index: int) -> LayerWeights: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
-    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+    def __getitem__(self, index: slice) -> Sequence[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
@@ -130,7 +137,8 @@ class ModelWeights:
 
     def resident(self) -> ModelWeights:
         """With layers that are in memory, and not read whenever they are asked for."""
-        return replace(self, layers=tuple(self.layers))
+        layers = tuple(replace(layer, experts=tuple(layer.experts)) for layer in self.layers)
+        return replace(self, layers=layers)
 
     def products(self) -> Iterator[Weight]:
         """What the decoder multiplies by."""
