@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.hub import download
@@ -115,6 +115,27 @@ def test_a_broken_download_goes_on(
     assert (folder / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
     first, second = hub.sent("model.safetensors")
     assert second == f"{first} bytes=5000-"
+
+
+def test_a_start_that_was_stopped_goes_on(
+    hub: Hub, ours: download.Hub, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.add(TINY.repo, tiny)
+    hub.cut["model.safetensors"] = 5500
+
+    def stopped(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(file_download.time, "sleep", stopped)  # before it tries again
+        with pytest.raises(KeyboardInterrupt):
+            ours.fetch(TINY)
+    folder = ours.fetch(TINY)
+    assert (folder / "model.safetensors").read_bytes() == (tiny / "model.safetensors").read_bytes()
+    first, second = hub.sent("model.safetensors")
+    assert second == f"{first} bytes=5000-"
+    assert not list(folder.parent.parent.glob("rootlace/*.part"))
 
 
 def test_a_damaged_file_is_not_kept(hub: Hub, ours: download.Hub, tiny: Path) -> None:

@@ -25,6 +25,7 @@ from rootlace.runtime.model.hub.files import (
     weight_files,
 )
 from rootlace.runtime.model.hub.name import HubName
+from rootlace.runtime.model.hub.partial import download_blob
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
 
 TOKENIZER = "tokenizer.json"
@@ -122,7 +123,7 @@ class Hub:
     ) -> Path:
         """The path of the first of these files in the cache; those that are not there are
         downloaded and checked."""
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, hf_hub_url
 
         missing = next((file for file in files if file not in stored), None)
         if missing is not None:
@@ -133,10 +134,13 @@ class Hub:
         for file in files:
             # Stays where a check is cut short, so that the next start does it.
             mark = self._folder(name) / "rootlace" / f"{stored[file].sha256}.unchecked"
+            sha256 = stored[file].sha256
             try:
-                if file in absent and stored[file].sha256 is not None:
+                if file in absent and sha256 is not None:
                     mark.parent.mkdir(parents=True, exist_ok=True)
                     mark.touch()
+                    url = hf_hub_url(name.repo, file, revision=commit, endpoint=self.endpoint)
+                    download_blob(url, sha256, stored[file].size, self._folder(name))
                 found = hf_hub_download(
                     name.repo,
                     file,
