@@ -394,6 +394,7 @@ def loaded_by(module: str) -> set[str]:
         ("rootlace.runtime.engine.client", {"torch", "transformers"}),
         ("rootlace.runtime.model.checkpoint.config", {"torch", "numpy", "transformers"}),
         ("rootlace.runtime.model.executor.runner", {"transformers"}),
+        ("rootlace.kernels.native.library", {"torch", "numpy"}),
     ],
 )
 def test_what_an_import_loads(module: str, forbidden: set[str]) -> None:
