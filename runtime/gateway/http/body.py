@@ -20,6 +20,9 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     """Base of all bodies: a misspelt field is an error."""
 
 
+MANY = msgspec.Meta(max_length=2**14)
+"""For a list of messages: each costs time before anything can be refused by its length."""
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 

@@ -90,7 +90,7 @@ class Cache:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             given = None  # read again below, where it is told what is wrong
         if isinstance(given, dict) and "messages" in given:
-            return self._chat.jobs(await read_body(request, CHAT_BODY))
+            return await self._chat.jobs(await read_body(request, CHAT_BODY))
         jobs = self._completions.jobs(await read_body(request, COMPLETION_BODY))
         if len(jobs) != 1:
             raise InvalidParameter("prompt", f"one prompt is explained at a time, not {len(jobs)}")

@@ -224,7 +224,7 @@ class Scores:
         """How likely "yes" and "no" are as answers whether each text answers its query."""
         instruction = body.instruction or INSTRUCTION
         for query, text in pairs:
-            check_length("documents", len(instruction) + len(query) + len(text))
+            check_length(self._gateway, "documents", len(instruction) + len(query) + len(text))
         parts = (self._question(instruction, query, text) for query, text in pairs)
         return await self._select(parts, len(pairs), _ANSWERS, place)
 
@@ -277,7 +277,7 @@ class Scores:
         ids = prompt.ids
         if ids is None:
             text = prompt.text or ""
-            check_length("items", len(text))
+            check_length(self._gateway, "items", len(text))
             encode = self._gateway.tokenizer.encode
             ids = tuple(await self._gateway.tokenize(len(text), encode, text))
         if not ids:

@@ -17,7 +17,7 @@ from rootlace.runtime.gateway.http.openai.conversation import (
     template_messages,
     tools_of,
 )
-from rootlace.runtime.gateway.http.openai.messages import Message, Tool
+from rootlace.runtime.gateway.http.openai.messages import Messages, Tool
 from rootlace.runtime.gateway.http.prompts import parse_prompts
 from rootlace.runtime.gateway.http.replies import check_model, json_response
 
@@ -26,7 +26,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """A prompt, or a conversation that the chat template writes."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -67,14 +67,16 @@ class Tokenization:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameter("prompt", "give either prompt or messages")
         ids = await (self._of_text(body) if body.messages is None else self._of_messages(body))
-        text_of = self._gateway.tokenizer.token_text
-        strings = [text_of(i) for i in ids] if body.return_token_strs else None
+        strings = None
+        if body.return_token_strs:
+            text_of = self._gateway.tokenizer.token_text
+            strings = await self._gateway.tokenize(len(ids), lambda: [text_of(i) for i in ids])
         longest = self._gateway.model_info.context_length
         return json_response(Tokenized(len(ids), longest, ids, strings))
 
     async def _of_text(self, body: TokenizeBody) -> list[int]:
         text = body.prompt or ""
-        check_length("prompt", len(text))
+        check_length(self._gateway, "prompt", len(text))
         return await self._gateway.tokenize(
             len(text), self._gateway.tokenizer.encode, text, body.add_special_tokens is not False
         )
@@ -97,5 +99,8 @@ class Tokenization:
             return json_response(Detokenized(""))
         vocab_size = self._gateway.model_info.vocab_size
         (prompt,) = parse_prompts(body.tokens, "tokens", vocab_size)
-        text = self._gateway.tokenizer.decode(prompt.ids or (), skip_special_tokens=False)
+        ids = prompt.ids or ()
+        check_length(self._gateway, "tokens", len(ids))
+        decode = self._gateway.tokenizer.decode
+        text = await self._gateway.tokenize(len(ids), decode, ids, skip_special_tokens=False)
         return json_response(Detokenized(text))

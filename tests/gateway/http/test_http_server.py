@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
+from rootlace.runtime.gateway.branches.core import INLINE_CHARACTERS
 from rootlace.runtime.gateway.drain import Drain
 from rootlace.runtime.gateway.http import health
 from rootlace.runtime.gateway.http.app import make_app, make_runner
@@ -455,3 +456,28 @@ async def test_logs_for_programs(
     assert "ZeroDivisionError" in fault["exception"]
     assert (access["method"], access["path"], access["status"]) == ("POST", "/generate", 500)
     assert access["seconds"] >= 0 and access["bytes"] > 0
+
+
+async def test_long_conversations_are_written_elsewhere_and_too_long_ones_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs: list[int] = []
+    there = served.gateway.tokenize
+
+    async def tokenize(cost: int, *args: Any, **kwargs: Any) -> Any:
+        costs.append(cost)
+        return await there(cost, *args, **kwargs)
+
+    monkeypatch.setattr(served.gateway, "tokenize", tokenize)
+    for count, status in ((3, 200), (2000, 200), (2**14 + 1, 400)):
+        body = {"messages": [{"role": "user", "content": "a"}] * count}
+        async with served.http.post("/v1/chat/completions", json=body) as reply:
+            assert reply.status == status
+    short, long = costs
+    assert short < INLINE_CHARACTERS < long
+    for path, body, param in (
+        ("/tokenize", {"prompt": "a" * (2**20 + 1)}, "prompt"),
+        ("/detokenize", {"tokens": [1] * (2**20 + 1)}, "tokens"),
+    ):
+        async with served.http.post(path, json=body) as reply:
+            assert reply.status == 400 and (await reply.json())["error"]["param"] == param

@@ -68,7 +68,7 @@ class Messages:
         body = await read_body(request, MessagesBody)
         model = check_model(self._gateway, body.model)
         wanted = replace(chat_request(body), adapter=adapter_of(self._gateway, model))
-        asked = _Request(model, self._chats.prepare(wanted))
+        asked = _Request(model, await self._chats.prepare(wanted))
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await self._chats.run(asked.prepared)

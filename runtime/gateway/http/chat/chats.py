@@ -19,8 +19,10 @@ from rootlace.runtime.gateway.http.sampling import make_params
 from rootlace.runtime.gateway.tokens.pieces import Piece
 from rootlace.wire.protocol import Chunk, Generated, Output, Part, Text, TokenLogprob
 
-# No model's context is longer; many megabytes of text would block a tokenizer thread for minutes.
-MAX_CHARACTERS = 4 * 2**20
+# Tokenizing so many characters takes about a second of a thread; models with a long context may be
+# given more, by so many characters for each of its tokens.
+MAX_CHARACTERS = 2**20
+_CHARACTERS_PER_TOKEN = 8
 # Enough to see what a prompt ends with.
 _END_CHARACTERS = 64
 
@@ -71,7 +73,7 @@ class Reader:
         self._parser = parser
         self._several = several
         self._calls = 0
-        self.thoughts = ""
+        self.thoughts: list[str] = []
         """What was read of the model's thoughts."""
         self._first = parser.feed(prefix) if parser is not None and prefix else []
 
@@ -89,7 +91,7 @@ class Reader:
         kept = []
         for delta in deltas:
             if isinstance(delta, Reasoning):
-                self.thoughts += delta.text
+                self.thoughts.append(delta.text)
             self._calls += isinstance(delta, CallBegin)
             if self._several or self._calls <= 1:
                 kept.append(delta)
@@ -110,8 +112,14 @@ class Chats:
             self._format = format_of(self._gateway.chat)
         return self._format
 
-    def prepare(self, request: ChatRequest) -> Prepared:
-        """Raises InvalidParameter for what the request must not ask."""
+    async def prepare(self, request: ChatRequest) -> Prepared:
+        """Raises InvalidParameter for what the request must not ask.
+
+        A long conversation is written in a thread: templates are interpreted.
+        """
+        return await self._gateway.tokenize(_length(request), self._prepare, request)
+
+    def _prepare(self, request: ChatRequest) -> Prepared:
         form = self.format
         tools = offered_tools(request.choice, request.tools)
         fields = dict(request.fields)
@@ -196,10 +204,10 @@ class Chats:
     async def encode(self, request: ChatRequest) -> list[int]:
         """The tokens of the conversation, with what is written for the model where it must call a
         tool. Raises InvalidParameter if it is too long to count."""
-        parts = self.prepare(request).job.parts
+        parts = (await self.prepare(request)).job.parts
         pieces = [Piece(part.text, part.special) for part in parts if isinstance(part, Text)]
         length = sum(len(piece.text) for piece in pieces)
-        check_length("messages", length)
+        check_length(self._gateway, "messages", length)
         return await self._gateway.tokenize(
             length,
             self._gateway.tokenizer.encode_pieces,
@@ -215,7 +223,7 @@ class Chats:
             Answer.of([*reader.feed(output.text), *reader.finish()])
             for reader, output in zip(readers, generated.outputs, strict=True)
         ]
-        thoughts = [reader.thoughts for reader in readers]
+        thoughts = ["".join(reader.thoughts) for reader in readers]
         return Ended(generated, await self._count(thoughts, generated)), answers
 
     async def stream(self, prepared: Prepared) -> AsyncGenerator[Said | Ended, None]:
@@ -230,7 +238,7 @@ class Chats:
                 for index, reader in enumerate(readers):
                     if rest := reader.finish():
                         yield Said(index, rest)
-                thoughts = [reader.thoughts for reader in readers]
+                thoughts = ["".join(reader.thoughts) for reader in readers]
                 yield Ended(event, await self._count(thoughts, event))
 
     async def _count(self, thoughts: Sequence[str], generated: Generated) -> int:
@@ -241,12 +249,18 @@ class Chats:
         return min(found, generated.usage.completion_tokens)
 
 
-def check_length(field: str, length: int) -> None:
+def check_length(gateway: Gateway, field: str, length: int) -> None:
     """Raises InvalidParameter for a text that is too long to be tokenized at once."""
-    if length > MAX_CHARACTERS:
-        raise InvalidParameter(
-            field, f"{length} characters, at most {MAX_CHARACTERS} are tokenized"
-        )
+    most = max(MAX_CHARACTERS, _CHARACTERS_PER_TOKEN * gateway.model_info.context_length)
+    if length > most:
+        raise InvalidParameter(field, f"{length} characters, at most {most} are tokenized")
+
+
+def _length(request: ChatRequest) -> int:
+    """A conversation's length, as characters of a text that takes as long to tokenize as the
+    template takes to write it."""
+    characters = sum(len(message.get("content") or "") for message in request.messages)
+    return characters // 64 + 16 * len(request.messages)
 
 
 def _end_of(parts: tuple[Part, ...]) -> str:

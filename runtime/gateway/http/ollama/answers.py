@@ -62,7 +62,7 @@ class Answers:
         messages, tools = messages_of(body.messages), tools_of(body.tools)
         wanted = self._wanted(body, model, messages, tools=tools)
         return await self._answer(
-            request, body, _asked(body, model, self._chats.prepare(wanted), True)
+            request, body, _asked(body, model, await self._chats.prepare(wanted), True)
         )
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -76,7 +76,7 @@ class Answers:
         if body.raw:
             prepared = self._chats.prepare_text(wanted, Prompt(text=body.prompt).parts())
         else:
-            prepared = self._chats.prepare(wanted)
+            prepared = await self._chats.prepare(wanted)
         return await self._answer(request, body, _asked(body, model, prepared, False))
 
     def _wanted(

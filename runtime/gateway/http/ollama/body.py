@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.body import MANY, Body
 from rootlace.runtime.gateway.http.chat.request import Tool as ChatTool
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -108,7 +108,7 @@ class AnswerBody(HandlingBody, kw_only=True):
 class ChatBody(AnswerBody, kw_only=True):
     """`POST /api/chat`."""
 
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], MANY] | None = None
     tools: list[Tool] | None = None
 
 

@@ -36,7 +36,7 @@ from rootlace.runtime.gateway.http.openai.conversation import (
     template_messages,
     tools_of,
 )
-from rootlace.runtime.gateway.http.openai.messages import Message, Tool
+from rootlace.runtime.gateway.http.openai.messages import Messages, Tool
 from rootlace.runtime.gateway.http.replies import (
     Envelope,
     UsageReply,
@@ -58,7 +58,7 @@ MAX_TOP_LOGPROBS = 20
 class ChatBody(SamplingBody, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -165,12 +165,12 @@ class ChatCompletions:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, CHAT_BODY)
         if body.stream:
-            return await stream_events(request, self._stream(self._parse(body)))
+            return await stream_events(request, self._stream(await self._parse(body)))
         return json_response(await self.answer(body))
 
     async def answer(self, body: ChatBody) -> ChatReply:
         """The whole reply."""
-        asked = self._parse(body)
+        asked = await self._parse(body)
         ended, answers = await self._chats.run(asked.prepared)
         choices = [
             self._choice(asked, index, output, answer)
@@ -181,11 +181,11 @@ class ChatCompletions:
         head = envelope("chatcmpl", "chat.completion", asked.model, asked.id)
         return {**head, "choices": choices, "usage": _usage(ended)}
 
-    def jobs(self, body: ChatBody) -> list[one_shot.Job]:
+    async def jobs(self, body: ChatBody) -> list[one_shot.Job]:
         """What is run for a body."""
-        return [self._parse(body).prepared.job]
+        return [(await self._parse(body)).prepared.job]
 
-    def _parse(self, body: ChatBody) -> _Request:
+    async def _parse(self, body: ChatBody) -> _Request:
         model = check_model(self._gateway, body.model)
         top = _top_logprobs(body)
         fields = sampling_fields(body, "openai")
@@ -218,7 +218,7 @@ class ChatCompletions:
         )
         return _Request(
             model=model,
-            prepared=self._chats.prepare(request),
+            prepared=await self._chats.prepare(request),
             top=top,
             usage_chunk=wants_usage(body),
             thoughts=body.include_reasoning is not False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.body import MANY, Body
 from rootlace.runtime.gateway.http.fields import ignored
 
 CACHED = ignored("every prompt is cached")
@@ -45,6 +45,9 @@ class Message(Body):
     audio: None = None
     annotations: list[Any] | None = None
     cache_control: Annotated[Any, CACHED] = None
+
+
+Messages = Annotated[list[Message], MANY]
 
 
 class Function(Body):

@@ -62,7 +62,7 @@ class Responses:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await read_body(request, RESPONSES_BODY)
-        asked = self._parse(body)
+        asked = await self._parse(body)
         if body.stream:
             return await stream_events(request, self._stream(asked), NAMED_EVENTS)
         ended, (answer,) = await self._chats.run(asked.prepared)
@@ -76,7 +76,7 @@ class Responses:
         self._store.delete(response_id, _owner())
         return json_response(Deleted(response_id, "response"))
 
-    def _parse(self, body: ResponsesBody) -> _Request:
+    async def _parse(self, body: ResponsesBody) -> _Request:
         model = check_model(self._gateway, body.model)
         check_include(body)
         before: tuple[dict[str, Any], ...] = ()
@@ -103,7 +103,7 @@ class Responses:
             handling=handling_of(body),
             adapter=adapter_of(self._gateway, model),
         )
-        prepared = self._chats.prepare(request)
+        prepared = await self._chats.prepare(request)
         return _Request(
             prepared,
             _head(body, model),

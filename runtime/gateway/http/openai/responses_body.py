@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from rootlace.runtime.gateway.http.body import Body
+from rootlace.runtime.gateway.http.body import MANY, Body
 from rootlace.runtime.gateway.http.chat.request import Tool, ToolChoice
 from rootlace.runtime.gateway.http.constraints import Asked, json_source
 from rootlace.runtime.gateway.http.errors import InvalidParameter
@@ -81,7 +81,7 @@ class ReasoningConfig(Body):
 class ResponsesBody(HandlingBody):
     """`POST /v1/responses`, but for what `with_sampling` adds. `cache_salt` is ours."""
 
-    input: str | list[Item]
+    input: str | Annotated[list[Item], MANY]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
