@@ -127,9 +127,9 @@ def test_forks_and_turns_and_a_pool_too_small(
         harness.finish()
         told = harness.outcomes[stem].token_ids
         for i in range(4):
-            harness.add([*prompts[0], *told[: 5 * i + 3], 60 + i], greedy(40), program="p")
+            harness.add([*prompts[0], *told[: 5 * i + 3], 60 + i], greedy(28), program="p")
         for i in range(6):
-            harness.add([*prompts[1][:30], i], greedy(60))
+            harness.add([*prompts[1][:30], i], greedy(48))
 
     harness = compare(plain, device, fill, num_blocks=28)
     assert harness.scheduler.stats()["retractions"] > 0

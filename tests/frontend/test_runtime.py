@@ -110,6 +110,8 @@ def test_every_keyword_has_its_place() -> None:
         "max_connections": "gateway.max_connections", "max_branches": "gateway.max_branches",
         "stream_interval": "gateway.stream_interval", "client_timeout": "gateway.client_timeout",
         "dtype": "engine.executor.dtype", "quantize": "engine.executor.quantize",
+        "weight_cache": "engine.executor.weight_cache",
+        "weight_cache_bytes": "engine.executor.weight_cache_bytes",
         "device": "engine.executor.device",
         "threads": "engine.executor.threads", "kernels": "engine.executor.kernels",
         "context_length": "engine.executor.context_length",
