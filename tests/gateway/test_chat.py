@@ -180,6 +180,11 @@ def test_formats_of_roles() -> None:
     assert thinking["tool"].begin == "<|im_start|>user\n<tool_response>\n"
 
 
+def test_a_template_that_writes_a_text_twice_has_no_format_of_its_own() -> None:
+    twice = CHATML.replace("message['content']", "message['content'] + message['content']")
+    assert ChatTemplate(twice).format == ChatTemplate(None).format
+
+
 def test_without_a_template() -> None:
     tokenizer = load("stories3M")
     chat = load_chat(FolderSource(folder_of("stories3M")), tokenizer)

@@ -106,6 +106,16 @@ def test_strict_names_what_no_mask_holds(schema: Any, pointer: str, keyword: str
         prepared.refuse_residuals("here (strict)")
 
 
+def test_keys_that_may_match_several_patterns(compiler: GrammarCompiler) -> None:
+    schema = {"patternProperties": {"^a": {"type": "integer"}, "b$": {"maximum": 3}}}
+    schema |= {"type": "object", "additionalProperties": False}
+    grammar = compiler.compile(json_schema=schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in ({"ax": 4}, {"xb": 3}, {"ab": 2}, {"ax": "4"}, {"ab": 4}, {"x": 1}):
+        taken = accepts(grammar, compiler.vocabulary, _dumped(value))
+        assert taken == validator.is_valid(value), value
+
+
 @pytest.mark.parametrize("negated", [{"const": {}}, {"maxProperties": 20}], ids=str)
 def test_strict_names_the_users_own_keyword(negated: Any) -> None:
     """Too many cases for the mask to tell apart."""
