@@ -131,9 +131,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("rootlace")
-    if name in _LAZY:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "testing":
+        return import_module("rootlace.testing")
+    if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -40,6 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "rootlace.client",
         "rootlace.trace",
     },
+    # Backends without a model, for the tests of programs.
+    "rootlace.testing": {"rootlace.wire", "rootlace.language", "rootlace.client"},
     # The other interpreter of the language: it knows nothing of runtimes.
     "rootlace.trace": {"rootlace.wire", "rootlace.language"},
     # What `import rootlace` gives.
@@ -206,6 +208,7 @@ MUST_NOT_IMPORT: dict[str, set[str]] = {
     "rootlace.language": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.client": HEAVY | SERVING | {"numpy"},
     "rootlace.program": HEAVY | SERVING | {"numpy", "zmq"},
+    "rootlace.testing": HEAVY | SERVING | {"numpy"},
     "rootlace.trace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace": HEAVY | SERVING | {"numpy", "zmq"},
     "rootlace.cli": HEAVY | SERVING | {"numpy"},

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rootlace.client.answer import Answer
-from rootlace.client.connection import Connection
+from rootlace.client.channel import Channel
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
 
 
 def compute(
-    connection: Connection,
+    connection: Channel,
     texts: Sequence[protocol.Text],
     program: str = "",
     adapter: str | None = None,
@@ -36,7 +36,7 @@ def compute(
     return branch, answers
 
 
-def close(connection: Connection, branch: int, cancel: bool = False) -> None:
+def close(connection: Channel, branch: int, cancel: bool = False) -> None:
     """Give the branch back once it is computed, or at once with `cancel`; its KV stays cached."""
     if cancel:
         connection.send(protocol.Cancel(connection.next_op(), branch), Answer())
@@ -44,9 +44,7 @@ def close(connection: Connection, branch: int, cancel: bool = False) -> None:
     connection.flush()
 
 
-def cache(
-    connection: Connection, texts: Sequence[protocol.Text], adapter: str | None = None
-) -> None:
+def cache(connection: Channel, texts: Sequence[protocol.Text], adapter: str | None = None) -> None:
     """Compute `texts` and keep nothing but their KV in the cache. Waits; raises typed errors."""
     branch, answers = compute(connection, texts, adapter=adapter)
     close(connection, branch)

@@ -17,13 +17,13 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
+from rootlace.client.channel import Counters, Sink
 from rootlace.client.completion import call_in_loop, call_together
-from rootlace.client.line import Counters, Line
+from rootlace.client.line import Line
 from rootlace.client.outbox import MAX_FRAME_BYTES, Outbox
 from rootlace.wire import protocol
 from rootlace.wire.errors import (
@@ -32,9 +32,6 @@ from rootlace.wire.errors import (
     ServerUnavailable,
     from_code,
 )
-
-Sink = Callable[[protocol.Event], None]
-"""Gets every event of one operation, in the I/O thread; the last one is terminal."""
 
 
 class Connection:

@@ -16,6 +16,7 @@ import msgspec
 
 from rootlace.client import vectors
 from rootlace.client.answer import Answer
+from rootlace.client.channel import Channel
 from rootlace.client.connection import Connection
 from rootlace.client.vectors import Content
 from rootlace.wire import protocol
@@ -54,7 +55,7 @@ class RuntimeEndpoint:
     def get_model_name(self) -> str:
         return self.model_info.name
 
-    def connect(self) -> Connection:
+    def connect(self) -> Channel:
         """The connection; a new one if the last was lost."""
         with self._lock:
             if self._connection is None or self._connection.lost is not None:

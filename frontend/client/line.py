@@ -5,26 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Self
 
 import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from rootlace.client.channel import Counters
 from rootlace.wire import protocol
 from rootlace.wire.errors import ProtocolError, RootlaceError, ServerUnavailable
 from rootlace.wire.sockets import MessageReader
-
-
-@dataclass
-class Counters:
-    """What went over one connection so far; `round_trips`: how often a program had to wait."""
-
-    messages_sent: int = 0
-    messages_received: int = 0
-    ops_sent: int = 0
-    round_trips: int = 0
 
 
 class Line:

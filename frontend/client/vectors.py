@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from rootlace.client.answer import Answer
-from rootlace.client.connection import Connection
+from rootlace.client.channel import Channel
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.protocol import VectorKind
@@ -18,7 +18,7 @@ Content = str | Sequence[int]
 
 
 def ask(
-    connection: Connection,
+    connection: Channel,
     texts: Sequence[Content],
     pooling: VectorKind | None,
     *,

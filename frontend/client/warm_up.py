@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rootlace.client.answer import Answer
-from rootlace.client.connection import Connection
+from rootlace.client.channel import Channel
 from rootlace.language import sampling
 from rootlace.language.expressions import Expression, Gen, gen, items
 from rootlace.wire import protocol
@@ -25,7 +25,7 @@ def first_uses(what: bool | Expression) -> list[Gen]:
     return found
 
 
-def generate_once(connection: Connection, asked: Sequence[Gen]) -> None:
+def generate_once(connection: Channel, asked: Sequence[Gen]) -> None:
     """Generate a few tokens for each. Raises the runtime's typed errors."""
     answers = [answer for each in asked for answer in _generate(connection, each)]
     connection.flush()
@@ -33,7 +33,7 @@ def generate_once(connection: Connection, asked: Sequence[Gen]) -> None:
         answer.get()
 
 
-def _generate(connection: Connection, expression: Gen) -> list[Answer]:
+def _generate(connection: Channel, expression: Gen) -> list[Answer]:
     options = {"temperature": 0.0, **expression.options, "max_tokens": _TOKENS, "min_tokens": 0}
     asked = sampling.resolve({}, options)
     branch = connection.next_branch()

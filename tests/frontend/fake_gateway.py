@@ -1,7 +1,7 @@
 """A gateway without a model: it speaks the protocol over a real socket and writes what it is told.
 
-One thread, one ROUTER socket. The order of operations, broken branches, quotes and closing follow
-docs/architecture.md; the text of a `Generate` comes from `script(text, op)`, which may raise a
+One thread, one ROUTER socket; what `rootlace.testing` has behind it, with a token for each
+character. The text of a `Generate` comes from `script(text, op)`, which may raise a
 `RootlaceError` to fail the operation. `hold()` stops all generation until `release()`, so that
 tests can look at a program in the middle without any timing.
 """
@@ -17,8 +17,10 @@ from typing import Any
 
 import zmq
 
+from rootlace.testing.machine import Ask, BranchText, Machine
+from rootlace.testing.replies import generated, selected
 from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidRequest, RootlaceError, Unauthorized
+from rootlace.wire.errors import InvalidRequest, Unauthorized
 
 Script = Callable[[str, protocol.Generate], Any]
 Chooser = Callable[[str, protocol.Select], int]
@@ -39,25 +41,6 @@ def default_script(text: str, op: protocol.Generate) -> str:
 
 def default_chooser(text: str, op: protocol.Select) -> int:
     return zlib.crc32(text.encode()) % len(op.choices)
-
-
-class FakeBranch:
-    def __init__(self, parent: FakeBranch | None) -> None:
-        self.parent = parent
-        self.started = parent is None
-        self.text = ""
-        self.start = 0
-        self.queue: deque[protocol.Op] = deque()
-        self.received = 0
-        self.finished = 0
-        self.broken = ""
-        self.parts: list[protocol.Part] = []
-
-
-class Peer:
-    def __init__(self) -> None:
-        self.branches: dict[int, FakeBranch] = {}
-        self.waits: dict[int, list[tuple[FakeBranch, int]]] = {}
 
 
 class FakeGateway:
@@ -86,7 +69,7 @@ class FakeGateway:
         self.frames = 0
         self.flushes = 0
         self.silent = False
-        self.peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, Machine] = {}
         self._held = False
         self._commands: deque[Callable[[], object]] = deque()
         self._stopping = False
@@ -103,7 +86,7 @@ class FakeGateway:
 
     @property
     def open_branches(self) -> int:
-        return sum(len(peer.branches) for peer in list(self.peers.values()))
+        return sum(len(machine.branches) for machine in list(self.peers.values()))
 
     def hold(self) -> None:
         self._held = True
@@ -111,8 +94,8 @@ class FakeGateway:
     def release(self) -> None:
         def go() -> None:
             self._held = False
-            for identity in list(self.peers):
-                self._advance(identity)
+            for machine in list(self.peers.values()):
+                machine.advance()
 
         self._commands.append(go)
 
@@ -149,22 +132,22 @@ class FakeGateway:
             if isinstance(op, protocol.Hello):
                 self._hello(identity, op)
             elif identity not in self.peers:
-                self._fail(identity, 0, InvalidRequest("who are you?"))
+                error = InvalidRequest("who are you?")
+                self._reply(identity, protocol.Failed(0, error.code, str(error)))
             else:
-                self._take(identity, self.peers[identity], op)
-        self._advance(identity)
+                self._take(identity, op)
+        if identity in self.peers:
+            self.peers[identity].advance()
 
     def _hello(self, identity: bytes, op: protocol.Hello) -> None:
         if op.api_key != self.api_key:
-            self._fail(identity, 0, Unauthorized("the API key is wrong"))
+            error = Unauthorized("the API key is wrong")
+            self._reply(identity, protocol.Failed(0, error.code, str(error)))
             return
-        self.peers[identity] = Peer()
+        self.peers[identity] = Machine(self._answer, lambda event: self._reply(identity, event))
         self._reply(identity, protocol.Welcome(0, protocol.PROTOCOL_VERSION, self.model))
 
-    def _fail(self, identity: bytes, op: int, error: RootlaceError) -> None:
-        self._reply(identity, protocol.Failed(op, error.code, str(error)))
-
-    def _take(self, identity: bytes, peer: Peer, op: protocol.Op) -> None:
+    def _take(self, identity: bytes, op: protocol.Op) -> None:
         if isinstance(op, protocol.Ping):
             self._reply(identity, protocol.Done(op.op))
         elif isinstance(op, protocol.Goodbye):
@@ -174,158 +157,14 @@ class FakeGateway:
             self._reply(identity, protocol.Done(op.op))
         elif isinstance(op, protocol.GetStatus):
             self._reply(identity, protocol.Status(op.op, {"branches": self.open_branches}))
-        elif isinstance(op, protocol.Open):
-            parent = None
-            if op.parent is not None:
-                parent = peer.branches.get(op.parent)
-                if parent is None:
-                    self._fail(identity, op.op, InvalidRequest(f"unknown branch {op.parent}"))
-                    return
-            peer.branches[op.branch] = FakeBranch(parent)
-            self._enqueue(parent or peer.branches[op.branch], op)
-        elif isinstance(op, protocol.Cancel):
-            self._cancel(identity, peer, op)
         else:
-            branch = peer.branches.get(op.branch)
-            if branch is None:
-                self._fail(identity, op.op, InvalidRequest(f"unknown branch {op.branch}"))
-                return
-            if isinstance(op, protocol.Append):
-                quoted = [p.branch for p in op.parts if isinstance(p, protocol.Quote)]
-                sources = [peer.branches[b] for b in quoted]
-                peer.waits[op.op] = [(source, source.received) for source in sources]
-            self._enqueue(branch, op)
+            self.peers[identity].take(op)
 
-    def _enqueue(self, branch: FakeBranch, op: protocol.Op) -> None:
-        branch.queue.append(op)
-        branch.received += 1
-
-    def _cancel(self, identity: bytes, peer: Peer, op: protocol.Cancel) -> None:
-        branch = peer.branches.get(op.branch)
-        if branch is None:
-            self._fail(identity, op.op, InvalidRequest(f"unknown branch {op.branch}"))
-            return
-        branch.broken = branch.broken or "cancelled by the client"
-        branch.started = True
-        self._reply(identity, protocol.Done(op.op))
-
-    def _advance(self, identity: bytes) -> None:
-        """Run everything that can run."""
-        peer = self.peers.get(identity)
-        moved = peer is not None
-        while moved and peer is not None:
-            moved = False
-            for number, branch in list(peer.branches.items()):
-                while branch.started and branch.queue:
-                    if not self._run(identity, peer, number, branch, branch.queue[0]):
-                        break
-                    branch.queue.popleft()
-                    branch.finished += 1
-                    moved = True
-
-    def _run(
-        self, identity: bytes, peer: Peer, number: int, branch: FakeBranch, op: protocol.Op
-    ) -> bool:
-        """One operation; False if it cannot run yet."""
-        if isinstance(op, protocol.Close):
-            peer.branches.pop(number, None)
-            self._reply(identity, protocol.Done(op.op))
-            return True
-        try:
-            if branch.broken:
-                if isinstance(op, protocol.Open) and op.branch in peer.branches:
-                    child = peer.branches[op.branch]
-                    child.started, child.broken = True, branch.broken
-                self._reply(identity, protocol.Failed(op.op, "cancelled", branch.broken))
-                return True
-            events = self._perform(peer, branch, op)
-        except RootlaceError as error:
-            branch.broken = str(error)
-            self._fail(identity, op.op, error)
-            return True
-        if events is None:
-            return False
-        self._reply(identity, *events)
-        return True
-
-    def _perform(
-        self, peer: Peer, branch: FakeBranch, op: protocol.Op
-    ) -> list[protocol.Event] | None:
-        if isinstance(op, protocol.Open):
-            child = peer.branches.get(op.branch)
-            if child is not None and child.parent is not None:
-                child.text, child.start, child.started = branch.text, len(branch.text), True
-            return [protocol.Done(op.op)]
-        if isinstance(op, protocol.Append):
-            if any(source.finished < count for source, count in peer.waits[op.op]):
-                return None
-            quoted = iter(peer.waits.pop(op.op))
-            for part in op.parts:
-                branch.parts.append(part)
-                if isinstance(part, protocol.Text):
-                    branch.text += part.text
-                elif isinstance(part, protocol.Tokens):
-                    branch.text += "".join(f"[{token}]" for token in part.ids)
-                else:
-                    source = next(quoted)[0]
-                    if source.broken:
-                        raise InvalidRequest(f"the quoted branch is broken: {source.broken}")
-                    branch.text += source.text[source.start :]
-            return [protocol.Done(op.op)]
-        if isinstance(op, protocol.Prefill):
-            return [protocol.Done(op.op, usage=protocol.Usage(prompt_tokens=len(branch.text)))]
+    def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event] | None:
         if self._held:
             return None
-        if isinstance(op, protocol.Generate):
-            return self._generate(branch, op)
-        assert isinstance(op, protocol.Select)
-        index = self.chooser(branch.text, op)
-        scores = tuple(-1.0 - abs(i - index) for i in range(len(op.choices)))
-        tokens = tuple(
-            (protocol.TokenLogprob(7, c, s),) for c, s in zip(op.choices, scores, strict=True)
-        )
-        choice = op.choices[index]
-        branch.text += choice
-        usage = protocol.Usage(prompt_tokens=len(branch.text))
-        return [protocol.Selected(op.op, choice, index, scores, usage, tokens)]
-
-    def _generate(self, branch: FakeBranch, op: protocol.Generate) -> list[protocol.Event]:
-        events: list[protocol.Event] = []
-        outputs = []
+        if isinstance(op, protocol.Select):
+            return selected(op, branch.text, self.chooser(branch.text, op), list)
         written = self.script(branch.text, op)
         samples = [written] * op.params.n if isinstance(written, str) else list(written)
-        for index, sample in enumerate(samples):
-            text, reason, matched = cut(sample, op.params)
-            ids = tuple(range(len(text)))
-            logprobs = ()
-            if op.params.logprobs:
-                logprobs = tuple(protocol.TokenLogprob(i, c, -0.5) for i, c in enumerate(text))
-            outputs.append(protocol.Output(text, ids, reason, matched, logprobs))
-            if op.stream:
-                for start in range(0, len(text), 3):
-                    piece = text[start : start + 3]
-                    events.append(
-                        protocol.Chunk(
-                            op.op,
-                            index,
-                            piece,
-                            ids[start : start + 3],
-                            logprobs[start : start + 3],
-                        )
-                    )
-        usage = protocol.Usage(
-            prompt_tokens=len(branch.text), completion_tokens=sum(len(o.text) for o in outputs)
-        )
-        branch.text += outputs[0].text
-        return [*events, protocol.Generated(op.op, tuple(outputs), usage)]
-
-
-def cut(text: str, params: protocol.SamplingParams) -> tuple[str, Any, str | None]:
-    """Apply stop strings and the token limit (a token is a character here)."""
-    found = [(text.find(stop), stop) for stop in params.stop if stop in text]
-    if found:
-        position, stop = min(found)
-        return text[:position], "stop", stop
-    if params.max_tokens is not None and len(text) > params.max_tokens:
-        return text[: params.max_tokens], "length", None
-    return text, "stop", None
+        return generated(op, branch.text, samples, list, chunk=3)

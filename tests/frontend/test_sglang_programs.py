@@ -117,7 +117,7 @@ def test_select_and_its_meta_information(gateway: FakeGateway) -> None:
     assert state["truth"] == " false"
     meta = state.get_meta_info("truth")
     assert meta["normalized_prompt_logprobs"] == [-2.0, -1.0]
-    assert meta["input_token_logprobs"][1] == [(-1.0, 7, " false")]
+    assert meta["input_token_logprobs"][1] == [(-1.0, 1, " false")]
     methods = [op.method for op in gateway.sent(protocol.Select)]
     assert methods == ["token_length_normalized", "greedy_token_selection"]
 

@@ -1,0 +1,19 @@
+"""Testing programs without a model, a server or a process: in milliseconds.
+
+    from rootlace.testing import Scripted
+
+    def test_triage():
+        backend = Scripted(label="refund")
+        assert triage.run("I want my money back", backend=backend)["label"] == "refund"
+        assert backend.calls[0].prompt.endswith("Label: ")
+
+`Scripted` is a backend that says what it is told to say; `Recorded` one that says what a real one
+said when the cassette was recorded. `plugin` has both as fixtures for pytest, which finds them
+where the package is installed. Behind them stand `machine`, which does a client's operations in
+their order, `replies`, which makes events of texts, and `channel`, a connection without a socket.
+"""
+
+from rootlace.testing.recorded import Recorded
+from rootlace.testing.scripted import Call, Scripted
+
+__all__ = ["Call", "Recorded", "Scripted"]

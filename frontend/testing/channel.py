@@ -1,0 +1,92 @@
+"""A connection without a socket: operations are done where they are sent."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+
+from rootlace.client.channel import Counters, Sink
+from rootlace.client.connection import pack
+from rootlace.testing.machine import Answer, Machine
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+
+
+class LocalChannel:
+    """Does the operations of a client with a `Machine`, in the thread that sends them; one at a
+    time, whoever sends. Events come before `send` returns, or to whoever is at it already."""
+
+    def __init__(
+        self,
+        model: protocol.ModelInfo,
+        answer: Answer,
+        spell: Callable[[int], str] = "[{}]".format,
+    ) -> None:
+        self.counters = Counters()
+        self.lost: RootlaceError | None = None
+        self._model = model
+        self._ids = itertools.count(1)
+        self._session = uuid.uuid4().hex
+        self._sinks: dict[int, Sink] = {}
+        self._machine = Machine(answer, self._emit, spell)
+        self._inbox: deque[protocol.Op] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> protocol.ModelInfo:
+        return self._model
+
+    @property
+    def open_branches(self) -> int:
+        return len(self._machine.branches)
+
+    def next_op(self) -> int:
+        return next(self._ids)
+
+    next_branch = next_op
+
+    def next_program(self) -> str:
+        return f"{self._session}-{next(self._ids)}"
+
+    def send(self, op: protocol.Op, sink: Sink) -> None:
+        pack(op)  # what no frame can carry is refused here, too
+        self._sinks[op.op] = sink
+        self._inbox.append(op)
+        self.counters.ops_sent += 1
+        # A sink may send: what is under way takes it up.
+        while self._inbox and self._lock.acquire(blocking=False):
+            try:
+                while self._inbox:
+                    self._do(self._inbox.popleft())
+            finally:
+                self._lock.release()
+
+    def _do(self, op: protocol.Op) -> None:
+        if isinstance(op, protocol.FlushCache | protocol.Ping):
+            self._emit(protocol.Done(op.op))
+        elif isinstance(op, protocol.GetStatus):
+            self._emit(protocol.Status(op.op, {"branches": self.open_branches}))
+        elif hasattr(op, "branch"):
+            self._machine.take(op)
+            self._machine.advance()
+        else:
+            error = InvalidRequest(f"there is no {type(op).__name__} here")
+            self._emit(protocol.Failed(op.op, error.code, str(error)))
+
+    def _emit(self, event: protocol.Event) -> None:
+        chunk = isinstance(event, protocol.Chunk)
+        sink = self._sinks.get(event.op) if chunk else self._sinks.pop(event.op, None)
+        if sink is not None:
+            sink(event)
+
+    def flush(self) -> None:
+        pass
+
+    def count_round_trip(self) -> None:
+        self.counters.round_trips += 1
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,56 @@
+"""Fixtures for pytest, which finds them where the package is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from rootlace.testing import Recorded, Scripted
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("rootlace").addoption(
+        "--rootlace-record",
+        metavar="URL",
+        help="ask the server at URL what the cassettes of the tests do not have yet",
+    )
+
+
+@pytest.fixture
+def scripted(_default_backend: Callable[[Any], None]) -> Callable[..., Scripted]:
+    """Makes a `rootlace.testing.Scripted`, on which the test's programs run from then on."""
+
+    def make(*replies: Any, **options: Any) -> Scripted:
+        from rootlace.testing import Scripted
+
+        backend = Scripted(*replies, **options)
+        _default_backend(backend)
+        return backend
+
+    return make
+
+
+@pytest.fixture
+def cassette(request: pytest.FixtureRequest, _default_backend: Callable[[Any], None]) -> Recorded:
+    """The test's programs run on what was recorded for it, in `cassettes/` beside its file; see
+    --rootlace-record."""
+    from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.testing import Recorded
+
+    url = request.config.getoption("--rootlace-record")
+    name = f"{request.path.stem}-{request.node.name}.json".replace("/", "-")
+    path = request.path.parent / "cassettes" / name
+    backend = Recorded(path, RuntimeEndpoint(url) if url else None)
+    _default_backend(backend)
+    return backend
+
+
+@pytest.fixture
+def _default_backend() -> Iterator[Callable[[Any], None]]:
+    from rootlace.client.default import set_default_backend
+
+    yield set_default_backend
+    set_default_backend(None)

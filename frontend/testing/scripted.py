@@ -1,0 +1,213 @@
+"""A backend that says what it is told to say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rootlace.client.channel import Channel
+from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.language.tools import as_text
+from rootlace.testing.channel import LocalChannel
+from rootlace.testing.machine import Ask, BranchText
+from rootlace.testing.replies import Tokenize, generated, selected
+from rootlace.wire import protocol
+from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.sampling import SamplingParams
+
+CHAT = protocol.ChatFormat(
+    roles={
+        role: protocol.RoleFormat(begin=f"<|{role}|>", end="<|end|>")
+        for role in ("system", "user", "assistant", "tool")
+    },
+)
+_TOKEN = re.compile(r"\s*\S+|\s+")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A `gen` or `select` that a program asked for: the text before it, and what was replied."""
+
+    prompt: str
+    op: Ask
+    reply: str
+
+    @property
+    def name(self) -> str:
+        """Its variable, "" for none."""
+        return self.op.name
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters of a `gen`."""
+        return self.op.params if isinstance(self.op, protocol.Generate) else SamplingParams()
+
+    @property
+    def constraint(self) -> protocol.Constraint | None:
+        return self.op.constraint if isinstance(self.op, protocol.Generate) else None
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Those of a `select`."""
+        return self.op.choices if isinstance(self.op, protocol.Select) else ()
+
+
+class Scripted(RuntimeEndpoint):
+    """A backend whose replies are known: `Scripted(answer="yes")` by the variable's name, or
+    `Scripted({"capital of Norway": "Oslo"})` by a pattern (of `re`) that is found in the prompt;
+    names first, then patterns in their order, then `default`.
+
+    A reply is a text; an exception, with which the operation fails; another value, which is
+    written as JSON; a function of the prompt that gives one of these; or a list of replies, which
+    are given in turn, each once. All replies in turn: `Scripted(["a", "b"])`. That of a `select` is
+    one of its choices. A reply that breaks its constraint fails, unless `check` is False. Texts are
+    cut at stop strings and at `max_tokens`, counted as `tokenize` cuts a text (words, by default),
+    and prompts are cached as in a tree.
+
+    `calls` are the generations and selections that were asked for, in their order.
+    """
+
+    def __init__(
+        self,
+        replies: Any = None,
+        /,
+        *,
+        default: Any = None,
+        check: bool = True,
+        tokenize: Tokenize = _TOKEN.findall,
+        chat: protocol.ChatFormat = CHAT,
+        **by_name: Any,
+    ) -> None:
+        patterns = replies if isinstance(replies, Mapping) else {}
+        self._named = {name: _turns(reply) for name, reply in by_name.items()}
+        self._patterns = [(re.compile(key), _turns(reply)) for key, reply in patterns.items()]
+        rest = default if isinstance(replies, Mapping) or replies is None else replies
+        self._default = None if rest is None else _turns(rest)
+        self._check = check
+        self._tokenize = tokenize
+        self._cached: dict[str, Any] = {}
+        self._ids: dict[str, int] = {}
+        self.calls: list[Call] = []
+        self.url = "scripted"
+        model = protocol.ModelInfo("scripted", "scripted", 1 << 20, 1 << 16, 1 << 20, 16, chat)
+        self._channel = LocalChannel(model, self._answer, self._spell)
+
+    def connect(self) -> Channel:
+        return self._channel
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def open_branches(self) -> int:
+        """Branches that no program has given back yet."""
+        return self._channel.open_branches
+
+    def _answer(self, branch: BranchText, op: Ask) -> list[protocol.Event]:
+        prompt = branch.text
+        cached = self._reuse(prompt)
+        if isinstance(op, protocol.Select):
+            said = self._reply(prompt, op)
+            if said not in op.choices:
+                raise InvalidRequest(f"the scripted reply {said!r} is none of {list(op.choices)}")
+            index = op.choices.index(said)
+            events = selected(op, prompt, index, self._tokenize, cached=cached)
+        else:
+            texts = [self._reply(prompt, op) for _ in range(op.params.n)]
+            events = generated(
+                op, prompt, texts, self._tokenize, number=self._number, cached=cached
+            )
+            said = texts[0]
+        self._reuse(prompt + said)
+        return events
+
+    def _reply(self, prompt: str, op: Ask) -> str:
+        what = "select" if isinstance(op, protocol.Select) else "gen"
+        asked = f"{what}({op.name!r}) after {_end(prompt)}"
+        turns = self._find(prompt, op)
+        if turns is None:
+            raise InvalidRequest(
+                f"nothing is scripted for {what}({op.name!r}) after {_end(prompt)}"
+            )
+        try:
+            reply = next(turns)
+        except StopIteration:
+            raise InvalidRequest(f"no reply is left for {asked}") from None
+        if callable(reply) and not isinstance(reply, type):
+            reply = reply(prompt)
+        if isinstance(reply, RootlaceError):
+            raise reply
+        if isinstance(reply, BaseException):
+            raise RootlaceError(f"{type(reply).__name__}: {reply}")
+        text = as_text(reply)
+        self.calls.append(Call(prompt, op, text))
+        if self._check and isinstance(op, protocol.Generate) and op.constraint is not None:
+            check(text, op.constraint)
+        return text
+
+    def _find(self, prompt: str, op: Ask) -> Iterator[Any] | None:
+        if op.name in self._named:
+            return self._named[op.name]
+        for pattern, turns in self._patterns:
+            if pattern.search(prompt):
+                return turns
+        return self._default
+
+    def _number(self, _: int, token: str) -> int:
+        return self._ids.setdefault(token, len(self._ids))
+
+    def _spell(self, token_id: int) -> str:
+        return next((token for token, known in self._ids.items() if known == token_id), "?")
+
+    def _reuse(self, text: str) -> int:
+        """How many of its tokens were there; from now on, all are."""
+        node, found = self._cached, 0
+        for token in self._tokenize(text):
+            found += token in node
+            node = node.setdefault(token, {})
+        return found
+
+    def __repr__(self) -> str:
+        return f"Scripted({len(self.calls)} calls)"
+
+
+def _turns(reply: Any) -> Iterator[Any]:
+    if isinstance(reply, (list, tuple)):
+        return iter(reply)
+    return iter(lambda: reply, _NEVER)
+
+
+_NEVER = object()
+
+
+def _end(prompt: str) -> str:
+    return repr(prompt if len(prompt) <= 80 else f"...{prompt[-77:]}")
+
+
+def check(text: str, constraint: protocol.Constraint) -> None:
+    """Raise InvalidRequest for a text that breaks a pattern, choices, or a JSON schema (whether it
+    is JSON; with the jsonschema package, whether it is valid)."""
+    source = constraint.source
+    if constraint.kind == "regex" and not re.fullmatch(source, text):
+        raise InvalidRequest(f"the scripted reply {text!r} does not match the pattern {source!r}")
+    if constraint.kind == "choices" and text not in json.loads(source):
+        raise InvalidRequest(f"the scripted reply {text!r} is none of {source}")
+    if constraint.kind == "json_schema":
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequest(f"the scripted reply {text!r} is no JSON: {error}") from None
+        _validate(value, json.loads(source))
+
+
+def _validate(value: Any, schema: Any) -> None:
+    try:
+        import jsonschema
+    except ImportError:
+        return
+    error = next(iter(jsonschema.Draft202012Validator(schema).iter_errors(value)), None)
+    if error is not None:
+        raise InvalidRequest(f"the scripted reply does not fit its schema: {error.message}")
