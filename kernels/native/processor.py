@@ -22,18 +22,19 @@ class InstructionSet:
 
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_BFLOAT16 = _V4 | {"avx512_bf16"}
-_TILES = _BFLOAT16 | {"amx_tile", "amx_bf16"}
+_BFLOAT16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_TILES = _BFLOAT16 | {"amx_tile", "amx_bf16", "amx_int8"}
+_VECTORS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 _X86 = (
-    InstructionSet("amx", _TILES, ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
-    InstructionSet("avx512-bf16", _BFLOAT16, ("-march=x86-64-v4", "-mavx512bf16")),
+    InstructionSet("amx", _TILES, (*_VECTORS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")),
+    InstructionSet("avx512-bf16", _BFLOAT16, _VECTORS),
     InstructionSet("avx512", _V4, ("-march=x86-64-v4",)),
     InstructionSet("avx2", _V3, ("-march=x86-64-v3",)),
     InstructionSet("generic", frozenset(), ("-march=x86-64",)),
 )
 _NEON = frozenset({"asimd"})
 _ARM = (
-    InstructionSet("neon-bf16", _NEON | {"bf16"}, ("-march=armv8.2-a+bf16",)),
+    InstructionSet("neon-bf16", _NEON | {"bf16", "asimddp"}, ("-march=armv8.2-a+bf16+dotprod",)),
     InstructionSet("neon", _NEON, ("-march=armv8-a",)),
 )
 INSTRUCTION_SETS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}

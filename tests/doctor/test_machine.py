@@ -18,13 +18,13 @@ V3 = "avx avx2 bmi1 bmi2 f16c fma abm movbe"
 V4 = "avx512f avx512bw avx512cd avx512dq avx512vl"
 EPYC = f"""processor : 0
 model name\t: AMD EPYC 9755
-flags\t\t: fpu sse2 {V3} {V4} avx512_bf16
+flags\t\t: fpu sse2 {V3} {V4} avx512_bf16 avx512_vnni
 
 processor : 1
 model name\t: another
-flags\t\t: fpu {V3} {V4} avx512_bf16 amx_tile amx_bf16
+flags\t\t: fpu {V3} {V4} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8
 """
-NEOVERSE = "processor : 0\nFeatures\t: fp asimd bf16 i8mm\n"
+NEOVERSE = "processor : 0\nFeatures\t: fp asimd asimddp bf16 i8mm\n"
 
 
 def cpuinfo(root: Path, text: str) -> Path:

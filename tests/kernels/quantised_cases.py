@@ -81,6 +81,31 @@ def make(
     return Quantised(scheme, values, **parts)
 
 
+def integers_are_multiplied(instructions: str, weight: Quantised, dtype: torch.dtype) -> bool:
+    """Whether native kernels multiply activations of `dtype` by a weight's codes as they are."""
+    return (
+        dtype == BFLOAT16
+        and weight.kind == "int8"
+        and weight.group == weight.shape[1]
+        and weight.offsets is None
+        and instructions.removesuffix("-twin") not in ("generic", "neon")
+    )
+
+
+def integer_product(x: torch.Tensor, weight: Quantised) -> torch.Tensor:
+    """That product, float32, as src/byte_rows.h has it: sums are exact, and what is rounded is
+    rounded in its order."""
+    most = torch.tensor(127.0 * 256 + 127)
+    largest = x.float().abs().amax(1, keepdim=True)
+    steps = torch.where(largest > 0, most / largest, 0)
+    numbers = torch.round(x.float() * steps).double()
+    high = ((numbers + 128) / 256).floor()
+    codes = weight.values.double().T
+    sums = [(part @ codes).float() for part in (high, numbers - 256 * high)]
+    scales = weight.scales.float() if weight.units is None else weight.scales * weight.units.float()
+    return (sums[0] * 256 + sums[1]) * (largest / most) * scales.T
+
+
 def number(codes: str, code: int) -> float:
     """What a code stands for, by its format's definition."""
     if codes == "int8":

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rootlace.kernels import Dense, Weight
+from rootlace.kernels import Dense, Scheme, Weight
+from rootlace.kernels.reference.linear import quantise
 from rootlace.runtime.config import CacheConfig, ExecutorConfig
 from rootlace.runtime.model.checkpoint.config import ModelConfig
 from rootlace.runtime.model.checkpoint.loader import load_weights
-from rootlace.runtime.model.checkpoint.weights import ExpertWeights
+from rootlace.runtime.model.checkpoint.rounding import rounded
+from rootlace.runtime.model.checkpoint.weights import ExpertWeights, LayerWeights, ModelWeights
 from rootlace.runtime.model.decoder.mixture import added_up, choose
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.runtime.model.families.spec import Experts
@@ -90,3 +94,39 @@ def test_experts_are_read_one_by_one(name: str, tmp_path: Path) -> None:
         read += [weakref.ref(weight.matrix) for weight in (expert.gate_up, expert.down)]
         assert sum(matrix() is not None for matrix in read) <= 4
     assert len(read) == 2 * len(weights.layers[0].experts)
+
+
+def test_experts_of_unlike_codes(tmp_path: Path) -> None:
+    """In bfloat16: of one expert codes are unpacked, of the others they are multiplied as they are."""
+    skip_without("native")
+    save(configs()["qwen2_moe"], tmp_path)
+
+    def unlike(*given: Any) -> ModelWeights:
+        weights = rounded(load_weights, "int8")(*given)
+        exact = load_weights(*given)
+
+        def layer(index: int) -> LayerWeights:
+            first, *others = weights.layers[index].experts
+            of = exact.layers[index].experts[0]
+            parts = {
+                name: quantise(getattr(of, name).matrix, Scheme("int8", 16))
+                for name in ("gate_up", "down")
+            }
+            experts = (replace(first, **parts), *others)
+            return replace(weights.layers[index], experts=experts)
+
+        return replace(weights, layers=tuple(map(layer, range(len(weights.layers)))))
+
+    def scores(dtype: str, weights_of: Any, lengths: list[int]) -> list[np.ndarray]:
+        executor = ExecutorConfig(model=str(tmp_path), kernels="native", threads=2, dtype=dtype)
+        runner = ModelRunner.load(executor, CacheConfig(16, 60), 512, 16, weights_of=weights_of)
+        blocks = Blocks(runner.num_blocks, 16)
+        tokens = np.random.default_rng(0).integers(3, 199, 90).tolist()
+        work = [Work(Row(blocks, tokens[:length]), score_from=1) for length in lengths]
+        return [part.logprobs for part in runner.run(make_plan(work)).prompt_scores]
+
+    alone = scores("bfloat16", unlike, [90])[0]
+    long, short = scores("bfloat16", unlike, [90, 40])
+    assert np.array_equal(long, alone) and np.array_equal(short, alone[:39])
+    exact = scores("float32", unlike, [90])[0]
+    assert np.abs(alone - exact).max() < 0.1

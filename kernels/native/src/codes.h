@@ -10,6 +10,10 @@
 // of four bits are two vectors of 32-bit words, in which digit n of a word (from the lowest) belongs
 // to the number in the word's place in the n-th of the rows that the vector stands for. A tile unit
 // has them otherwise (`by_column`): see tile_codes.h.
+//
+// Integers of eight bits with a scale for each output are multiplied as they are (`as_bytes`), by
+// activations that are such integers, too: see byte_rows.h. Four inputs of a column are a 32-bit word,
+// and words lie as a panel's words of numbers do.
 #pragma once
 
 #include <algorithm>
@@ -24,6 +28,8 @@
 namespace rootlace {
 
 constexpr int CHUNK = 16;
+constexpr int BYTE_DEPTH = 64;  // inputs of a tile of bytes; products are with whole ones
+constexpr int MOST_BYTE_INPUTS = 32768;
 
 inline int size_of(int32_t numbers) {
   switch (numbers) {
@@ -41,12 +47,15 @@ struct CodeLayout {
   RlScheme scheme;
   int vecs, chunks, group_chunks, unit_chunks;
   bool by_column;  // chunks come in pairs, each the codes of 16 columns side by side
+  bool as_bytes;
+  int rows;  // of words, of a vector of `as_bytes`, that lie one behind the other
   size_t chunk_bytes, head_bytes;
 
   CodeLayout() = default;
-  CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles)
-      : scheme(given), vecs(vecs), chunks(chunks) {
+  CodeLayout(const RlScheme& given, int vecs, int chunks, bool tiles, bool as_bytes)
+      : scheme(given), vecs(vecs), chunks(chunks), as_bytes(as_bytes) {
     by_column = tiles && scheme.codes == RL_FOUR_BITS;
+    rows = tiles ? BYTE_DEPTH / 4 : 1;
     group_chunks = scheme.group ? scheme.group / CHUNK : chunks;
     // Pairs of chunks are within a unit. (Where there are numbers of units, they are.)
     if (by_column && group_chunks * scheme.unit_groups % 2) scheme.unit_groups *= 2;
@@ -65,6 +74,13 @@ struct CodeLayout {
     const int together = by_column ? 2 : 1;
     return head(chunk, vecs) +
            (static_cast<size_t>(chunk % unit_chunks) * vecs + vec * together) * chunk_bytes;
+  }
+
+  // Where the code of an input and of a vector's column is, of `as_bytes`.
+  size_t byte(int input, int vec, int lane) const {
+    const int row = input / 4;
+    const size_t words = (row / rows * vecs + vec) * static_cast<size_t>(rows) + row % rows;
+    return head(0, vecs) + (words * LANES + lane) * 4 + input % 4;
   }
 
   // Places in a head.
@@ -87,11 +103,16 @@ struct Codes {
   template <class Panels>
   Codes(const Panels& panels, const RlScheme* schemes) {
     if (!schemes) return;
+    const bool bytes = Panels::BYTES && panels.inputs <= MOST_BYTE_INPUTS &&
+                       are_bytes(schemes, panels.parts);
+    const int whole = ceil_div(panels.inputs, BYTE_DEPTH) * (BYTE_DEPTH / CHUNK);
+    const int chunks = bytes ? whole : panels.chunks();
     for (; count < panels.parts; count++)
-      parts[count] = CodeLayout(schemes[count], Panels::VECS, panels.chunks(), Panels::TILES);
+      parts[count] = CodeLayout(schemes[count], Panels::VECS, chunks, Panels::TILES, bytes);
   }
 
   explicit operator bool() const { return count > 0; }
+  bool as_bytes() const { return count && parts[0].as_bytes; }
 
   // Of a panel, or where a part of it begins.
   size_t bytes() const { return part_at(count); }
@@ -99,6 +120,13 @@ struct Codes {
     size_t at = 0;
     for (int i = 0; i < part; i++) at += parts[i].bytes();
     return at;
+  }
+
+ private:
+  static bool are_bytes(const RlScheme* schemes, int parts) {
+    return std::all_of(schemes, schemes + parts, [](const RlScheme& one) {
+      return one.codes == RL_INT8 && !one.group && one.offsets == RL_NO_NUMBERS;
+    });
   }
 };
 
@@ -181,9 +209,14 @@ struct PackedWeights {
   const void* packed;
   const Codes& codes;
 
+  // Where a panel's part is.
+  const char* part(int panel, int part) const {
+    return static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
+  }
+
   // The codes of the vectors vec to vec + vecs - 1 of a panel's part.
   void vectors_of(int panel, int part, int vec, int vecs, Groups* groups) const {
-    const char* at = static_cast<const char*>(packed) + panel * codes.bytes() + codes.part_at(part);
+    const char* at = this->part(panel, part);
     for (int i = 0; i < vecs; i++) groups[i] = Groups(codes.parts[part], at, vec + i);
   }
 };

@@ -81,7 +81,7 @@ class Forward {
     Clock clock(step_.nanos);
     if (step_.tokens) plan(team.size());
     clock.mark(RL_PLAN);
-    team.run([&](Crew& crew) {
+    team.run(shared(), [&](Crew& crew) {
       Clock mine(crew.rank() == 0 ? step_.nanos : nullptr);
       copy(crew);
       mine.mark(RL_ELEMENTWISE);
@@ -95,6 +95,13 @@ class Forward {
   }
 
   KvLayout<T> layout() const { return {model_.kv_heads, model_.head_dim, model_.block_size}; }
+
+  // Memory that the threads share for their products.
+  size_t shared() const {
+    const int inputs = std::max({model_.hidden, q_size_, model_.inner, model_.adapter_rank});
+    return std::max(shared_bytes<T>(most_rows(), inputs),
+                    shared_bytes<T>(mixture_.most_rows(), mixture_.most_inputs()));
+  }
 
   // Whether the last layer attends for the wanted tokens alone.
   bool few_wanted() const { return step_.wanted_tokens && 4 * step_.wanted <= step_.tokens; }

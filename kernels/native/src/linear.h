@@ -48,9 +48,13 @@ struct Added {
   Added from(int column) const { return {values ? values + column : nullptr, stride, places}; }
 };
 
+// How much memory a region's threads must share (`Crew::shared`) for products of x[rows, inputs].
+template <class T>
+size_t shared_bytes(size_t rows, int inputs);
+
 // Called by all threads of a region with the same arguments; on return all of `out` is written and
 // seen by all. x[rows, inputs] and out have rows `ldx` and `ldo` elements apart, T (or `out`'s
-// type) aligned, and do not overlap. `rows` may be 0. Uses scratch of the crew.
+// type) aligned, and do not overlap. `rows` may be 0. Uses scratch of the crew and what it shares.
 template <class T>
 void linear(Crew& crew, const T* x, size_t ldx, int rows, const RlLinear& weights,
             Epilogue epilogue, void* out, size_t ldo, const Added& added = {});

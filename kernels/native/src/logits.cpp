@@ -48,5 +48,6 @@ extern "C" int32_t rl_logits(void* team, const RlModel* model, const void* hidde
       project<float>(crew, *model, hidden, rows, masks, logits);
     if (tokens) best(crew, logits, rows, model->vocab, masks, tokens);
   };
-  return guarded([&] { static_cast<Team*>(team)->run(region); });
+  const size_t shared = model->dtype == RL_BFLOAT16 ? shared_bytes<bf16>(rows, model->hidden) : 0;
+  return guarded([&] { static_cast<Team*>(team)->run(shared, region); });
 }

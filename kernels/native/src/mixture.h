@@ -37,6 +37,10 @@ class Mixture {
   }
   void put(char* memory) { lay(memory); }
 
+  // Rows and inputs of its largest products.
+  size_t most_rows() const { return static_cast<size_t>(rows_) * std::max(shape_.chosen, 1); }
+  int most_inputs() const { return std::max(hidden_, shape_.inner); }
+
   // out[tokens, hidden] += what the experts of layer `index` make of x[tokens, hidden], or `=` unless
   // `add`. Called by all threads of a region with the same arguments.
   void run(Crew& crew, const RlLayer& layer, int index, const T* x, size_t stride, int tokens,

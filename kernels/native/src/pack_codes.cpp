@@ -28,6 +28,10 @@ class Packer {
     const int count = std::min(Panels<T>::COLUMNS, panels_.columns - first);
     for (int column = 0; column < count; column++) {
       for (int group = 0; group < groups_; group++) put_scales(panel, first + column, column, group);
+      if (layout().as_bytes) {
+        put_bytes(panel, first + column, column);
+        continue;
+      }
       const int chunks = layout().by_column ? 2 : 1;
       for (int chunk = 0; chunk * CHUNK < panels_.inputs; chunk += chunks)
         put_codes(panel + layout().codes(chunk, column / LANES), first + column, column % LANES,
@@ -53,6 +57,12 @@ class Packer {
     if (!source_.offsets) return;
     put(layout().offsets_at(in_unit), source_.offsets, scheme.offsets, at);
     if (source_.units) put(layout().offset_units_at(), source_.offset_units, scheme.units, unit);
+  }
+
+  void put_bytes(char* panel, size_t output, int column) const {
+    const char* from = static_cast<const char*>(source_.values) + output * panels_.inputs;
+    for (int i = 0; i < panels_.inputs; i++)
+      panel[layout().byte(i, column / LANES, column % LANES)] = from[i];
   }
 
   // Those of a column's inputs from `input` on, at most a chunk of them, or two side by side.

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "api.h"
+#include "buffer.h"
 #include "guard.h"
 #include "headcount.h"
 #include "isa/pause.h"
@@ -123,6 +124,8 @@ struct Team::State {
   std::mutex turn;  // of those who call `run`
   std::vector<std::thread> workers;
   std::vector<Scratch> scratch;
+  Buffer buffer;
+  void* shared = nullptr;  // by the threads of this region
   pid_t owner = getpid();
 
   State(Team& team, int threads) : headcount(threads), scratch(threads) {
@@ -208,10 +211,11 @@ Team::~Team() {
 
 int Team::size() const { return static_cast<int>(state_->scratch.size()); }
 
-void Team::run(const std::function<void(Crew&)>& region) {
+void Team::run(size_t shared, const std::function<void(Crew&)>& region) {
   if (state_->owner != getpid()) state_ = new State(*this, size());
   State& state = *state_;
   std::lock_guard<std::mutex> lock(state.turn);
+  state.shared = state.buffer.take(shared);
   state.region = &region;
   state.taken.store(0);
   state.done.store(0);
@@ -264,6 +268,8 @@ void Crew::end() {
   Duration waited = Clock::now() - began;
   if (waited > STALL) state.stalled.fetch_add(waited.count());
 }
+
+void* Crew::shared() const { return team_.state_->shared; }
 
 void* Crew::scratch(size_t bytes) {
   Scratch& mine = team_.state_->scratch[rank_];

@@ -42,6 +42,10 @@ class Crew {
   // next call may move it. Contents are undefined. Throws std::bad_alloc.
   void* scratch(size_t bytes);
 
+  // The memory that all threads of the region share: as much as `Team::run` was told, 64-byte aligned.
+  // What one task writes there is seen by those of later `each`.
+  void* shared() const;
+
  private:
   friend class Team;
   int64_t begin(int tasks);
@@ -65,8 +69,10 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int size() const;
-  // Throws what a task threw first.
-  void run(const std::function<void(Crew&)>& region);
+  // Throws what a task threw first. `shared`: bytes that the region's threads share, which are kept
+  // from region to region; contents are undefined.
+  void run(const std::function<void(Crew&)>& region) { run(0, region); }
+  void run(size_t shared, const std::function<void(Crew&)>& region);
 
  private:
   friend class Crew;

@@ -8,7 +8,7 @@
 
 namespace rootlace {
 
-// Inputs in a 32-bit word of a panel: bfloat16 come in pairs.
+// Inputs in a 32-bit word of a panel: bfloat16 come in pairs, integers of eight bits in fours.
 template <class T>
 constexpr int STEP = 4 / static_cast<int>(sizeof(T));
 
@@ -49,6 +49,12 @@ template <int ROWS, int COLUMNS, class Panel>
   Isa::add_pairs(sums.at, at, [&](int i) { return load_as<int32_t>(a + i * lda); });
 }
 
+template <int ROWS, int COLUMNS, class Panel>
+[[gnu::always_inline]] inline void step_at(const int8_t* a, size_t lda, Panel at,
+                                           Sums<ROWS, COLUMNS>& sums) {
+  Isa::add_bytes(sums.at, at, [&](int i) { return load_as<int32_t>(a + i * lda); });
+}
+
 template <int ROWS, int COLUMNS, class T>
 [[gnu::always_inline]] inline void step(const T* a, size_t lda, const T* b,
                                         Sums<ROWS, COLUMNS>& sums) {
@@ -72,14 +78,16 @@ template <int ROWS, int COLUMNS>
   Isa::add_pairs(sums.at, Row<bf16>{b}, [&](int i) { return static_cast<int32_t>(a[i * lda].bits); });
 }
 
-template <int ROWS, int COLUMNS>
-inline void last(const float*, size_t, const float*, Sums<ROWS, COLUMNS>&) {}
+template <int ROWS, int COLUMNS, class T>
+inline void last(const T*, size_t, const T*, Sums<ROWS, COLUMNS>&) {}
 
 }  // namespace detail
 
 // c[ROWS, VECS * 16] (+)= a[ROWS, depth] b, with a row-major (`lda` elements apart), c float32.
 // b is packed in rows of `ldb` elements, float32: [depth][>= VECS * 16]; bfloat16:
-// [(depth + 1) / 2][>= VECS * 16][2], and if depth is odd the last pairs' second halves are finite.
+// [(depth + 1) / 2][>= VECS * 16][2], and if depth is odd the last pairs' second halves are finite;
+// integers of eight bits: [depth / 4][>= VECS * 16][4], depth in whole fours, and c has the bits of
+// integers, too.
 template <int ROWS, int VECS, class T>
 inline void tile(const T* a, size_t lda, const T* b, size_t ldb, int depth, float* c, size_t ldc,
                  bool add, Ahead ahead = {}) {

@@ -1,4 +1,4 @@
-// Weights in panels for products with a tile unit, and these products, in bfloat16.
+// Weights in panels for products with a tile unit, and these products: of bfloat16, or of integers.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ namespace rootlace {
 template <class Tiles>
 class TilePanels {
  public:
-  static constexpr bool TILES = true;
+  static constexpr bool TILES = true, BYTES = true;
+  static constexpr int BYTE_SHIFT = 0;
   static constexpr int VECS = 2;
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = 32;
@@ -78,6 +79,23 @@ class TilePanels {
     Multiplier(const Multiplier&) = delete;
     Multiplier& operator=(const Multiplier&) = delete;
 
+    // The same of codes that are multiplied as they are: rows and sums are of integers.
+    template <class Finish>
+    void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,
+                        int vecs, float* sums, Finish&& finish) {
+      for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
+        const CodeLayout& layout = weights.codes.parts[part];
+        const char* from = weights.part(panel, part) + layout.byte(0, vec, 0);
+        const int all = layout.chunks * CHUNK / BYTE_DEPTH, most = x.count > ROWS ? STRETCH : all;
+        for (int step = 0; step < all; step += most) {
+          const Stretch stretch{from + static_cast<size_t>(step) * VECS * TILE_BYTES, step,
+                                std::min(most, all - step), true, part + 1 == panels_.parts, all};
+          blocks(x, stretch, vecs, sums, finish);
+        }
+      }
+      finish_last(x.count, finish);
+    }
+
     template <class Finish>
     void multiply(const Rows<bf16>& x, const PackedWeights& weights, int panel, int vec, int vecs,
                   float* sums, Finish&& finish) {
@@ -104,26 +122,54 @@ class TilePanels {
                       : unpack_bytes<bf16>(groups, vecs, steps * (DEPTH / CHUNK), Place{unpacked_});
             b = unpacked_;
           }
-          const bool last = part + 1 == panels_.parts && step + steps == all;
-          for (int row = 0; row < x.count; row += ROWS) {
-            Factors at = factors(x, row, b, step, steps, sums, !codes);
-            if (last)
-              // While the unit computes these rows, those before them are finished, and the places
-              // of these are fetched.
-              block(at, vecs, [&](int begin, int end) {
-                begin = begin * ROWS / steps, end = end * ROWS / steps;
-                if (row) finish(row - ROWS + begin, row - ROWS + end);
-                finish.fetch(std::min(row + begin, x.count), std::min(row + end, x.count));
-              });
-            else
-              block(at, vecs, [](int, int) {});
-          }
+          const Stretch stretch{reinterpret_cast<const char*>(b), step, steps, !codes,
+                                part + 1 == panels_.parts, all};
+          blocks(x, stretch, vecs, sums, finish);
         }
       }
-      finish(x.count <= ROWS ? 0 : (x.count - 1) / ROWS * ROWS, x.count);
+      finish_last(x.count, finish);
     }
 
    private:
+    // Steps of a panel's part, which has `all` of them.
+    struct Stretch {
+      const char* weights;
+      int step, steps;
+      bool fetched_ahead, last_part;
+      int all;
+    };
+
+    // The rows times the weights of a stretch. While the unit computes some rows of the last one, those
+    // before them are finished, and the places of these are fetched.
+    template <class T, class Finish>
+    void blocks(const Rows<T>& x, const Stretch& stretch, int vecs, float* sums, Finish& finish) {
+      const int steps = stretch.steps;
+      const bool last = stretch.last_part && stretch.step + steps == stretch.all;
+      for (int row = 0; row < x.count; row += ROWS) {
+        const Factors at = factors(x, row, stretch, sums);
+        if (last)
+          block<T>(at, vecs, [&](int begin, int end) {
+            begin = begin * ROWS / steps, end = end * ROWS / steps;
+            if (row) finish(row - ROWS + begin, row - ROWS + end);
+            finish.fetch(std::min(row + begin, x.count), std::min(row + end, x.count));
+          });
+        else
+          block<T>(at, vecs, [](int, int) {});
+      }
+      if (last && stretch.fetched_ahead && x.count <= ROWS)
+        fetch_next(stretch.weights + static_cast<size_t>(steps) * VECS * TILE_BYTES + AHEAD);
+    }
+
+    // Weights of the next panel: memory would have nothing to do while sums of few rows are finished.
+    static void fetch_next(const char* from) {
+      for (int i = 0; i < NEXT_LINES; i++) __builtin_prefetch(from + i * 64, 0, 2);
+    }
+
+    template <class Finish>
+    static void finish_last(int rows, Finish& finish) {
+      finish(rows <= ROWS ? 0 : (rows - 1) / ROWS * ROWS, rows);
+    }
+
     // Up to ROWS rows, times some steps of a panel.
     struct Factors {
       const char *a, *b;
@@ -232,31 +278,33 @@ class TilePanels {
         }
     }
 
-    Factors factors(const Rows<bf16>& x, int row, const bf16* b, int step, int steps, float* sums,
-                    bool fetched_ahead) {
+    template <class T>
+    Factors factors(const Rows<T>& x, int row, const Stretch& stretch, float* sums) {
       Factors at;
       at.rows = std::min(ROWS, x.count - row);
-      at.steps = steps;
-      at.b = reinterpret_cast<const char*>(b);
+      at.steps = stretch.steps;
+      at.b = stretch.weights;
       at.sums = sums + row * COLUMNS;
       at.next = sums + (row + ROWS < x.count ? row + ROWS : 0) * COLUMNS;
-      at.add = step > 0;
+      at.add = stretch.step > 0;
       at.rest = nullptr;
       // Few rows wait for memory alone; of many, each block fetches a part of the next stretch.
       const int blocks = ceil_div(x.count, ROWS);
-      at.near = blocks == 1 && fetched_ahead;
-      at.lines = fetched_ahead ? ceil_div(LINES, blocks) : 0;
+      at.near = blocks == 1 && stretch.fetched_ahead;
+      at.lines = stretch.fetched_ahead ? ceil_div(LINES, blocks) : 0;
       at.distance =
           blocks == 1 ? AHEAD : (STRETCH * LINES + row / ROWS * at.lines * STRETCH) * 64;
-      const bf16* from = x.at + row * x.stride;
-      at.a = reinterpret_cast<const char*>(from + step * DEPTH);
-      at.stride = x.stride * sizeof(bf16);
-      if ((step + steps) * DEPTH <= panels_.inputs) return at;
-      // What follows the last inputs in memory is not these rows', and may not be a number.
-      at.steps--;
-      for (int i = 0; i < at.rows; i++)
-        copy_step(from + i * x.stride, step + at.steps, rest_ + i * DEPTH);
-      at.rest = reinterpret_cast<const char*>(rest_);
+      const T* from = x.at + row * x.stride;
+      at.a = reinterpret_cast<const char*>(from) + stretch.step * STEP_BYTES;
+      at.stride = x.stride * sizeof(T);
+      if constexpr (sizeof(T) == sizeof(bf16)) {
+        if ((stretch.step + stretch.steps) * DEPTH <= panels_.inputs) return at;
+        // What follows the last inputs in memory is not these rows', and may not be a number.
+        at.steps--;
+        for (int i = 0; i < at.rows; i++)
+          copy_step(from + i * x.stride, stretch.step + at.steps, rest_ + i * DEPTH);
+        at.rest = reinterpret_cast<const char*>(rest_);
+      }
       return at;
     }
 
@@ -266,25 +314,25 @@ class TilePanels {
       std::memset(static_cast<void*>(to + depth), 0, (DEPTH - depth) * sizeof(bf16));
     }
 
-    template <class Between>
+    template <class T, class Between>
     void block(const Factors& at, int vecs, Between&& between) {
       configure(std::min(at.rows, LANES), std::max(at.rows - LANES, 0));
       if (at.rows > LANES)
-        vecs == VECS ? run<2, 2>(at, between) : run<2, 1>(at, between);
+        vecs == VECS ? run<T, 2, 2>(at, between) : run<T, 2, 1>(at, between);
       else
-        vecs == VECS ? run<1, 2>(at, between) : run<1, 1>(at, between);
+        vecs == VECS ? run<T, 1, 2>(at, between) : run<T, 1, 1>(at, between);
     }
 
     // HEIGHT x WIDTH tiles of sums; register 2 i + j has those of row tile i and column tile j.
-    template <int HEIGHT, int WIDTH, class Between>
+    template <class T, int HEIGHT, int WIDTH, class Between>
     void run(const Factors& at, Between&& between) {
       const Factors f = at;  // in registers: what asm statements write is not known
       begin<0, HEIGHT, WIDTH>(f.sums, f.add);
       const char *a = f.a, *b = f.b, *next = reinterpret_cast<const char*>(f.next);
       const char* soon = b + f.distance;
       for (int step = 0; step < f.steps; step++) {
-        one_step<HEIGHT, WIDTH>(a, f.stride, b);
-        a += DEPTH * sizeof(bf16), b += VECS * TILE * sizeof(bf16);
+        one_step<T, HEIGHT, WIDTH>(a, f.stride, b);
+        a += STEP_BYTES, b += VECS * TILE_BYTES;
         fetch<WIDTH>(soon, f.lines, f.near);
         soon += f.lines * 64;
         if (HEIGHT == 2 && !f.near)
@@ -292,26 +340,33 @@ class TilePanels {
         between(step, step + 1);
       }
       if (f.rest) {
-        one_step<HEIGHT, WIDTH>(f.rest, DEPTH * sizeof(bf16), b);
+        one_step<T, HEIGHT, WIDTH>(f.rest, STEP_BYTES, b);
         between(f.steps, f.steps + 1);
       }
       end<0, HEIGHT, WIDTH>(f.sums);
     }
 
-    template <int HEIGHT, int WIDTH>
+    template <class T, int HEIGHT, int WIDTH>
     [[gnu::always_inline]] void one_step(const char* a, size_t stride, const char* b) {
       tiles_.template load<6>(b, 64);
       tiles_.template load_once<4>(a, stride);
-      tiles_.template multiply<0, 4, 6>();
+      product<T, 0, 4, 6>();
       if (WIDTH == 2) {
-        tiles_.template load<7>(b + TILE * sizeof(bf16), 64);
-        tiles_.template multiply<1, 4, 7>();
+        tiles_.template load<7>(b + TILE_BYTES, 64);
+        product<T, 1, 4, 7>();
       }
       if (HEIGHT == 2) {
         tiles_.template load_once<5>(a + LANES * stride, stride);
-        tiles_.template multiply<2, 5, 6>();
-        if (WIDTH == 2) tiles_.template multiply<3, 5, 7>();
+        product<T, 2, 5, 6>();
+        if (WIDTH == 2) product<T, 3, 5, 7>();
       }
+    }
+    template <class T, int C, int A, int B>
+    [[gnu::always_inline]] void product() {
+      if constexpr (sizeof(T) == sizeof(bf16))
+        tiles_.template multiply<C, A, B>();
+      else
+        tiles_.template multiply_bytes<C, A, B>();
     }
 
     template <int R, int HEIGHT, int WIDTH>
@@ -366,11 +421,14 @@ class TilePanels {
 
  private:
   static constexpr int TILE = LANES * DEPTH;  // elements
+  static constexpr int STEP_BYTES = DEPTH * sizeof(bf16), TILE_BYTES = LANES * STEP_BYTES;
+  static_assert(STEP_BYTES == BYTE_DEPTH);
   static constexpr int STRETCH = 16;          // steps whose weights stay in the first level
   static constexpr int SHORT_STRETCH = 4;     // unpacked together for few rows
   // Lines of a step's weights, and how many bytes ahead they are fetched for few rows.
-  static constexpr int LINES = VECS * TILE * sizeof(bf16) / 64;
+  static constexpr int LINES = VECS * TILE_BYTES / 64;
   static constexpr int AHEAD = 2048;
+  static constexpr int NEXT_LINES = 64;
   // Lines of the next block's sums that are fetched in each step of a stretch.
   static constexpr int SUM_LINES = ROWS * COLUMNS * sizeof(float) / 64 / STRETCH;
 

@@ -27,6 +27,16 @@ inline Vec load_part(const float* x, int i, int size) {
   return v;
 }
 
+// A product, so that what is added to it is added to the rounded one.
+inline Vec rounded(Vec v) {
+  for (int i = 0; i < LANES; i += NATIVE) {
+    float* at = reinterpret_cast<float*>(&v) + i;
+    const Native some = Isa::rounded(load_as<Native>(at));
+    std::memcpy(at, &some, sizeof some);
+  }
+  return v;
+}
+
 inline float sum(Vec v) {
   float total = 0;
   for (int i = 0; i < LANES; i++) total += v[i];

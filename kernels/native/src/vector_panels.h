@@ -26,7 +26,8 @@ struct Rows {
 template <class T>
 class VectorPanels {
  public:
-  static constexpr bool TILES = false;
+  static constexpr bool TILES = false, BYTES = Isa::BYTES && sizeof(T) == sizeof(bf16);
+  static constexpr int BYTE_SHIFT = Isa::BYTE_SHIFT;
   static constexpr int VECS = 3;  // of a panel: what the largest tile for AVX-512 takes at once
   static constexpr int COLUMNS = VECS * LANES;
   static constexpr int ROWS = Isa::TILE_ROWS;  // tasks have a multiple of so many rows
@@ -111,6 +112,24 @@ class VectorPanels {
       finish(0, x.count);
     }
 
+    // The same of codes that are multiplied as they are: rows and sums are of integers.
+    template <class Finish>
+    void multiply_bytes(const Rows<int8_t>& x, const PackedWeights& weights, int panel, int vec,
+                        int vecs, float* sums, Finish&& finish) {
+      for (int part = 0; part < panels_.parts; part++, sums += MOST_ROWS * COLUMNS) {
+        const CodeLayout& layout = weights.codes.parts[part];
+        const char* from = weights.part(panel, part) + layout.byte(0, vec, 0);
+        const int depth = layout.chunks * CHUNK;
+        const bool few = x.count <= Isa::TILE_ROWS && vecs <= Isa::tile_vecs(x.count);
+        const int most = few ? depth : BYTE_STRETCH;
+        for (int k = 0; k < depth; k += most)
+          stretch(x.at + k, x.stride, x.count,
+                  reinterpret_cast<const int8_t*>(from) + static_cast<size_t>(k) * COLUMNS,
+                  std::min(most, depth - k), vecs, sums, k > 0, true);
+      }
+      finish(0, x.count);
+    }
+
    private:
     // Where chunks are unpacked to.
     struct Place {
@@ -121,8 +140,10 @@ class VectorPanels {
       }
     };
 
-    void stretch(const T* a, size_t lda, int rows, const T* b, int depth, int all, float* sums,
-                 bool add, bool fetched_ahead) {
+    template <class Number>
+    void stretch(const Number* a, size_t lda, int rows, const Number* b, int depth, int all,
+                 float* sums, bool add, bool fetched_ahead) {
+      constexpr int WORD = STEP<Number>;
       int tiles = ceil_div(rows, Isa::TILE_ROWS);
       int vecs = std::min(all, Isa::tile_vecs(ceil_div(rows, tiles)));
       int passes = tiles * ceil_div(all, vecs);
@@ -131,18 +152,18 @@ class VectorPanels {
       Ahead ahead;
       int lines = all == VECS && fetched_ahead ? AHEAD_STEPS * VECS : 0;
       if (passes > 1) {
-        ahead.from = reinterpret_cast<const char*>(b + depth / STEP<T> * ROW);
+        ahead.from = reinterpret_cast<const char*>(b + depth / WORD * (COLUMNS * WORD));
         ahead.lines = ceil_div(lines, passes);
       } else if (rows > 1) {
         ahead = {reinterpret_cast<const char*>(b) + LONE_AHEAD, lines, true};
       }
-      int fetched = depth / STEP<T> / AHEAD_STEPS * ahead.lines, left = lines;
+      int fetched = depth / WORD / AHEAD_STEPS * ahead.lines, left = lines;
       for (int vec = 0; vec < all; vec += vecs) {
         int width = std::min(vecs, all - vec);
         for (int i = 0, row = 0; i < tiles; i++) {
           int count = rows / tiles + (i < rows % tiles);
-          tile_of(count, width)(a + row * lda, lda, b + vec * LANES * STEP<T>, depth,
-                                sums + row * COLUMNS + vec * LANES, add, ahead);
+          tile_of<Number>(count, width)(a + row * lda, lda, b + vec * LANES * WORD, depth,
+                                        sums + row * COLUMNS + vec * LANES, add, ahead);
           row += count;
           ahead.from += fetched * 64;
           left -= ahead.lines;
@@ -162,15 +183,19 @@ class VectorPanels {
   // How far ahead of a lone tile its weights are fetched.
   static constexpr int LONE_AHEAD = 4096;
   static constexpr int LEAST_ROWS = CHUNK / STEP<T>;  // that are unpacked together
+  // The same of integers: inputs, whole tiles of them.
+  static constexpr int BYTE_STRETCH = 512;
 
   size_t size() const { return words_ * ROW; }  // of a panel, in elements
 
-  using Tile = void (*)(const T* a, size_t lda, const T* b, int depth, float* c, bool add,
+  template <class Number>
+  using Tile = void (*)(const Number* a, size_t lda, const Number* b, int depth, float* c, bool add,
                         Ahead ahead);
 
-  template <int COUNT, int WIDTH>
-  static void one_tile(const T* a, size_t lda, const T* b, int depth, float* c, bool add,
+  template <class Number, int COUNT, int WIDTH>
+  static void one_tile(const Number* a, size_t lda, const Number* b, int depth, float* c, bool add,
                        Ahead ahead) {
+    constexpr size_t ROW = static_cast<size_t>(COLUMNS) * STEP<Number>;
     tile<COUNT, WIDTH>(a, lda, b, ROW, depth, c, COLUMNS, add, ahead);
   }
 
@@ -181,17 +206,20 @@ class VectorPanels {
     return rows;
   }
 
-  template <int WIDTH, int... COUNT>
-  static Tile tile_of(int rows, std::integer_sequence<int, COUNT...>) {
-    static constexpr Tile all[] = {one_tile<COUNT + 1, WIDTH>...};
+  template <class Number, int WIDTH, int... COUNT>
+  static Tile<Number> tile_of(int rows, std::integer_sequence<int, COUNT...>) {
+    static constexpr Tile<Number> all[] = {one_tile<Number, COUNT + 1, WIDTH>...};
     return all[rows - 1];
   }
-  template <int WIDTH>
-  static Tile tile_with(int rows) {
-    return tile_of<WIDTH>(rows, std::make_integer_sequence<int, tile_rows(WIDTH)>());
+  template <class Number, int WIDTH>
+  static Tile<Number> tile_with(int rows) {
+    return tile_of<Number, WIDTH>(rows, std::make_integer_sequence<int, tile_rows(WIDTH)>());
   }
-  static Tile tile_of(int rows, int vecs) {
-    return vecs == 3 ? tile_with<3>(rows) : vecs == 2 ? tile_with<2>(rows) : tile_with<1>(rows);
+  template <class Number>
+  static Tile<Number> tile_of(int rows, int vecs) {
+    return vecs == 3   ? tile_with<Number, 3>(rows)
+           : vecs == 2 ? tile_with<Number, 2>(rows)
+                       : tile_with<Number, 1>(rows);
   }
 
   int words_;  // 32-bit words of an input vector

@@ -1,4 +1,5 @@
-"""Products with quantised weights in C++: bit by bit those with the numbers that they stand for."""
+"""Products with quantised weights in C++: bit by bit those with the numbers that they stand for, or
+those of integers."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ import torch
 
 from rootlace.kernels import Dense, Quantised, Scheme, Weight
 from rootlace.kernels.native.codes import prepared
-from rootlace.kernels.native.linear import Epilogue, Products
+from rootlace.kernels.native.linear import Epilogue, PackedLinear, Products
 from rootlace.kernels.reference.linear import dequantise
 from rootlace.kernels.weights import Stacked, stacked, tensors
-from tests.kernels.native.test_linear import Machine, multiplied, random
+from tests.kernels.native.test_linear import Machine, multiplied, poisoned, random
 from tests.kernels.native.test_linear import machine as machine  # the fixture
-from tests.kernels.quantised_cases import FORMS, make
+from tests.kernels.quantised_cases import (
+    FORMS,
+    integer_product,
+    make,
+)
 
 DTYPES = (torch.float32, torch.bfloat16)
 NATIVE = [form for form in FORMS if form[0].group != 8]
@@ -29,6 +34,8 @@ def assert_same(
     machine: Machine, weight: Weight, numbers: Dense, dtype: torch.dtype, gated: bool = False
 ) -> None:
     codes = machine.packed_weight(weight, dtype, gated)
+    if isinstance(weight, Quantised) and machine.multiplies_integers(weight, dtype):
+        return assert_integers(codes, weight, gated)
     plain = machine.packed_weight(numbers, dtype, gated)
     for epilogue in (Epilogue.SILU_MUL,) if gated else (Epilogue.STORE, Epilogue.ADD):
         for rows in ROWS:
@@ -36,6 +43,25 @@ def assert_same(
             found, expected = multiplied(codes, epilogue, x), multiplied(plain, epilogue, x)
             # Codes of zero with a negative scale are zeros of the other sign, which add up alike.
             assert torch.equal(found, expected), (epilogue, rows)
+
+
+def assert_integers(packed: PackedLinear, weight: Quantised, gated: bool) -> None:
+    """Whatever set of instructions multiplies: the same bits."""
+    for rows in ROWS:
+        x = random(rows, weight.shape[1], dtype=torch.bfloat16, seed=rows)
+        y = integer_product(x, weight)
+        if weight.bias is not None:
+            y += weight.bias
+        if gated:
+            gate, values = y.double().chunk(2, -1)
+            found = multiplied(packed, Epilogue.SILU_MUL, x).double()
+            expected = torch.nn.functional.silu(gate) * values
+            torch.testing.assert_close(found, expected, rtol=2**-8, atol=1e-20)
+            continue
+        assert torch.equal(multiplied(packed, Epilogue.FLOAT32, x), y), rows
+        assert torch.equal(multiplied(packed, Epilogue.STORE, x), y.bfloat16()), rows
+        residual = poisoned(packed, Epilogue.ADD, rows)
+        assert torch.equal(multiplied(packed, Epilogue.ADD, x), residual + y), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -131,11 +157,13 @@ def test_codes_without_sign_as_files_have_them(
     assert_same(machine, weight, dense(weight, dtype), dtype, gated=True)
 
 
+@pytest.mark.parametrize("form", [NATIVE[0], NATIVE[4]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
-    machine: Machine, dtype: torch.dtype
+    machine: Machine, dtype: torch.dtype, form: Any
 ) -> None:
-    weight = make(NATIVE[4], 130, 544)
+    """Few rows are made integers by each thread, many by all together."""
+    weight = make(form, 130, 544)
     x = random(203, 544, dtype=dtype, seed=5)
     whole = multiplied(machine.packed_weight(weight, dtype), Epilogue.STORE, x)
     for threads in machine.teams:
@@ -145,6 +173,39 @@ def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_threads(
             part = multiplied(packed, Epilogue.STORE, x[begin : begin + count])
             assert torch.equal(part, whole[begin : begin + count]), (threads, begin)
             begin += count
+
+
+def test_integers_are_no_coarser_than_bfloat16(machine: Machine) -> None:
+    """The rounding of activations as byte_rows.h bounds it, in the worst rows: a number far above
+    the others, or as many as there may be."""
+    weight = make(FORMS[0], 20, 16384)
+    if not machine.multiplies_integers(weight, torch.bfloat16):
+        pytest.skip("this set of instructions multiplies the numbers that codes stand for")
+    x = random(4, 16384, dtype=torch.bfloat16, seed=3)
+    x[1, 5] = 300.0
+    x[2, 7:] *= 2.0**-14
+    x[3] = 255 * x[3].sign()
+    matrix = weight.values.double() * weight.scales.double()
+    out = multiplied(machine.packed_weight(weight, torch.bfloat16), Epilogue.FLOAT32, x)
+    error = (out.double() - x.double() @ matrix.T).abs()
+    length = x.double().norm(dim=1, keepdim=True) * matrix.norm(dim=1)
+    largest = x.double().abs().amax(1, keepdim=True)
+    bound = 16384**0.5 * largest / 65278 * matrix.norm(dim=1)
+    assert (error <= bound + 2.0**-23 * length).all()
+    assert (bound <= 2.0**-8.99 * length).all()
+
+
+def test_rows_of_integers_that_are_nothing_or_no_numbers(machine: Machine) -> None:
+    """They spoil no others. Below 2^-100 a row counts as zero."""
+    weight = make(FORMS[0], 50, 70)
+    packed = machine.packed_weight(weight, torch.bfloat16)
+    x = random(7, 70, dtype=torch.bfloat16, seed=3)
+    want = multiplied(packed, Epilogue.FLOAT32, x)
+    x[1], x[3, 9], x[4, 69], x[5] = 0, torch.nan, -torch.inf, x[5] * 2.0**-120
+    found = multiplied(packed, Epilogue.FLOAT32, x)
+    assert torch.equal(found[::2][[0, 1, 3]], want[::2][[0, 1, 3]])
+    assert not found[1].any() and found[5].abs().max() < 1e-30
+    assert found[3].isnan().all() and not found[4].isfinite().any()
 
 
 def test_memory_is_that_of_codes_and_scales(machine: Machine) -> None:

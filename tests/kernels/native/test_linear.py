@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-from rootlace.kernels import Dense, Weight
+from rootlace.kernels import Dense, Quantised, Weight
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.linear import Arena, Epilogue, PackedLinear, Products
+from tests.kernels.quantised_cases import integers_are_multiplied
 from tests.native import TARGETS, library_for, with_tile_unit
 
 PLAIN = (Epilogue.STORE, Epilogue.FLOAT32, Epilogue.ADD)
@@ -45,6 +46,9 @@ class Machine:
         self, weight: Weight, dtype: torch.dtype, gated: bool = False, threads: int = 2
     ) -> PackedLinear:
         return PackedLinear(self.library, self.teams[threads], weight, dtype, gated=gated)
+
+    def multiplies_integers(self, weight: Quantised, dtype: torch.dtype) -> bool:
+        return integers_are_multiplied(self.library.rl_instructions().decode(), weight, dtype)
 
 
 @pytest.fixture(scope="module", params=TARGETS)

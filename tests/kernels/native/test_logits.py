@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rootlace.kernels import Dense
+from rootlace.kernels import Dense, Scheme
 from rootlace.kernels.native.handles import Team
 from rootlace.kernels.native.library import Model
 from rootlace.kernels.native.linear import DTYPES, Epilogue, PackedLinear
+from rootlace.kernels.reference.linear import quantise
 from tests.kernels.native.greedy import greedy_tokens
 from tests.native import TARGETS, library_for
 
@@ -26,13 +27,20 @@ def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
 
 class Head:
     def __init__(
-        self, library: ctypes.CDLL, vocab: int, hidden: int, dtype: torch.dtype, threads: int
+        self,
+        library: ctypes.CDLL,
+        vocab: int,
+        hidden: int,
+        dtype: torch.dtype,
+        threads: int,
+        integers: bool = False,
     ) -> None:
         self.library, self.vocab = library, vocab
         self.team = Team(library, threads)
         generator = torch.Generator().manual_seed(vocab)
-        weight = torch.randn(vocab, hidden, generator=generator).to(dtype)
-        self.packed = PackedLinear(library, self.team, Dense(weight), dtype)
+        matrix = torch.randn(vocab, hidden, generator=generator)
+        weight = quantise(matrix, Scheme("int8")) if integers else Dense(matrix.to(dtype))
+        self.packed = PackedLinear(library, self.team, weight, dtype)
         self.model = Model(dtype=DTYPES[dtype], hidden=hidden, vocab=vocab)
         self.model.head = self.packed.structure
 
@@ -87,16 +95,19 @@ def allowed(mask: np.ndarray | None, vocab: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype, integers",
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     "vocab, hidden", [(1, 4), (47, 33), (96, 64), (100, 16), (150, 701), (1500, 96)]
 )
 def test_what_may_be_chosen_has_the_bits_of_the_whole_product(
-    library: ctypes.CDLL, vocab: int, hidden: int, threads: int, dtype: torch.dtype
+    library: ctypes.CDLL, vocab: int, hidden: int, threads: int, dtype: torch.dtype, integers: bool
 ) -> None:
     random = np.random.default_rng(vocab)
-    head = Head(library, vocab, hidden, dtype, threads)
+    head = Head(library, vocab, hidden, dtype, threads, integers)
     for rows in (1, 2, 7, 8, 9, 20, 130):
         generator = torch.Generator().manual_seed(rows)
         x = torch.randn(rows, hidden, generator=generator).to(dtype)

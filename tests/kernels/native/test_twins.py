@@ -30,7 +30,12 @@ from rootlace.kernels.native.processor import INSTRUCTION_SETS
 from rootlace.kernels.reference.linear import dequantise
 from tests.conftest import ROOT
 from tests.kernels.cases import AttentionCase, exact_attention, make_attention
-from tests.kernels.quantised_cases import FORMS, make
+from tests.kernels.quantised_cases import (
+    FORMS,
+    integer_product,
+    integers_are_multiplied,
+    make,
+)
 from tests.native import library_for, skip_where_it_cannot_run
 
 HOST, CROSS, EMULATOR = "g++", "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -62,7 +67,7 @@ X86 = {one.name: one.target for one in INSTRUCTION_SETS["x86_64"]}
 CASES = (
     Case("neon", "NeonTwin", CROSS, ("-march=armv8-a", "-static"), (EMULATOR,)),
     Case(
-        *("neon-bf16", "NeonBf16Twin", CROSS, ("-march=armv8.2-a+bf16", "-static")),
+        *("neon-bf16", "NeonBf16Twin", CROSS, ("-march=armv8.2-a+bf16+dotprod", "-static")),
         runner=(EMULATOR, "-cpu", "max"),
     ),
     Case("avx2", "Avx2Twin", HOST, X86["avx2"], shared=True),
@@ -186,7 +191,7 @@ def product(
     return Record(written(*head, x, weight, bias, out), own, expected, allowed)
 
 
-def quantised() -> Iterator[Record]:
+def quantised(instructions: str) -> Iterator[Record]:
     """Every form of codes and scales, few rows and many."""
     for dtype, kind in DTYPES.items():
         for form in FORMS:
@@ -199,11 +204,15 @@ def quantised() -> Iterator[Record]:
             sizes = [0 if part is None else part.nbytes for part in parts]
             scheme = np.frombuffer(bytes(scheme_of(weight)), np.uint8)
             matrix = dequantise(weight).to(dtype).double()
+            integers = integers_are_multiplied(instructions, weight, dtype)
             for rows in (1, 9):
                 x = random(rows, 160, dtype=dtype)
                 head = (CODES, kind, rows, 50, 160, *sizes, rows * 50 * dtype.itemsize)
                 expected = x.double() @ matrix.T
                 allowed = 1e-5 * (x.double().abs() @ matrix.abs().T)
+                if integers:
+                    expected = integer_product(x, weight).to(dtype).double()
+                    allowed = torch.zeros_like(expected)
                 yield Record(written(*head, scheme, *found, x), dtype, expected, allowed)
 
 
@@ -246,7 +255,7 @@ def test_a_set_computes_what_its_twin_does(case: Case, tmp_path: Path) -> None:
     library = library_for(target)._name if case.shared else ""
     own = [*case.runner, built(case.compiler, *case.flags, library=library)]
     twin = built(HOST, "-march=native", f"-DROOTLACE_VECTORS={case.twin}")
-    records = [*products(), *quantised(), *attentions()]
+    records = [*products(), *quantised(case.name), *attentions()]
     source, out = tmp_path / "input", tmp_path / "output"
     source.write_bytes(b"".join(record.data for record in records))
 

@@ -1,4 +1,4 @@
-// Intel's tile unit (AMX): products of bfloat16 tiles, summed in float32.
+// Intel's tile unit (AMX): products of bfloat16 tiles, summed in float32, and of tiles of integers.
 //
 // Registers: sums 0 to 3, then two tiles of the left factor (4, 5) and two of the right (6, 7).
 // The compilers' intrinsics are not used: those of GCC 12 do not say that they read memory.
@@ -83,6 +83,11 @@ class AmxTiles {
   template <int C, int A, int B>
   static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  }
+  // C += A B, of integers of eight bits, B in fours of rows; C of 32 bits.
+  template <int C, int A, int B>
+  static void multiply_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
 };
 

@@ -1,5 +1,6 @@
 // What the tile unit computes, in plain C++: the order of its sums and its rounding are those of
-// TDPBF16PS in Intel's manual (volume 2). On a processor with the unit tests compare the two.
+// TDPBF16PS in Intel's manual (volume 2); TDPBSSD's sums are exact, modulo 2^32. On a processor with
+// the unit tests compare the two.
 #pragma once
 
 #include <cmath>
@@ -57,6 +58,19 @@ class TwinTiles {
         std::memcpy(&registers_[C][row][column], &sum, sizeof sum);
       }
     }
+  }
+
+  template <int C, int A, int B>
+  void multiply_bytes() {
+    for (int row = 0; row < shapes_.rows[A]; row++)
+      for (int k = 0; k < shapes_.bytes[A] / 4; k++) {
+        const uint32_t a = registers_[A][row][k];
+        for (int column = 0; column < shapes_.bytes[B] / 4; column++) {
+          const uint32_t b = registers_[B][k][column];
+          for (int at = 0; at < 32; at += 8)
+            registers_[C][row][column] += static_cast<int8_t>(a >> at) * static_cast<int8_t>(b >> at);
+        }
+      }
   }
 
  private:

@@ -17,6 +17,31 @@ struct Avx2 : Plain<8> {
     return _mm256_movemask_ps((__m256)(v > limit)) != 0;
   }
 
+  static constexpr bool BYTES = true;
+  // Even and odd ones apart, as integers of 16 bits.
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    const auto even = [](__m256i x) { return _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8); };
+    __m256i panel[2][COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const __m256i both = load_as<__m256i>(at(j));
+      panel[0][j] = even(both), panel[1][j] = _mm256_srai_epi16(both, 8);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const __m256i own = _mm256_set1_epi32(word(i));
+      const __m256i first = even(own), second = _mm256_srai_epi16(own, 8);
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) {
+        const __m256i more = _mm256_add_epi32(_mm256_madd_epi16(panel[0][j], first),
+                                              _mm256_madd_epi16(panel[1][j], second));
+        sums[i][j] = (Native)_mm256_add_epi32((__m256i)sums[i][j], more);
+      }
+    }
+  }
+
   struct Table {
     __m256 low, high;
   };

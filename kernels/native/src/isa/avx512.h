@@ -40,6 +40,74 @@ struct Avx512 : Plain<16> {
                                    (__m512)v);
   }
 
+  static void split_bytes(const bf16* x, float steps, int8_t* high, int8_t* low) {
+    const __m512 factor = _mm512_set1_ps(steps);
+    __m512i numbers[4], upper[2], lower[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const __m512i bits = _mm512_cvtepu16_epi32(load_as<__m256i>(x + i * LANES));
+      const __m512 some = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+      numbers[i] = _mm512_cvtps_epi32(_mm512_mul_ps(some, factor));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      const __m512i both = _mm512_packs_epi32(numbers[2 * i], numbers[2 * i + 1]);
+      upper[i] = _mm512_srai_epi16(_mm512_add_epi16(both, _mm512_set1_epi16(128)), 8);
+      lower[i] = _mm512_and_si512(both, _mm512_set1_epi16(255));
+    }
+    // Packed quarter by quarter: numbers[i]'s are in the words i, 4 + i, 8 + i and 12 + i.
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    const __m512i first = _mm512_packs_epi16(upper[0], upper[1]);
+    const __m512i second = _mm512_packus_epi16(lower[0], lower[1]);
+    _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, first));
+    _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, second));
+  }
+
+  static constexpr bool BYTES = true;
+#if defined(__AVX512VNNI__)
+  // VPDPBUSD takes one factor for unsigned.
+  static constexpr int BYTE_SHIFT = 128;
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    const __m512i shift = _mm512_set1_epi8(static_cast<char>(-BYTE_SHIFT));
+    __m512i panel[COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) panel[j] = _mm512_xor_si512(load_as<__m512i>(at(j)), shift);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const __m512i own = _mm512_set1_epi32(word(i));
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++)
+        sums[i][j] = (Native)_mm512_dpbusd_epi32((__m512i)sums[i][j], panel[j], own);
+    }
+  }
+#else
+  // Even and odd ones apart, as integers of 16 bits.
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    const auto even = [](__m512i x) { return _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8); };
+    __m512i panel[2][COLUMNS];
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const __m512i both = load_as<__m512i>(at(j));
+      panel[0][j] = even(both), panel[1][j] = _mm512_srai_epi16(both, 8);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const __m512i own = _mm512_set1_epi32(word(i));
+      const __m512i first = even(own), second = _mm512_srai_epi16(own, 8);
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++) {
+        const __m512i more = _mm512_add_epi32(_mm512_madd_epi16(panel[0][j], first),
+                                              _mm512_madd_epi16(panel[1][j], second));
+        sums[i][j] = (Native)_mm512_add_epi32((__m512i)sums[i][j], more);
+      }
+    }
+  }
+#endif
+
   using Table = Native;
   static Table table(const float* numbers) { return load_as<Native>(numbers); }
   [[gnu::always_inline]] static Native look_up(Table table, NativeWords places) {

@@ -35,7 +35,7 @@ constexpr int NATIVE = Isa::NATIVE;
 using TileUnit = TwinTiles;
 constexpr bool HAS_TILES = true;
 constexpr const char* INSTRUCTIONS = "amx-twin";
-#elif defined(__AMX_BF16__) && !defined(ROOTLACE_VECTORS)
+#elif defined(__AMX_BF16__) && defined(__AMX_INT8__) && !defined(ROOTLACE_VECTORS)
 using TileUnit = AmxTiles;
 constexpr bool HAS_TILES = true;
 constexpr const char* INSTRUCTIONS = "amx";

@@ -16,6 +16,21 @@ struct Neon : Plain<4> {
     return (Native)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
   }
 
+#if defined(__ARM_FEATURE_DOTPROD)
+  static constexpr bool BYTES = true;
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+#pragma GCC unroll 16
+    for (int j = 0; j < COLUMNS; j++) {
+      const int8x16_t panel = load_as<int8x16_t>(at(j));
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; i++)
+        sums[i][j] = (Native)vdotq_s32((int32x4_t)sums[i][j], panel, (int8x16_t)vdupq_n_s32(word(i)));
+    }
+  }
+#endif
+
   using Table = uint8x16x4_t;
   static Table table(const float* numbers) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(numbers);

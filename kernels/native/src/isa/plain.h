@@ -182,6 +182,48 @@ struct Plain {
     return (Native)(ODD ? pairs & static_cast<int32_t>(0xffff0000u) : pairs << 16);
   }
 
+  // Whether products of integers of eight bits are faster than those of the numbers they stand for.
+  static constexpr bool BYTES = false;
+
+  // Sums of such integers, whose bits registers of numbers hold: sums += four integers of each row,
+  // word(row), x those of a panel's row of words. Where the panel's are taken for more than they are,
+  // by BYTE_SHIFT, each sum is more by as many times the sum of the row's.
+  static constexpr int BYTE_SHIFT = 0;
+  template <int ROWS, int COLUMNS, class Panel, class Word>
+  [[gnu::always_inline]] static void add_bytes(Native (&sums)[ROWS][COLUMNS], Panel at,
+                                               Word&& word) {
+    for (int k = 0; k < 4; k++) {
+      NativeInts panel[COLUMNS];
+#pragma GCC unroll 16
+      for (int j = 0; j < COLUMNS; j++)
+        panel[j] = load_as<NativeInts>(at(j)) << (24 - 8 * k) >> 24;
+#pragma GCC unroll 16
+      for (int i = 0; i < ROWS; i++) {
+        const int32_t own = static_cast<int8_t>(word(i) >> 8 * k);
+#pragma GCC unroll 16
+        for (int j = 0; j < COLUMNS; j++)
+          sums[i][j] = (Native)((NativeInts)sums[i][j] + panel[j] * own);
+      }
+    }
+  }
+
+  // Of 64 numbers times `steps`, rounded to the nearest integers n: n = 256 high + low.
+  static void split_bytes(const bf16* x, float steps, int8_t* high, int8_t* low) {
+    using Shorts = typename Registers<WIDTH>::NativeShorts;
+    using Bytes = typename Registers<WIDTH>::SignedBytes;
+    for (int i = 0; i < 64; i += WIDTH) {
+      Native some;
+      for (int lane = 0; lane < WIDTH; lane++) some[lane] = to_float(x[i + lane]);
+      // 1.5 * 2^23 + n, whose last 16 bits are n; ties to even.
+      const NativeInts sum = (NativeInts)(rounded(some * steps) + 12582912.0f);
+      const Shorts numbers = __builtin_convertvector(sum, Shorts);
+      const Bytes upper = __builtin_convertvector((numbers + 128) >> 8, Bytes);
+      const Bytes lower = __builtin_convertvector(numbers, Bytes);
+      std::memcpy(high + i, &upper, sizeof upper);
+      std::memcpy(low + i, &lower, sizeof lower);
+    }
+  }
+
   // A table of 16 numbers, and those that lanes' last four bits are the places of.
   struct Table {
     float at[16];

@@ -106,10 +106,12 @@ inline float bfdot(float sum, uint32_t a, uint32_t b) {
 }
 
 struct Avx2Twin : FusedTwin<8> {
+  static constexpr bool BYTES = true;
   static constexpr const char* NAME = "avx2-twin";
 };
 
 struct Avx512Twin : FusedTwin<16> {
+  static constexpr bool BYTES = true;
   static constexpr const char* NAME = "avx512-twin";
   static constexpr int TILE_ROWS = 8;
   static constexpr int tile_vecs(int) { return 3; }
@@ -162,6 +164,7 @@ struct NeonTwin : FusedTwin<4> {
 };
 
 struct NeonBf16Twin : PairsTwin<NeonTwin, bfdot> {
+  static constexpr bool BYTES = true;  // FEAT_BF16 comes with FEAT_DotProd
   static constexpr const char* NAME = "neon-bf16-twin";
 };
 
