@@ -35,7 +35,8 @@ def assert_same(
 ) -> None:
     codes = machine.packed_weight(weight, dtype, gated)
     if isinstance(weight, Quantised) and machine.multiplies_integers(weight, dtype):
-        return assert_integers(codes, weight, gated)
+        assert_integers(codes, weight, gated)
+        return
     plain = machine.packed_weight(numbers, dtype, gated)
     for epilogue in (Epilogue.SILU_MUL,) if gated else (Epilogue.STORE, Epilogue.ADD):
         for rows in ROWS:
