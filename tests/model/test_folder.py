@@ -53,9 +53,9 @@ CASES: dict[str, tuple[Callable[[Path], object], str, list[str]]] = {
         ["pytorch_model-00001-of-00002.bin", "can run code", "save_pretrained", "safetensors"],
     ),
     "slow tokenizer": (
-        touch("config.json", "tokenizer.model", "model.safetensors"),
+        touch("config.json", "vocab.json", "model.safetensors"),
         ".",
-        ["no tokenizer.json", "AutoTokenizer.from_pretrained"],
+        ["neither tokenizer.json nor tokenizer.model", "AutoTokenizer.from_pretrained"],
     ),
 }
 

@@ -74,6 +74,16 @@ def test_a_model_is_downloaded_once(hub: Hub, ours: download.Hub, tiny: Path) ->
     assert [one for one in hub.asked if "/resolve/" in one] == []
 
 
+def test_a_tokenizer_of_sentencepiece(hub: Hub, ours: download.Hub, tiny: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()}
+    del files["tokenizer.json"]
+    hub.add(TINY.repo, files | {"tokenizer.model": b"pieces"})
+    folder = ours.fetch(TINY)
+    assert (folder / "tokenizer.model").read_bytes() == b"pieces"
+    hub.status = 503
+    assert ours.fetch(TINY) == folder
+
+
 def test_what_describes_a_model_alone(hub: Hub, ours: download.Hub, tiny: Path) -> None:
     hub.add(TINY.repo, tiny)
     folder = ours.fetch(TINY, weights=False)

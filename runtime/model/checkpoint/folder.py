@@ -13,6 +13,8 @@ from rootlace.wire.errors import UnsupportedModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The weights of a folder: one file, or what says which of several each tensor is in."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""The tokenizer of a folder: the first of these that is there."""
 
 _RESAVE = (
     "python -c \"from transformers import {cls}; {cls}.from_pretrained('{source}')"
@@ -74,10 +76,11 @@ def servable_folder(given: str | Path) -> Path:
     folder = model_folder(given)
     if not has_weights(folder):
         raise _no_weights(given, folder)
-    if not (folder / "tokenizer.json").is_file():
+    if not any((folder / name).is_file() for name in TOKENIZERS):
         resave = _RESAVE.format(cls="AutoTokenizer", source=folder, target=folder)
         raise _refusal(
-            given, f"it has no tokenizer.json; slow tokenizers are converted with: {resave}"
+            given,
+            f"it has neither {' nor '.join(TOKENIZERS)}; others are converted with: {resave}",
         )
     return folder
 

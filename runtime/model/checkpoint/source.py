@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from rootlace.runtime.model.checkpoint.folder import gguf_file, model_folder, servable_folder
+from rootlace.runtime.model.checkpoint.folder import (
+    TOKENIZERS,
+    gguf_file,
+    model_folder,
+    servable_folder,
+)
 from rootlace.runtime.model.checkpoint.pooling import read_pooling
 from rootlace.runtime.model.checkpoint.quantised.methods import read_quantisation
 from rootlace.runtime.model.checkpoint.quantised.quantisation import Quantisation
 from rootlace.runtime.model.families.given import Given
 from rootlace.runtime.model.families.spec import ModelSpec
+from rootlace.runtime.model.gguf import tokenizer
+from rootlace.runtime.model.gguf.sentencepiece import read_sentencepiece, sentencepiece_json
 from rootlace.runtime.model.gguf.source import GgufSource
+from rootlace.runtime.model.gguf.vocabulary import Vocabulary
 from rootlace.wire.errors import InvalidRequest, UnsupportedModel
 
 
@@ -87,14 +96,23 @@ class FolderSource:
         return spec
 
     def tokenizer_json(self) -> str:
-        file = self.path / "tokenizer.json"
+        if self._pieces is not None:
+            return sentencepiece_json(self._pieces, self.tokenizer_config())
+        file = self.path / TOKENIZERS[0]
         if not file.is_file():
-            raise InvalidRequest(f"{self.path}: no tokenizer.json (slow ones are not supported)")
+            raise InvalidRequest(f"{self.path}: neither {' nor '.join(TOKENIZERS)} is there")
         return file.read_text("utf-8")
 
     def tokenizer_config(self) -> dict[str, Any]:
         file = self.path / "tokenizer_config.json"
-        return _read_json(file) if file.is_file() else {}
+        own = {} if self._pieces is None else tokenizer.tokenizer_config(self._pieces)
+        return own | (_read_json(file) if file.is_file() else {})
+
+    @cached_property
+    def _pieces(self) -> Vocabulary | None:
+        """What SentencePiece's own file has; None where it is not needed."""
+        there = [name for name in TOKENIZERS if (self.path / name).is_file()]
+        return read_sentencepiece(self.path / there[0]) if there == [*TOKENIZERS[1:]] else None
 
     def chat_template(self) -> str | None:
         """In a file of its own, else in `tokenizer_config.json`."""

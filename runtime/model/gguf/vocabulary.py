@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
@@ -72,12 +73,21 @@ class Kind(IntEnum):
     BYTE = 6
 
 
+class TokensFile(Protocol):
+    """What a vocabulary is read from: a GGUF file, or another one that has the same keys."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """`kinds` and `scores` are as many as `tokens`; scores of `gpt2` mean nothing. `bos` is put
     before a text if `begins`; `ends` end it."""
 
-    file: GgufFile
+    file: TokensFile
     model: str
     pre: str
     tokens: list[str]
@@ -147,7 +157,7 @@ class Vocabulary:
 class _Keys:
     """The keys `tokenizer.ggml.*`."""
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: TokensFile) -> None:
         self._file = file
 
     def __call__(self, key: str, kind: type, default: Any = ...) -> Any:

@@ -22,13 +22,12 @@ from rootlace.runtime.model.hub.files import (
     USUAL,
     format_of,
     gguf_files,
+    tokenizer_file,
     weight_files,
 )
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.runtime.model.hub.partial import download_blob
 from rootlace.wire.errors import RootlaceError, ServerUnavailable, UnsupportedModel
-
-TOKENIZER = "tokenizer.json"
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class Hub:
             check_config(model_source(path))
             if weights:
                 first = weight_files(name, stored)
-                index = self._take(name, commit, stored, [first, TOKENIZER])
+                index = self._take(name, commit, stored, [first, tokenizer_file(stored)])
                 if first == INDEX:
                     self._take(name, commit, stored, index_files(index))
         snapshot = next(place for place in (path, *path.parents) if place.name == commit)
@@ -246,7 +245,8 @@ def _needed(name: HubName, here: Snapshot, weights: bool) -> list[str]:
             raise
         first = SINGLE
     shards = index_files(here.folder / INDEX) if first == INDEX and INDEX in here.sizes else []
-    return [CONFIG, TOKENIZER, first, *shards]
+    tokenizer = tokenizer_file(here.sizes if listed is None else listed)
+    return [CONFIG, tokenizer, first, *shards]
 
 
 def _check(name: HubName, path: Path, stored: Stored) -> None:

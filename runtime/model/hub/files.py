@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE
+from rootlace.runtime.model.checkpoint.folder import INDEX, SINGLE, TOKENIZERS
 from rootlace.runtime.model.checkpoint.pooling import POOLING_FILES
 from rootlace.runtime.model.hub.name import HubName
 from rootlace.wire.errors import UnsupportedModel
@@ -15,6 +15,7 @@ ABOUT = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "added_tokens.json",
     "chat_template.jinja",
     *POOLING_FILES,
 )
@@ -25,6 +26,11 @@ USUAL = "Q4_K_M"
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 _FORMAT = re.compile(r"(?:^|[-_.])((?:IQ|Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
+
+
+def tokenizer_file(files: Collection[str]) -> str:
+    """The file of the tokenizer; the usual one where there is none."""
+    return next((name for name in TOKENIZERS if name in files), TOKENIZERS[0])
 
 
 def gguf_files(name: HubName, files: Collection[str]) -> list[str]:
