@@ -329,6 +329,8 @@ class _Reader:
         norm_biases = {}
         parts = layer_parts(spec, index)
         of_experts = {name: parts.pop(name) for name in [*parts] if name.startswith("experts.")}
+        if "k_up" in parts:
+            found["kv_up"] = self._both_up(parts.pop("k_up"), parts.pop("v_up"))
         for name, part in parts.items():
             order = row_order(spec, name)
             if part.columns is not None:
@@ -411,6 +413,17 @@ class _Reader:
             found = [rows_of(found[0], torch.tensor(order, device=self._device))]
         return stacked(alike(found))
 
+    def _both_up(self, keys: Part, values: Part) -> Dense:
+        """`kv_up` of latent attention, head by head of these (`WeightNames`)."""
+        found = []
+        for head in range(keys.count or 0):
+            k, v = (
+                self.dense(self._of_stack(part, part.columns or 0, part.count or 0, None, head))
+                for part in (keys, values)
+            )
+            found += [k.t(), v]
+        return Dense(torch.cat(found))
+
     def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
         return _empty(tuple(tensor.shape), self._dtype, self._device).copy_(tensor)
 
@@ -438,10 +451,11 @@ class _Reader:
             self._checkpoint.release(name)
         return _placed(replace(weight, bias=bias), self._device)
 
-    def dense(self, weight: Dense | Quantised) -> torch.Tensor:
-        """The numbers that a weight stands for, as many at a time as take little memory."""
+    def dense(self, weight: Weight) -> torch.Tensor:
+        """The numbers that a weight stands for, some at a time: that takes little memory."""
         if isinstance(weight, Dense):
             return weight.matrix
+        assert isinstance(weight, Quantised)
         rows, columns = weight.shape
         whole = _empty((rows, columns), self._dtype, self._device)
         for some in torch.arange(rows, device=self._device).split(max(1, AT_ONCE // columns)):

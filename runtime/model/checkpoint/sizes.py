@@ -150,7 +150,7 @@ def _made_dense(opened: OpenedCheckpoint, *, native: bool) -> Iterator[tuple[str
         for module, rows in zip(part.modules, part.rows, strict=True):
             quantised = opened.storage.layout(module) is not None
             if quantised and (name in DENSE or _sorted(opened, module)):
-                yield module, rows, part.columns
+                yield module, rows * (part.count or 1), part.columns
 
 
 def _sorted(opened: OpenedCheckpoint, module: str) -> bool:

@@ -19,7 +19,7 @@ EXACT = ("kv_up", "router", "shared_gate")
 """Those of them that `--quantize` leaves as they are: what says how much each expert counts, and
 what no product with quantised weights is of."""
 
-DENSE = ("kv_up",)
+DENSE = ("kv_up", "k_up", "v_up")
 """Those that become dense when they are read: steps read their numbers, and no product is of their
 codes."""
 
@@ -167,8 +167,8 @@ class ModelWeights:
 class Part:
     """A field of `LayerWeights` as the checkpoint has it: `modules` of so many `rows` each, joined.
     `columns` None: a vector. `transposed`: stored with the columns as rows. `count`: of so many
-    experts in one module. `bare`: a tensor has the name of the module, with no ".weight" behind
-    it."""
+    experts, or heads, in one module. `bare`: a tensor has the name of the module, with no ".weight"
+    behind it."""
 
     modules: tuple[str, ...]
     rows: tuple[int, ...]
@@ -242,7 +242,8 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
         parts["qkv"] = part("qkv", (q, kv, kv), hidden, attention.qkv_bias)
         parts["output"] = part("output", (hidden,), q, attention.output_bias)
     else:
-        parts |= _latent_parts(attention, attention.latent, hidden, part)
+        halved = "k_up" in spec.names.parts
+        parts |= _latent_parts(attention, attention.latent, hidden, halved, part)
     if spec.experts is not None and index in spec.experts.layers:
         parts |= _expert_parts(spec.experts, spec.names.stacks, hidden, part)
     else:
@@ -267,8 +268,9 @@ def layer_parts(spec: ModelSpec, index: int) -> dict[str, Part]:
 
 
 def _latent_parts(
-    attention: Attention, latent: Latent, hidden: int, part: Callable[..., Part]
+    attention: Attention, latent: Latent, hidden: int, halved: bool, part: Callable[..., Part]
 ) -> Iterator[tuple[str, Part]]:
+    """`halved`: what makes keys and values of latents is two modules, see `WeightNames`."""
     heads, rank, bias = attention.num_heads, latent.rank, attention.qkv_bias
     queries = heads * (latent.plain + attention.head_dim - rank)
     if latent.query_rank:
@@ -276,7 +278,11 @@ def _latent_parts(
         yield "q_up", part("q_up", (queries,), latent.query_rank)
     yield "qkv", part("qkv", (latent.query_rank or queries, attention.head_dim), hidden, bias)
     yield "k_norm", part("k_norm", (rank,))
-    yield "kv_up", part("kv_up", (heads * (latent.plain + latent.values),), rank)
+    if halved:
+        yield "k_up", replace(part("k_up", (rank,), latent.plain), count=heads)
+        yield "v_up", replace(part("v_up", (latent.values,), rank), count=heads)
+    else:
+        yield "kv_up", part("kv_up", (heads * (latent.plain + latent.values),), rank)
     yield "output", part("output", (hidden,), heads * latent.values, attention.output_bias)
 
 

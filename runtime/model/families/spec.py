@@ -167,7 +167,9 @@ class WeightNames:
     for each input. With `stacks`, a module has a matrix or a vector for each expert of a layer.
     Where these are "alternating", gate and up are one module, whose rows alternate; its tensors are
     `<module>` and `<module>_bias`, and where they are not quantised a matrix has a row for each
-    input. `further_layers`: so many behind the last one are for other ends.
+    input. In place of `kv_up` there may be `k_up` and `v_up`, each with a matrix for each head;
+    that of keys then has a row for each number of a latent. `further_layers`: so many behind the
+    last one are for other ends.
     """
 
     embedding: str

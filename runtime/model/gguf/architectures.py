@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rootlace.runtime.model.families import falcon, gpt2
-from rootlace.runtime.model.families.given import COUNT, FLAG, Kind
+from rootlace.runtime.model.families.given import COUNT, FLAG, SIZE, Kind
 from rootlace.runtime.model.gguf.metadata import Metadata
 
 Keys = dict[str, Any]
@@ -30,7 +30,8 @@ class Architecture:
     """`name` and `model_type` are transformers'. `neighbours`: the file has the rows of queries and
     keys in the order in which neighbours are rotated with each other. `shifted_norms`: weights of
     norms have the family's offset in them. `layer_norm_key`: norms are LayerNorm, and this is what
-    a `config.json` calls their epsilon. `read` adds keys to a `config.json`, which has `keys` by
+    a `config.json` calls their epsilon. `latent`: attention is latent, and the lengths of keys and
+    values say something else. `read` adds keys to a `config.json`, which has `keys` by
     other names. `parts` are what modules are called where it is not what others call them."""
 
     name: str
@@ -38,6 +39,7 @@ class Architecture:
     neighbours: bool = False
     shifted_norms: bool = False
     layer_norm_key: str = ""
+    latent: bool = False
     read: Callable[[Metadata, Keys], None] = lambda metadata, keys: None
     keys: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -186,6 +188,55 @@ def _glm4(metadata: Metadata, keys: Keys) -> None:
     keys.setdefault("partial_rotary_factor", 1.0)
 
 
+def _deepseek2(metadata: Metadata, keys: Keys) -> None:
+    """DeepSeek-V2, or V3 where experts are chosen with corrections."""
+    first = metadata("leading_dense_block_count", COUNT, 0)
+    corrected = metadata.has_tensor(f"blk.{first}.exp_probs_b.bias")
+    if corrected:
+        keys |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    metadata.only("expert_gating_func", 2 if corrected else 1)
+    _set_latent_sizes(metadata, keys)
+    _experts(metadata, keys, "n_routed_experts")
+    groups = metadata.size("expert_group_count", 1)
+    if not corrected:
+        keys["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
+    keys |= {
+        "attention_bias": metadata.has_tensor("blk.0.attn_kv_a_mqa.bias"),
+        "first_k_dense_replace": first,
+        "moe_intermediate_size": metadata.size("expert_feed_forward_length"),
+        "n_shared_experts": metadata.size("expert_shared_count"),
+        "norm_topk_prob": metadata("expert_weights_norm", FLAG, False),
+        "routed_scaling_factor": metadata.number("expert_weights_scale", 1.0),
+        "n_group": groups,
+        "topk_group": metadata.size("expert_group_used_count", 1),
+    }
+    weight = metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if weight and "rope_scaling" in keys:
+        mscale = round(10 * weight, 6)
+        keys["rope_scaling"] |= {"mscale": mscale, "mscale_all_dim": mscale}
+
+
+def _set_latent_sizes(metadata: Metadata, keys: Keys) -> None:
+    """Files of today state the lengths of what is cached, and those of keys and values besides; old
+    ones state these alone."""
+    rotated = metadata.size("rope.dimension_count")
+    rank = metadata.size("attention.kv_lora_rank")
+    key, value = keys.pop("head_dim"), metadata.size("attention.value_length")
+    if metadata.has_tensor("blk.0.attn_k_b.weight"):
+        metadata.only("attention.key_length", rank + rotated)
+        metadata.only("attention.value_length", rank)
+        key, value = (metadata.size(f"attention.{one}_length_mla") for one in ("key", "value"))
+    keys.pop("partial_rotary_factor", None)
+    keys |= {
+        "num_key_value_heads": keys["num_attention_heads"],
+        "kv_lora_rank": rank,
+        "q_lora_rank": metadata("attention.q_lora_rank", SIZE, None),
+        "qk_nope_head_dim": key - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+    }
+
+
 def _cohere(metadata: Metadata, keys: Keys) -> None:
     keys["logit_scale"] = metadata.number("logit_scale")
 
@@ -245,6 +296,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "command-r": Architecture(
         "CohereForCausalLM", "cohere", layer_norm_key="layer_norm_eps", read=_cohere
     ),
+    "deepseek2": Architecture("DeepseekV2ForCausalLM", "deepseek_v2", latent=True, read=_deepseek2),
     "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", read=_exaone4),
     "falcon": Architecture(
         "FalconForCausalLM",

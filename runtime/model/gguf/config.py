@@ -38,6 +38,14 @@ _PARTS = {
     "shared_gate": ("ffn_gate_inp_shexp",),
 }
 
+_LATENT_PARTS = {
+    "q_norm": ("attn_q_a_norm",),
+    "q_up": ("attn_q_b",),
+    "k_norm": ("attn_kv_a_norm",),
+    "kv_up": ("attn_kv_b",),
+    "correction": ("exp_probs_b.bias",),
+}
+
 
 def architecture_of(file: GgufFile) -> Architecture:
     """Raises `UnsupportedModel` for a file that is no model, or of no known architecture."""
@@ -64,7 +72,8 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     heads = metadata.size("attention.head_count")
     hidden = metadata.size("embedding_length")
     head_dim = metadata.size("attention.key_length", hidden // heads)
-    metadata.only("attention.value_length", head_dim)
+    if not architecture.latent:
+        metadata.only("attention.value_length", head_dim)
     keys: dict[str, Any] = {
         "architectures": [architecture.name],
         "model_type": architecture.model_type,
@@ -118,6 +127,11 @@ def _names(file: GgufFile, architecture: Architecture) -> WeightNames:
         "gate_up": joined("ffn_up", "ffn_gate", "ffn_up"),
         **architecture.parts,
     }
+    if architecture.latent:
+        queries = joined("attn_q", "attn_q_a")
+        parts |= _LATENT_PARTS | {"qkv": (*queries, "attn_kv_a_mqa")}
+        if "blk.0.attn_k_b.weight" in file.tensors:
+            parts |= {"k_up": ("attn_k_b",), "v_up": ("attn_v_b",)}
     if "blk.0.attn_norm_2.weight" in file.tensors:
         # Of Falcon's later form: the norm before attention is the second one.
         parts |= {"input_norm": ("attn_norm_2",), "post_norm": ("attn_norm",)}

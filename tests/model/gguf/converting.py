@@ -17,6 +17,8 @@ gguf = pytest.importorskip("gguf", reason="the gguf package is not installed")
 
 ARCHITECTURES = {
     "cohere": "command-r",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
@@ -150,6 +152,8 @@ def _keys(arch: str, config: Json) -> Json:
             found["expert_feed_forward_length"] = config["moe_intermediate_size"]
             shared = config.get("shared_expert_intermediate_size")
             found["expert_shared_feed_forward_length"] = shared
+        case "deepseek2":
+            found |= _latent_keys(config, rope)
         case "gpt-oss":
             found["expert_feed_forward_length"] = config["intermediate_size"]
             found["attention.sliding_window"] = config["sliding_window"]
@@ -220,13 +224,37 @@ def _tensors(
     return found
 
 
+def _latent_keys(config: Json, rope: Json) -> Json:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    found = {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "rope.dimension_count": rotated,
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"] or None,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+    }
+    if "mscale_all_dim" in rope:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    return found
+
+
 def _kv_heads(config: Json) -> int:
     if config["model_type"] == "falcon" and not config["new_decoder_architecture"]:
         return 1 if config["multi_query"] else int(config["num_attention_heads"])
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
-EXPERTS = ("num_experts", "num_local_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 ONE_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(.*)")
 
 
@@ -240,17 +268,24 @@ def _rearranged(
         match = ONE_EXPERT.fullmatch(name)
         if match is not None:
             found.setdefault(match[1] + match[3], {})[int(match[2])] = tensor
+        elif "kv_b_proj" in name:
+            plain = config["qk_nope_head_dim"]
+            whole = tensor.unflatten(0, (heads, plain + config["v_head_dim"]))
+            found[name.replace("kv_b", "k_b")] = _turned(whole[:, :plain])
+            found[name.replace("kv_b", "v_b")] = whole[:, plain:].contiguous()
+        elif name.endswith("e_score_correction_bias"):
+            found[name.replace("_bias", ".bias")] = tensor
         elif "query_key_value" in name:
             groups = tensor.unflatten(0, (kv_heads, heads // kv_heads + 2, -1))
             parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
             found[name] = torch.cat([part.flatten(0, 2) for part in parts])
         elif arch == "gpt2" and re.search(r"c_(attn|proj|fc)\.weight", name):
             found[name] = tensor.t().contiguous()
-        elif "experts.gate_up_proj" in name:
+        elif ".experts.gate_up_proj" in name:
             # Columns of gate and up alternate.
             for start, which in enumerate(("gate_proj", "up_proj")):
                 found[_renamed(name, which)] = _turned(tensor[..., start::2])
-        elif "experts.down_proj" in name:
+        elif ".experts.down_proj" in name:
             found[_renamed(name, "down_proj")] = _turned(tensor)
         elif name.endswith(".sinks"):
             found[f"{name}.weight"] = tensor

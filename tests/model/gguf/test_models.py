@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -31,7 +32,15 @@ from rootlace.runtime.model.gguf.file import GgufFile
 from rootlace.wire.errors import UnsupportedModel
 from rootlace.wire.protocol import SamplingParams
 from tests.model import lora
-from tests.model.checkpoints import EXPERTS, SHAPE, configs, reference, reference_logprobs, save
+from tests.model.checkpoints import (
+    EXPERTS,
+    MULTI_HEAD,
+    SHAPE,
+    configs,
+    reference,
+    reference_logprobs,
+    save,
+)
 from tests.model.gguf.converting import convert, gguf
 from tests.model.gguf.writing import Entry, write
 from tests.model.plans import Blocks, Row, Work, make_plan
@@ -49,7 +58,7 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
         "llama llama-tied llama-biased llama-mqa llama-llama3 llama-linear llama-yarn mistral "
         "granite phi3 phi3-partial olmo2 olmo2-biased qwen2 qwen3 qwen3-biased glm4 "
         "cohere cohere2 exaone4 exaone4-full falcon falcon-grouped gpt2 gpt_neox stablelm "
-        "stablelm-parallel starcoder2 olmoe"
+        "stablelm-parallel starcoder2 olmoe deepseek_v2 deepseek_v3"
     )
     long = {
         "rope_type": "longrope",
@@ -69,6 +78,8 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
         "beta_fast": 32,
         "beta_slow": 1,
     }
+    # Files say one number for both.
+    plain["deepseek_v3"].rope_parameters["mscale"] = 1.3
     layers = {**SHAPE, "num_hidden_layers": 5}
     gemma = {**layers, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
     local = {"rope_type": "default", "rope_theta": 100.0}
@@ -108,6 +119,21 @@ def stated_by_gguf() -> dict[str, PreTrainedConfig]:
                 "beta_fast": 32.0,
                 "beta_slow": 1.0,
             },
+        ),
+        # Of a size that blocks can have, but for queries and latents.
+        "deepseek_wide": DeepseekV3Config(
+            **MULTI_HEAD,
+            kv_lora_rank=64,
+            q_lora_rank=None,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=16,
+            v_head_dim=32,
+            moe_intermediate_size=32,
+            n_shared_experts=2,
+            n_routed_experts=8,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
         ),
         "llama-longrope": LlamaConfig(**SHAPE, head_dim=16, rope_parameters=long),
         "glm4-half": Glm4Config(**SHAPE, head_dim=16),
@@ -151,15 +177,22 @@ QUANTISED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
 def rounded(folder: Path, kind: str) -> None:
     """Make the checkpoint in a folder what is left of it in a GGUF file of this type."""
-    tensors = load_file(folder / "model.safetensors")
     number = gguf.GGMLQuantizationType[kind]
+
+    def left(tensor: torch.Tensor) -> torch.Tensor:
+        found = gguf.dequantize(gguf.quantize(tensor.contiguous().numpy(), number), number)
+        return torch.from_numpy(found.astype(np.float32).reshape(tensor.shape))
+
+    tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
-        if tensor.dim() > 1 and not name.endswith("_bias"):
-            # gpt-oss has experts with a row for each input.
-            rows = tensor.transpose(-2, -1) if tensor.dim() == 3 else tensor
-            found = gguf.dequantize(gguf.quantize(rows.contiguous().numpy(), number), number)
-            left = torch.from_numpy(found.astype(np.float32).reshape(rows.shape))
-            tensors[name] = (left.transpose(-2, -1) if tensor.dim() == 3 else left).contiguous()
+        if "kv_b_proj" in name:  # of "deepseek_wide": files have a row of keys for each input
+            keys, values = tensor.unflatten(0, (4, 64)).split(32, dim=1)
+            keys = left(keys.transpose(1, 2)).transpose(1, 2)
+            tensors[name] = torch.cat((keys, left(values)), dim=1).flatten(0, 1)
+        elif tensor.dim() == 3:  # of gpt-oss, whose experts have a row for each input
+            tensors[name] = left(tensor.transpose(1, 2)).transpose(1, 2).contiguous()
+        elif tensor.dim() == 2 and not name.endswith("_bias"):
+            tensors[name] = left(tensor)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -167,7 +200,7 @@ def rounded(folder: Path, kind: str) -> None:
     ("name", "kind"),
     [
         *((name, kind) for name in ("llama", "qwen3-biased", "phi3") for kind in QUANTISED),
-        *(("gpt_oss", "MXFP4"), ("mixtral", "Q4_0"), ("mixtral", "F16")),
+        *(("deepseek_wide", "Q8_0"), ("gpt_oss", "MXFP4"), ("mixtral", "Q4_0"), ("mixtral", "F16")),
     ],
 )
 def test_quantised_weights(name: str, kind: str, tmp_path: Path) -> None:
