@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import rootlace as rl
+from rootlace.testing import Scripted
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -52,3 +58,47 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
         "[a](other.md#one-title) [b](other.md#another) [c](none.md) `runtime/no/such.py`\n"
     )
     assert missing(page) == ["other.md#another", "none.md", "runtime/no/such.py"]
+
+
+# ---------------------------------------------------------------- the language's page
+
+LANGUAGE = ROOT / "docs" / "language.md"
+# Before a block, a comment says what the backend replies, by the names of the variables.
+BLOCK = re.compile(
+    r"(?:<!-- scripted: (?P<replies>.*) -->\n)?```python\n(?P<code>(?:(?!```).*\n)*)```"
+)
+
+
+def test_every_block_of_the_languages_page_runs() -> None:
+    text = LANGUAGE.read_text()
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) == text.count("```python") > 12
+    names: dict[str, Any] = {"__name__": "language_page"}
+    try:
+        for block in blocks:
+            backend = Scripted(**json.loads(block["replies"] or "{}"))
+            rl.set_default_backend(backend)
+            line = text[: block.start("code")].count("\n")
+            # At its own line, which errors then name.
+            exec(
+                compile("\n" * line + block["code"], str(LANGUAGE), "exec", dont_inherit=True),
+                names,
+            )
+            assert backend.open_branches == 0
+            if block["replies"]:
+                assert backend.calls
+    finally:
+        rl.set_default_backend(None)
+
+
+def test_the_languages_page_names_everything() -> None:
+    text = LANGUAGE.read_text()
+    wanted = {name for name in rl.__all__ if name.islower()} - {"function", "__version__"}
+    wanted |= {"Runtime", "Engine", "State", "Checkpoint", "Cache", "Trace", "Tool", "ProgramError"}
+    for called in (rl.gen, rl.select, rl.Function.run_batch, rl.best_of, rl.beam, rl.majority):
+        wanted |= set(inspect.signature(called).parameters)
+    for kind in (rl.ProgramState, rl.Forks):
+        wanted |= {name for name in dir(kind) if not name.startswith("_")}
+    wanted -= {"self", "name", "s", "step", "kwargs", "options", "batch", "append", "branch"}
+    wanted -= {"index", "count"}  # of every sequence
+    assert not [name for name in sorted(wanted) if not re.search(rf"\b{name}\b", text)]
