@@ -165,6 +165,83 @@ def test_a_conversation_hits_the_cache_to_the_last_turn(runtime: rl.Runtime) -> 
     assert state.messages()[1]["content"] == state["first"].lstrip()
 
 
+@rl.function
+def turn(s, question):
+    s += rl.user(question)
+    s += rl.assistant(rl.gen("answer", max_tokens=30, temperature=0))
+
+
+def test_an_ended_conversation_goes_on_as_if_it_had_not(runtime: rl.Runtime) -> None:
+    @rl.function
+    def both(s):
+        turn(s, "Hello, my name is Anna.")
+        return turn(s, "What is my name?")
+
+    runtime.flush_cache()
+    state = both.run()
+    second = state.ret_value
+    for keep in (lambda state: state, lambda state: rl.State.from_json(state.to_json())):
+        runtime.flush_cache()
+        later = turn.run("What is my name?", after=keep(turn.run("Hello, my name is Anna.")))
+        assert later.text() == state.text()
+        for count in ("prompt_tokens", "cached_tokens"):
+            assert later.get_meta_info("answer")[count] == second.get_meta_info("answer")[count]
+
+
+def test_what_is_tried_again_has_its_beginning_cached(runtime: rl.Runtime) -> None:
+    prompt = FEW_SHOT + "Review: Dull.\nLabel:"
+
+    @rl.function
+    def program(s):
+        s += prompt
+        seen = []
+        for attempt in s.retry(3, on=ValueError):
+            with attempt:
+                s += rl.gen("x", max_tokens=2)
+                seen.append(s.get_meta_info("x")["cached_tokens"])
+                if len(seen) < 3:
+                    raise ValueError
+        s += "\nAgain: "
+        value = rl.majority(s, 3, rl.gen("y", regex="[ab]", seed=1), "y")
+        score = rl.best_of(s, 3, rl.gen("z", max_tokens=2))
+        return seen, value, score
+
+    runtime.flush_cache()
+    state = program.run()
+    seen, value, score = state.ret_value
+    assert seen[0] < seen[1] == seen[2] and score <= 0
+    assert state.text() == f"{prompt}{state['x']}\nAgain: {value}{state['z']}"
+
+
+def test_the_model_calls_functions(runtime: rl.Runtime) -> None:
+    def calculator(expression: str) -> str:
+        """Evaluate an arithmetic expression."""
+        return {"37*12": "444"}[expression]
+
+    def lookup(query: str) -> str:
+        """Look up a fact."""
+        return "unknown"
+
+    tools = rl.tools(calculator, lookup)
+
+    @rl.function
+    def agent(s, choice):
+        s += rl.system("You are a helpful assistant." + tools) + rl.user("What is 37 times 12?")
+        s += rl.assistant(
+            rl.gen("call", tools=tools, tool_choice=choice, temperature=0, max_tokens=80)
+        )
+        return s.call_tools()
+
+    for choice in ("auto", "required", "calculator"):
+        (call,) = agent.run(choice).ret_value
+        assert (call.name, call.arguments, call.result) == (
+            "calculator",
+            {"expression": "37*12"},
+            "444",
+        )
+    assert agent.run("lookup").ret_value[0].name == "lookup"
+
+
 def test_constrained_values(runtime: rl.Runtime) -> None:
     schema = {
         "type": "object",
