@@ -47,14 +47,10 @@ def _codes_laid_out(rows: Tensor, codes: KVCodes, dim: int, keys: bool) -> Tenso
     width, words = codes.heads * dim * codes.bits // 8, 4 * codes.heads
     by_head = rows[..., :width].reshape(blocks, size, codes.heads, -1).transpose(1, 2)
     if keys:
-        found = by_head
-        if codes.bits == 4:
-            found = torch.cat((by_head & 15, by_head >> 4), dim=3)
-        even, odd = found.reshape(blocks, codes.heads, size // LANES, LANES, -1, 2).unbind(-1)
-        pairs = (
-            torch.stack((even, odd), dim=-1) if codes.bits == 8 else (even | odd << 4)[..., None]
-        )
-        by_head = pairs.transpose(3, 4)
+        by_head = by_head.reshape(blocks, codes.heads, -1, LANES, by_head.shape[3] // 2, 2)
+        by_head = by_head.transpose(3, 4)
+    else:
+        by_head = by_head.reshape(blocks, codes.heads, size // 2, 2, -1).transpose(3, 4)
     scales = rows[..., width : width + words].reshape(blocks, size, codes.heads, 4).transpose(1, 2)
     laid = torch.zeros_like(rows)
     flat = laid.view(blocks, -1)

@@ -179,15 +179,13 @@ class Work {
     return panels;
   }
 
-  // Panels made of codes. `more`: there is a block behind this one.
-  KeyPanels<T> unpack_panels(int block, int head, bool more) {
+  // Panels made of codes.
+  KeyPanels<T> unpack_panels(int block, int head) {
     const CodePanels now = codes_of(block, head);
     CodePanels later;
-    const int over = head + AHEAD - task_.kv_end;
-    const bool fetches = over < 0 || more;
-    if (fetches)
-      later = over < 0 ? codes_of(block, head + AHEAD)
-                       : codes_of(block + 1, std::min(task_.kv_begin + over, task_.kv_end - 1));
+    const int heads = task_.kv_end - task_.kv_begin, at = head - task_.kv_begin + AHEAD;
+    const bool fetches = (block + at / heads) * KEY_BLOCK < keys_end_;
+    if (fetches) later = codes_of(block + at / heads, task_.kv_begin + at % heads);
     const int count = std::min(KEY_BLOCK, keys_end_ - block * KEY_BLOCK);
     return products_.unpack(codes_.bits, now, fetches ? &later : nullptr, count);
   }
@@ -210,7 +208,7 @@ class Work {
         const int ahead = head + AHEAD;
         bool fetches = as_they_lie();
         if (codes_.bits) {
-          now = unpack_panels(block, head, more);
+          now = unpack_panels(block, head);
         } else if (!fetches) {
           now = pack_panels(block, head);
         } else {

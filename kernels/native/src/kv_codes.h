@@ -1,9 +1,9 @@
 // Keys and values as integers with scales beside them: kernels/reference/kv_codes.py says which.
 //
-// A block has as many bytes as rows of its slots, and they lie as attention unpacks them, head by
-// head, with two codes of a key in a word of 2 BITS bits; behind them the scales and offsets:
-//     keys:   [kv_heads][block_size / LANES][head_dim / 2][LANES]
-//     values: [kv_heads][block_size][head_dim]; codes of 4 bits: d, and d + head_dim / 2 above it
+// A block has as many bytes as rows of its slots. They lie as attention reads numbers of 16 bits, head
+// by head, `row` bytes for a slot's codes of a head, and behind them the scales and offsets:
+//     keys:   [kv_heads][block_size / LANES][row / 2][LANES][2]
+//     values: [kv_heads][block_size / 2][row][2]
 //     words:  [kv_heads][block_size]
 // Blocks hold whole panels of LANES keys, heads are a multiple of 2 LANES numbers. No byte belongs to
 // two slots, so threads may write neighbours at the same time.
@@ -15,17 +15,17 @@
 #include <cstring>
 
 #include "elementwise.h"
+#include "attention_softmax.h"
 #include "key_block.h"
-#include "tile.h"
 #include "vec.h"
 
 namespace rootlace {
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
 
-// The integers that one head of a token is rounded to.
+// The integers that one head of a token is rounded to, as a slot's row of bytes.
 struct Rounded {
-  uint8_t codes[MAX_HEAD_DIM];
+  uint8_t row[MAX_HEAD_DIM];
   uint32_t word;  // scale and, above it, offset: both bfloat16
 };
 
@@ -65,8 +65,10 @@ inline void round_to_codes(const T* x, int dim, int bits, Rounded& out) {
     const Vec whole = scaled + 12582912.0f;  // 1.5 * 2^23: the last bits are the number
     const Words codes = reinterpret_cast<Words>(whole) & ((1u << bits) - 1);
     const Bytes bytes = __builtin_convertvector(__builtin_convertvector(codes, Halves), Bytes);
-    std::memcpy(out.codes + d, &bytes, sizeof bytes);
+    std::memcpy(out.row + d, &bytes, sizeof bytes);
   }
+  if (bits == 4)
+    for (int i = 0; i < dim / 2; i++) out.row[i] |= static_cast<uint8_t>(out.row[i + dim / 2] << 4);
   out.word = bits_of(scale + strange) >> 16 | (bits_of(offset + strange) & 0xffff0000u);
 }
 
@@ -86,7 +88,7 @@ struct KvCodes {
     return static_cast<int64_t>(block_size) * slot;
   }
 
-  // Where the codes of `slot` begin: of keys, only that of a panel's first one.
+  // Where the codes of `slot` begin: of keys, that of a panel's first one, of values, of an even one.
   int64_t codes(int64_t slot, int head) const {
     return slot / block_size * block() + in_block(slot, head) * row();
   }
@@ -96,36 +98,28 @@ struct KvCodes {
   }
 
   void put_key(uint8_t* cache, int64_t slot, int head, const Rounded& key) const {
-    const int lane = static_cast<int>(slot % LANES), pair = bits / 4;  // bytes of two codes
-    uint8_t* to = cache + codes(slot - lane, head) + lane * pair;
-    for (int d = 0; d < head_dim; d += 2, to += LANES * pair) {
-      to[0] = key.codes[d];
-      if (bits == 8)
-        to[1] = key.codes[d + 1];
-      else
-        to[0] |= static_cast<uint8_t>(key.codes[d + 1] << 4);
-    }
+    const int lane = static_cast<int>(slot % LANES);
+    uint8_t* to = cache + codes(slot - lane, head) + 2 * lane;
+    for (int i = 0; i < row(); i += 2, to += 2 * LANES) std::memcpy(to, key.row + i, 2);
     put_word(cache, slot, head, key);
   }
 
   void put_value(uint8_t* cache, int64_t slot, int head, const Rounded& value) const {
-    uint8_t* to = cache + codes(slot, head);
-    for (int i = 0; i < row(); i++) {
-      to[i] = value.codes[i];
-      if (bits == 4) to[i] |= static_cast<uint8_t>(value.codes[i + row()] << 4);
-    }
+    uint8_t* to = cache + codes(slot - slot % 2, head) + slot % 2;
+    for (int i = 0; i < row(); i++) to[2 * i] = value.row[i];
     put_word(cache, slot, head, value);
   }
 
   // Copies the first `slots` slots of a block.
   void copy(const uint8_t* from, uint8_t* to, int slots, bool keys) const {
-    const int whole = keys ? slots / LANES * LANES : slots, pair = bits / 4;
+    const int together = keys ? LANES : 2, whole = slots / together * together;
+    const int lines = keys ? row() / 2 : row(), apart = keys ? 2 * LANES : 2;
+    const size_t rest = static_cast<size_t>(slots - whole) * (keys ? 2 : 1);
     for (int head = 0; head < kv_heads; head++) {
-      const int64_t at = codes(0, head), rest = at + static_cast<int64_t>(whole) * row();
+      const int64_t at = codes(0, head), behind = at + static_cast<int64_t>(whole) * row();
       std::memcpy(to + at, from + at, static_cast<size_t>(whole) * row());
-      for (int d = 0; whole < slots && d < head_dim / 2; d++)
-        std::memcpy(to + rest + d * LANES * pair, from + rest + d * LANES * pair,
-                    static_cast<size_t>(slots - whole) * pair);
+      for (int i = 0; rest && i < lines; i++)
+        std::memcpy(to + behind + i * apart, from + behind + i * apart, rest);
       std::memcpy(to + words(0, head), from + words(0, head), static_cast<size_t>(slots) * 4);
     }
   }
@@ -141,9 +135,13 @@ struct KvCodes {
 
 namespace detail {
 
-// Scales and offsets of a register's words.
+constexpr int LINE = 2 * LANES;  // bytes, each of a code or two
+constexpr int PARTS_OF_LINE = LINE / NATIVE;
+
+// What codes of a register stand for.
 struct Scaling {
   Native scale, offset;
+  Scaling() = default;
   explicit Scaling(NativeInts words)
       : scale((Native)(words << 16)), offset((Native)(words & static_cast<int32_t>(0xffff0000u))) {}
   Native operator()(NativeInts codes) const {
@@ -151,69 +149,104 @@ struct Scaling {
   }
 };
 
-inline NativeInts splat_word(uint32_t word) {
-  return static_cast<int32_t>(word) - NativeInts{};
+inline NativeInts splat_word(uint32_t word) { return static_cast<int32_t>(word) - NativeInts{}; }
+
+// bfloat16: a line becomes a line of numbers in the same order, and with codes of 4 bits another one
+// `apart` numbers behind, of the upper halves. `scalings`: of each register of a line.
+template <int BITS, class Scalings>
+[[gnu::always_inline]] inline void unpack_line(const uint8_t* from, const Scalings& scalings,
+                                               bf16* to, int apart) {
+  Native low[PARTS_OF_LINE], high[PARTS_OF_LINE];
+#pragma GCC unroll 8
+  for (int j = 0; j < PARTS_OF_LINE; j++) {
+    const NativeInts codes = Isa::from_uint8(from + j * NATIVE);
+    low[j] = scalings[j](BITS == 8 ? codes : codes & 15);
+    if (BITS == 4) high[j] = scalings[j](codes >> 4);
+  }
+  Isa::narrow_row(to, low);
+  if (BITS == 4) Isa::narrow_row(to + apart, high);
 }
 
-inline void put_pairs(float* to, int apart, Native even, Native odd) {
-  std::memcpy(to, &even, sizeof even);
-  std::memcpy(to + apart, &odd, sizeof odd);
-}
-inline void put_pairs(bf16* to, int, Native even, Native odd) {
-  const NativeInts both = Isa::pairs(even, odd);
-  std::memcpy(static_cast<void*>(to), &both, sizeof both);
-}
-
-// A line of codes, and of what comes later: 64 bytes are fetched at a time.
-inline void fetch_line(const uint8_t* next, int at) {
-  if (next && at % 64 == 0) __builtin_prefetch(next + at);
-}
-
-// A panel of keys as KvLayout has it, from [dim / 2][LANES] words of two codes.
-template <int BITS, class T>
-inline void unpack_keys(const uint8_t* codes, const uint32_t* words, int dim, T* to,
-                        const uint8_t* next) {
-  constexpr int PAIR = BITS / 4, EACH = LANES / NATIVE;
-  for (int part = 0; part < EACH; part++) {
-    const Scaling scaling(load_as<NativeInts>(words + part * NATIVE));
-    const uint8_t* from = codes + part * NATIVE * PAIR;
-    T* at = to + part * NATIVE * STEP<T>;
-    for (int d = 0; d < dim; d += 2, from += LANES * PAIR, at += 2 * LANES) {
-      if (part == 0) fetch_line(next, d / 2 * LANES * PAIR);
-      const NativeInts pair = BITS == 8 ? Isa::from_uint16(from) : Isa::from_uint8(from);
-      put_pairs(at, LANES, scaling(pair & ((1 << BITS) - 1)), scaling(pair >> BITS));
-    }
+// float: a line becomes two, of the even bytes and of the odd ones.
+template <int BITS>
+[[gnu::always_inline]] inline void unpack_line(const uint8_t* from, const Scaling* even,
+                                               const Scaling* odd, float* to, int odd_at,
+                                               int apart) {
+  for (int part = 0; part < LANES / NATIVE; part++, to += NATIVE) {
+    const NativeInts both = Isa::from_uint16(from + 2 * part * NATIVE);
+    auto put = [](float* at, Native x) { std::memcpy(at, &x, sizeof x); };
+    constexpr int MASK = (1 << BITS) - 1;
+    put(to, even[part](both & MASK));
+    put(to + odd_at, odd[part](both >> 8 & MASK));
+    if (BITS == 8) continue;
+    put(to + apart, even[part](both >> 4 & MASK));
+    put(to + odd_at + apart, odd[part](both >> 12));
   }
 }
 
-// A line of a panel of values, from a row of codes: of two slots for bfloat16, else of the even one.
+// 64 bytes are fetched at a time.
+inline void fetch_line(const uint8_t* next, int at) {
+  if (next && at % 64 == 0) __builtin_prefetch(next + at, 0, 2);
+}
+
+// A panel of keys as KvLayout has it.
+template <int BITS>
+inline void unpack_keys(const uint8_t* codes, const uint32_t* words, int dim, bf16* to,
+                        const uint8_t* next) {
+  alignas(64) float twice[2 * LANES];  // each key's word for two numbers
+  Isa::twice(load_as<Vec>(words), twice);
+  Scaling scalings[PARTS_OF_LINE];
+  for (int j = 0; j < PARTS_OF_LINE; j++)
+    scalings[j] = Scaling(load_as<NativeInts>(twice + j * NATIVE));
+  const int bytes = dim * BITS / 8 * LANES;
+  for (int at = 0; at < bytes; at += LINE) {
+    fetch_line(next, at);
+    unpack_line<BITS>(codes + at, scalings, to + at, dim / 2 * LANES);
+  }
+}
+template <int BITS>
+inline void unpack_keys(const uint8_t* codes, const uint32_t* words, int dim, float* to,
+                        const uint8_t* next) {
+  Scaling scalings[LANES / NATIVE];
+  for (int j = 0; j < LANES / NATIVE; j++)
+    scalings[j] = Scaling(load_as<NativeInts>(words + j * NATIVE));
+  const int bytes = dim * BITS / 8 * LANES;
+  for (int at = 0; at < bytes; at += LINE) {
+    fetch_line(next, at);
+    unpack_line<BITS>(codes + at, scalings, scalings, to + at, LANES, dim / 2 * LANES);
+  }
+}
+
+// The same for each register.
+struct Repeated {
+  Scaling scaling;
+  [[gnu::always_inline]] const Scaling& operator[](int) const { return scaling; }
+};
+
+// Lines of a panel of values, of two slots.
 template <int BITS>
 inline void unpack_values(const uint8_t* codes, const uint32_t* words, int dim, bf16* to,
                           const uint8_t* next) {
-  const int row = dim * BITS / 8;
-  const Scaling even(splat_word(words[0])), odd(splat_word(words[1]));
-  for (int i = 0; i < row; i += NATIVE) {
-    fetch_line(next, i);
-    fetch_line(next, row + i);
-    const NativeInts a = Isa::from_uint8(codes + i), b = Isa::from_uint8(codes + row + i);
-    constexpr int MASK = (1 << BITS) - 1;
-    put_pairs(to + 2 * i, 0, even(a & MASK), odd(b & MASK));
-    if (BITS == 4) put_pairs(to + 2 * (row + i), 0, even(a >> 4), odd(b >> 4));
+  const NativeInts odd = (load_as<NativeInts>(NUMBERS.at) & 1) != 0;
+  const Repeated scalings{Scaling(odd ? splat_word(words[1]) : splat_word(words[0]))};
+  const int bytes = dim * BITS / 4;
+  for (int at = 0; at < bytes; at += LINE) {
+    fetch_line(next, at);
+    unpack_line<BITS>(codes + at, scalings, to + at, dim);
   }
 }
 template <int BITS>
 inline void unpack_values(const uint8_t* codes, const uint32_t* words, int dim, float* to,
                           const uint8_t* next) {
-  const int row = dim * BITS / 8;
-  const Scaling scaling(splat_word(words[0]));
-  for (int i = 0; i < row; i += NATIVE) {
-    fetch_line(next, i);
-    const NativeInts both = Isa::from_uint8(codes + i);
-    const Native low = scaling(both & ((1 << BITS) - 1));
-    std::memcpy(to + i, &low, sizeof low);
-    if (BITS == 8) continue;
-    const Native high = scaling(both >> 4);
-    std::memcpy(to + row + i, &high, sizeof high);
+  Scaling even[LANES / NATIVE], odd[LANES / NATIVE];
+  for (int j = 0; j < LANES / NATIVE; j++) {
+    even[j] = Scaling(splat_word(words[0]));
+    odd[j] = Scaling(splat_word(words[1]));
+  }
+  const int bytes = dim * BITS / 4;
+  for (int at = 0; at < bytes; at += LINE) {
+    fetch_line(next, at);
+    unpack_line<BITS>(codes + at, even, odd, to + at / 2, dim, dim / 2);
   }
 }
 
@@ -226,12 +259,12 @@ void unpack(const CodePanels& now, const CodePanels* next, int count, int dim, T
   const int row = dim * BITS / 8;
   for (int panel = 0, first = 0; first < count; panel++, first += LANES) {
     if (next) {
-      __builtin_prefetch(next->key_words[panel]);
-      __builtin_prefetch(next->value_words[panel]);
+      __builtin_prefetch(next->key_words[panel], 0, 2);
+      __builtin_prefetch(next->value_words[panel], 0, 2);
     }
     detail::unpack_keys<BITS>(now.keys[panel], now.key_words[panel], dim, keys + first * dim,
                               next ? next->keys[panel] : nullptr);
-    for (int i = 0; i < std::min(LANES, count - first); i += STEP<T>)
+    for (int i = 0; i < std::min(LANES, count - first); i += 2)
       detail::unpack_values<BITS>(now.values[panel] + i * row, now.value_words[panel] + i, dim,
                                   values + (first + i) * dim,
                                   next ? next->values[panel] + i * row : nullptr);

@@ -246,14 +246,6 @@ struct Avx512Bf16 : Avx512 {
     }
   }
 
-  [[gnu::always_inline]] static NativeInts pairs(Native even, Native odd) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-    alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
-                                                       21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
-                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    return (NativeInts)_mm512_permutexvar_epi16(_mm512_load_si512(ORDER), both);
-  }
-
   using Avx512::add_weights;
   template <int COUNT>
   static void add_weights(Native (&x)[COUNT], float* sums, bf16* rounded) {

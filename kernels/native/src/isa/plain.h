@@ -292,11 +292,6 @@ struct Plain {
     return (Native)(chosen | ((bits & sign) != 0) << 31);
   }
 
-  // Words of two numbers, rounded as by `narrow`: even ones in the lower halves.
-  [[gnu::always_inline]] static NativeInts pairs(Native even, Native odd) {
-    return (NativeInts)(upper_half(even) | upper_half(odd) << 16);
-  }
-
   // to[2 i], to[2 i + 1] = from[i].
   static void twice(Vec from, float* to) {
     for (int i = 0; i < 2 * LANES; i++) to[i] = from[i / 2];
