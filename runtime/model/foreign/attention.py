@@ -85,7 +85,8 @@ def _attend(
 
 
 POSITIONS = (0, 1, 7, 4095, 4096, 70001, (1 << 20) + 3)
-"""Where masks are looked at: a window beyond the last one is none."""
+"""Where masks are asked which tokens they allow. A window that is larger than the last one is
+taken for none."""
 
 
 def _mask(

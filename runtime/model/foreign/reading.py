@@ -35,8 +35,9 @@ class ForeignModel:
 
 def read_model(folder: Path, architecture: str) -> ForeignModel:
     """Raises `UnsupportedModel`, saying why, for a model whose layers ask for more than we have."""
-    file, kind = folder / "config.json", getattr(transformers, architecture)
+    file = folder / "config.json"
     try:
+        kind = getattr(transformers, architecture)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if not isinstance(config, kind.config_class):
             raise UnsupportedModel(
@@ -53,12 +54,13 @@ def read_model(folder: Path, architecture: str) -> ForeignModel:
             f"{file}: {architecture}: transformers {transformers.__version__} cannot read it: "
             f"{first_line(error)}"
         ) from error
+    text = config.get_text_config()
     try:
-        spec = _spec(architecture, config.get_text_config(), record(model))
+        spec = _spec(architecture, text, record(model))
     except Unattended as error:
         raise UnsupportedModel(f"{file}: {architecture}: {error}") from error
-    text = config.get_text_config()
-    return ForeignModel(spec, _token(text.bos_token_id), text.eos_token_id)
+    begin, end = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos"))
+    return ForeignModel(spec, begin, end)
 
 
 def _spec(architecture: str, config: PreTrainedConfig, recorded: Recorded) -> ModelSpec:
@@ -98,8 +100,8 @@ def _attention(first: Asked, size: int, asked: list[Asked]) -> Attention:
 
 
 def _context(config: PreTrainedConfig) -> int:
-    """The most positions; of `longrope`, whose angles change with the length of the longest text
-    in a step, those that the first of its two sets is for."""
+    """The most positions. Those of `longrope` end where the second of its two sets of factors
+    begins: the longest text of a step would choose it for all."""
     most: Any = getattr(config, "max_position_embeddings", None)
     if type(most) is not int or most < 1:
         raise Unattended("config.json has no max_position_embeddings")
@@ -108,7 +110,3 @@ def _context(config: PreTrainedConfig) -> int:
         if isinstance(found, dict) and found.get("rope_type") == "longrope":
             most = min(most, found.get("original_max_position_embeddings") or most)
     return most
-
-
-def _token(found: Any) -> int | None:
-    return found if type(found) is int else None

@@ -14,7 +14,7 @@ from rootlace.runtime.model.foreign.attention import Call, Unattended, attending
 from rootlace.runtime.model.foreign.head import Head
 
 TOKENS = 7
-"""Another number than that of heads, or of anything else."""
+"""Of the text that is tried. No other size of a model is likely to be this."""
 HARMLESS = names(
     "dropout position_ids position_embeddings cache_position use_cache output_attentions "
     "output_hidden_states output_router_logits return_dict logits_to_keep is_causal "
@@ -77,7 +77,8 @@ class Recorder:
 
 
 class _NothingFound(TorchDispatchMode):
-    """Where the flow of a model depends on its numbers, none are found, and all are zero."""
+    """On the device `meta` there are no numbers. Code that asks for one gets 0, and code that looks
+    for those that are not 0 finds none."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
