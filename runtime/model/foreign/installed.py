@@ -32,7 +32,8 @@ def find_architecture(file: Path, raw: dict[str, Any], known: Sequence[str]) -> 
             f"{where} is not supported (supported: {', '.join(sorted(known))}; some others with "
             "transformers: pip install 'rootlace[transformers]')"
         )
-    modules = [(name, text) for name in named if (text := _module_of(folder, name)) is not None]
+    likely = str(raw.get("model_type")).replace("-", "_")
+    modules = [(n, text) for n in named if (text := _module_of(folder, n, likely)) is not None]
     if not modules:
         why = "they need code of their own, which is not run" if "auto_map" in raw else "unknown"
         raise UnsupportedModel(
@@ -66,12 +67,13 @@ def _folder() -> Path | None:
 
 
 @cache
-def _module_of(folder: Path, architecture: str) -> bytes | None:
-    """The module that defines a class."""
+def _module_of(folder: Path, architecture: str, likely: str) -> bytes | None:
+    """The module that defines a class, looked for in the `likely` model's folder first."""
     if not architecture.isidentifier():
         return None
     line = f"\nclass {architecture}(".encode()
-    for file in sorted(folder.glob("models/*/modeling_*.py")):
+    files = folder.glob("models/*/modeling_*.py")
+    for file in sorted(files, key=lambda file: (file.parent.name != likely, file)):
         text = file.read_bytes()
         if line in text:
             return text
