@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-r
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test clients kernels lint mypy-tree format wheel clean
+.PHONY: help setup demo check test clients api-fuzz kernels lint mypy-tree format wheel clean
 .PHONY: gpu-check gpu-test gpu-bench gpu-wheels
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make check   two minutes: what to run before each commit"
 	@echo "make test    all tests"
 	@echo "make clients the tests with clients whose packages are heavy, in an environment of its own"
+	@echo "make api-fuzz  all that the OpenAPI document admits, and much that it does not (a minute)"
 	@echo "make kernels compile all Triton kernels for sm_80 and sm_90, without a GPU"
 	@echo "make gpu-check  on a machine with a GPU: its tests and its benchmark, without .venv"
 	@echo "                (gpu-test, gpu-bench: one of them; gpu-wheels: what to bring there)"
@@ -82,6 +83,9 @@ $(CLIENTS)/.ready: pyproject.toml $(READY)
 
 clients: $(CLIENTS)/.ready
 	$(CLIENTS)/bin/python -m pytest tests/clients --ignore tests/clients/test_page.py --ignore tests/clients/test_pydantic_ai.py
+
+api-fuzz: $(CLIENTS)/.ready
+	$(CLIENTS)/bin/python scripts/api_fuzz.py
 
 kernels: $(READY)
 	$(BIN)/python scripts/compile_kernels.py

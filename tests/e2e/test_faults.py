@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import socket
+import struct
 
 import msgspec
 import pytest
@@ -81,6 +83,23 @@ def test_random_bytes_do_not_disturb_anybody(server: Server, client: RawClient) 
     noisy.send_frame(b"many", b"frames", b"", b"\x90")
     works(client)
     noisy.close()
+
+
+def test_http_clients_that_vanish_leave_nothing_behind(server: Server, client: RawClient) -> None:
+    """Some before their stream begins, some in it; the engine checks its blocks all the time."""
+    before = client.status()["sessions"]
+    body = b'{"prompt": "Once", "max_tokens": 500, "ignore_eos": true, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    place = server.url.removeprefix("http://").split(":")
+    for number in range(40):
+        with socket.create_connection((place[0], int(place[1]))) as gone:
+            gone.sendall(head % len(body) + body[: -(number % 3 == 0) or None])
+            if number % 3 == 1:
+                gone.recv(1)
+            reset = struct.pack("ii", 1, 0)
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    works(client)
+    eventually(lambda: (client.status()["running"], client.status()["sessions"]) == (0, before))
 
 
 def test_a_wrong_version_and_a_missing_hello_are_refused(server: Server, client) -> None:

@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 
 # Handlers still running this long after the server was told to stop are cancelled.
 SHUTDOWN_SECONDS = 0.5
+# A connection on which no whole head of a request came for so long is closed.
+IDLE_SECONDS = 75.0
 
 
 def batch_service(gateway: Gateway, chats: Chats) -> BatchService:
@@ -402,6 +404,7 @@ def make_runner(gateway: Gateway) -> web.AppRunner:
         make_app(gateway),
         handler_cancellation=True,
         shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=IDLE_SECONDS,
         access_log=log,
         access_log_class=AccessLogger,
     )

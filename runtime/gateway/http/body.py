@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import check_refused
 from rootlace.runtime.gateway.http.suggestions import LONGEST, field_suggestion
-from rootlace.wire.errors import InvalidRequest
+from rootlace.wire.errors import DeadlineExceeded, InvalidRequest
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -23,6 +24,9 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 MANY = msgspec.Meta(max_length=2**14)
 """For a list of messages: each costs time before anything can be refused by its length."""
 
+BODY_SECONDS = 120.0
+"""A body that has not come by then holds its connection no longer."""
+
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 
@@ -30,10 +34,20 @@ _FIELD = re.compile(r"(missing required|contains unknown) field `([^`]*)`")
 async def read_body(request: web.Request, kind: type[T]) -> T:
     """The body as `kind`.
 
-    Raises InvalidRequest when it is not JSON and InvalidParameter when a field is unknown, missing,
-    refused or of a wrong type; a body beyond the application's bound raises aiohttp's 413.
+    Raises InvalidRequest when it is not JSON, InvalidParameter when a field is unknown, missing,
+    refused or of a wrong type, and what `raw_body` raises; a body beyond the application's bound
+    raises aiohttp's 413.
     """
-    return decode_body(await request.read(), kind)
+    return decode_body(await raw_body(request), kind)
+
+
+async def raw_body(request: web.Request) -> bytes:
+    """The body as it was sent. Raises DeadlineExceeded for one that comes too slowly."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise DeadlineExceeded(f"the body did not come within {BODY_SECONDS:g} s") from None
 
 
 def decode_body(raw: bytes | memoryview, kind: type[T]) -> T:

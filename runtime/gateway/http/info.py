@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
+from rootlace.runtime.gateway.http.body import raw_body
 from rootlace.runtime.gateway.http.replies import check_model, json_response, model_names
 
 
@@ -134,7 +135,7 @@ class Info:
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Forget every cached prefix that no running request uses."""
-        await request.read()
+        await raw_body(request)
         await self._gateway.flush()
         return web.Response(text="Cache flushed.\n")
 

@@ -481,3 +481,22 @@ async def test_long_conversations_are_written_elsewhere_and_too_long_ones_refuse
     ):
         async with served.http.post(path, json=body) as reply:
             assert reply.status == 400 and (await reply.json())["error"]["param"] == param
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: ", b"POST body"])
+async def test_who_sends_too_slowly_is_let_go(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("rootlace.runtime.gateway.http.app.IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("rootlace.runtime.gateway.http.body.BODY_SECONDS", 0.05)
+    served = await serve(FakeGateway())
+    host, port = served.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    if sent == b"POST body":
+        sent = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+    writer.write(sent)
+    said = await soon(reader.readline())
+    assert said == (b"HTTP/1.1 408 Request Timeout\r\n" if sent.startswith(b"POST") else b"")
+    writer.close()
+    async with served.http.get("/health") as reply:
+        assert reply.status == 200

@@ -11,7 +11,7 @@ from aiohttp import web
 from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.paging import PageQuery, page
 from rootlace.runtime.gateway.http.batches.service import BatchService
-from rootlace.runtime.gateway.http.body import Body, read_body
+from rootlace.runtime.gateway.http.body import Body, raw_body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
 from rootlace.runtime.gateway.http.query import read_query
@@ -75,7 +75,7 @@ class Batches:
         return json_response(page(query, self._service.storage.batches.all(), 20))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        await request.read()
+        await raw_body(request)
         batch = self._batch(request)
         if not batch.unfinished:
             raise InvalidRequest(f"the batch is {batch.status} and cannot be cancelled")

@@ -1,0 +1,52 @@
+"""Asks a server all that its OpenAPI document admits, and much that it does not: `make api-fuzz`.
+
+    python scripts/api_fuzz.py [--seed N] [--examples N]
+
+Starts a server with the embedded model and lets schemathesis make the requests. Fails on a reply of
+5xx, of an undocumented status or type, or one that does not fit its schema.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+
+import rootlace as rl
+from rootlace.runtime.assets import demo_model
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz the HTTP interface with schemathesis.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--examples", type=int, default=15, help="random requests per endpoint")
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as files,
+        rl.Runtime(
+            demo_model(), dtype="float32", device="cpu", http_port=0, files=files
+        ) as runtime,
+    ):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "schemathesis.cli", "run"),
+                *(f"{runtime.url}/openapi.json", "--url", str(runtime.url)),
+                *("--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing"),
+                *("--seed", str(given.seed), "--max-examples", str(given.examples)),
+                *("--request-timeout", "60", "--no-color"),
+            ]
+        )
+        answered = rl.RuntimeEndpoint(str(runtime.url)).get_server_info()["healthy"]
+    return done.returncode or int(not answered)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
