@@ -54,6 +54,7 @@ from rootlace.wire.handling import Cache
 if TYPE_CHECKING:
     from rootlace.client.default import flush_cache, get_server_info, set_default_backend
     from rootlace.client.endpoint import RuntimeEndpoint
+    from rootlace.client.openai_backend import OpenAIBackend
     from rootlace.client.runtime import Runtime
     from rootlace.language.fork import Forks
     from rootlace.language.mcp_tools import mcp_tools
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Checkpoint": "rootlace.program.checkpoint",
     "Engine": "rootlace.program.engine",
+    "OpenAIBackend": "rootlace.client.openai_backend",
     "Forks": "rootlace.language.fork",
     "Runtime": "rootlace.client.runtime",
     "RuntimeEndpoint": "rootlace.client.endpoint",
@@ -84,6 +86,7 @@ __all__ = [
     "Engine",
     "Forks",
     "Function",
+    "OpenAIBackend",
     "ProgramError",
     "ProgramState",
     "RootlaceError",

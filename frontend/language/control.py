@@ -54,8 +54,8 @@ def majority(
     """Fork the state `n` times, append `step` to each, and go on as the first fork whose variable
     `name` has the value that most have. Gives that value.
 
-    `key(value)` is what is compared (a text without its white space, say), and what is given. As
-    soon as no other value can win, the forks that are still running are cancelled. A fork that
+    `key(value)` is what is compared (a text without its white space, say; something that can be
+    hashed), and what is given. As soon as no other value can win, the forks that are still running are cancelled. A fork that
     fails has no vote; if all do, the first failure is raised. To be awaited in `async def`
     programs.
     """

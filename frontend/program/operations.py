@@ -158,7 +158,8 @@ class Generation(Operation):
     def pieces(self) -> Iterable[str]:
         output = self._outcome().outputs[0]
         ids = output.token_ids
-        if isinstance(output.matched, str):  # the branch has not all tokens of the last word
+        # Of what a stop string ended, the branch has not all tokens; other backends tell no ids.
+        if isinstance(output.matched, str) or not ids:
             return (output.text,)
         if output.matched is not None and not self._params.no_stop_trim:
             ids = ids[:-1]
@@ -179,7 +180,7 @@ class Generation(Operation):
         meta: dict[str, Any] = {
             "finish_reason": {"type": output.finish_reason, "matched": output.matched},
             **usage_meta(result.usage, result.timing),
-            "completion_tokens": len(output.token_ids),
+            "completion_tokens": len(output.token_ids) or result.usage.completion_tokens // self.n,
             "forced_tokens": output.forced_tokens,
             "output_ids": list(output.token_ids),
         }

@@ -9,8 +9,7 @@
 
 `Scripted` is a backend that says what it is told to say; `Recorded` one that says what a real one
 said when the cassette was recorded. `plugin` has both as fixtures for pytest, which finds them
-where the package is installed. Behind them stand `machine`, which does a client's operations in
-their order, `replies`, which makes events of texts, and `channel`, a connection without a socket.
+where the package is installed. `replies` makes events of texts.
 """
 
 from rootlace.testing.recorded import Recorded

@@ -12,8 +12,8 @@ from rootlace.client.answer import Answer
 from rootlace.client.channel import Channel
 from rootlace.client.default import endpoint_of
 from rootlace.client.endpoint import RuntimeEndpoint
-from rootlace.testing.channel import LocalChannel
-from rootlace.testing.machine import Ask, BranchText
+from rootlace.client.local_channel import LocalChannel
+from rootlace.client.machine import Ask, BranchText
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.handling import PLAIN

@@ -10,12 +10,12 @@ from typing import Any
 
 from rootlace.client.channel import Channel
 from rootlace.client.endpoint import RuntimeEndpoint
+from rootlace.client.local_channel import LocalChannel
+from rootlace.client.machine import Ask, BranchText
 from rootlace.language.tools import as_text
-from rootlace.testing.channel import LocalChannel
-from rootlace.testing.machine import Ask, BranchText
 from rootlace.testing.replies import Tokenize, generated, selected
 from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.errors import InvalidRequest
 from rootlace.wire.sampling import SamplingParams
 
 CHAT = protocol.ChatFormat(
@@ -138,10 +138,8 @@ class Scripted(RuntimeEndpoint):
             raise InvalidRequest(f"no reply is left for {asked}") from None
         if callable(reply) and not isinstance(reply, type):
             reply = reply(prompt)
-        if isinstance(reply, RootlaceError):
+        if isinstance(reply, Exception):
             raise reply
-        if isinstance(reply, BaseException):
-            raise RootlaceError(f"{type(reply).__name__}: {reply}")
         text = as_text(reply)
         self.calls.append(Call(prompt, op, text))
         if self._check and isinstance(op, protocol.Generate) and op.constraint is not None:

@@ -367,6 +367,20 @@ def test_the_http_address_leads_to_the_programs(runtime: rl.Runtime) -> None:
     endpoint.close()
 
 
+def test_any_openai_server_runs_the_same_program(runtime: rl.Runtime) -> None:
+    elsewhere = rl.OpenAIBackend(f"{runtime.url}/v1", continues=True)
+
+    @rl.function
+    def program(s):
+        turn(s, "What is 37 times 12?")
+        s += rl.user("Say hello.") + rl.assistant("Hello" + rl.gen("rest", temperature=0))
+
+    there, here = program.run(backend=elsewhere), program.run()
+    assert there.messages() == here.messages()
+    assert "".join(program.stream(backend=elsewhere)) == there.text()
+    elsewhere.close()
+
+
 def test_the_offline_engine_agrees_with_programs(demo_model: Path, runtime: rl.Runtime) -> None:
     @rl.function
     def plain(s, prompt):

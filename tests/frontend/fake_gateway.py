@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from rootlace.testing.machine import Ask, BranchText, Machine
+from rootlace.client.machine import Ask, BranchText, Machine
 from rootlace.testing.replies import generated, selected
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, Unauthorized

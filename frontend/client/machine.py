@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rootlace.wire import protocol
-from rootlace.wire.errors import InvalidRequest, RootlaceError
+from rootlace.wire.errors import InternalError, InvalidRequest, RootlaceError
 
 
 class BranchText:
@@ -44,8 +44,8 @@ class BranchText:
 
 Ask = protocol.Generate | protocol.Select
 Answer = Callable[[BranchText, Ask], "list[protocol.Event] | None"]
-"""The events of an operation, the last of which is terminal; None: not yet. May raise a
-RootlaceError, with which the operation fails. What is generated is added to the branch here."""
+"""The events of an operation, the last of which is terminal; None: not yet. May raise an
+error, with which the operation fails. What is generated is added to the branch here."""
 
 
 class Machine:
@@ -123,7 +123,10 @@ class Machine:
             return True
         try:
             events = self._perform(branch, op)
-        except RootlaceError as error:
+        except Exception as reason:
+            error = reason
+            if not isinstance(error, RootlaceError):
+                error = InternalError(f"{type(reason).__name__}: {reason}")
             branch.broken = str(error)
             events = [protocol.Failed(op.op, error.code, str(error))]
         for event in events or ():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rootlace.client.channel import Counters, Sink
 from rootlace.client.connection import pack
-from rootlace.testing.machine import Answer, Machine
+from rootlace.client.machine import Answer, Machine
 from rootlace.wire import protocol
 from rootlace.wire.errors import InvalidRequest, RootlaceError
 
@@ -32,7 +32,7 @@ class LocalChannel:
         self._session = uuid.uuid4().hex
         self._sinks: dict[int, Sink] = {}
         self._machine = Machine(answer, self._emit, spell)
-        self._inbox: deque[protocol.Op] = deque()
+        self._inbox: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -54,15 +54,26 @@ class LocalChannel:
     def send(self, op: protocol.Op, sink: Sink) -> None:
         pack(op)  # what no frame can carry is refused here, too
         self._sinks[op.op] = sink
-        self._inbox.append(op)
         self.counters.ops_sent += 1
-        # A sink may send: what is under way takes it up.
+        self.call(lambda: self._do(op))
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Have `what` called when nothing else is under way: now, or by whoever is at it."""
+        self._inbox.append(what)
         while self._inbox and self._lock.acquire(blocking=False):
             try:
                 while self._inbox:
-                    self._do(self._inbox.popleft())
+                    self._inbox.popleft()()
             finally:
                 self._lock.release()
+
+    def wake(self) -> None:
+        """An answer that was not there yet may be there now. From any thread."""
+        self.call(self._machine.advance)
+
+    def tell(self, event: protocol.Event) -> None:
+        """Give an event to its sink, before the operation has its answer. From any thread."""
+        self.call(lambda: self._emit(event))
 
     def _do(self, op: protocol.Op) -> None:
         if isinstance(op, protocol.FlushCache | protocol.Ping):
