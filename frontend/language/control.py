@@ -55,9 +55,9 @@ def majority(
     `name` has the value that most have. Gives that value.
 
     `key(value)` is what is compared (a text without its white space, say; something that can be
-    hashed), and what is given. As soon as no other value can win, the forks that are still running are cancelled. A fork that
-    fails has no vote; if all do, the first failure is raised. To be awaited in `async def`
-    programs.
+    hashed), and what is given. As soon as no other value can win, the forks that are still running
+    are cancelled. A fork that fails has no vote; if all do, the first failure is raised. To be
+    awaited in `async def` programs.
     """
     return _decide(s, f"majority(s, {n}, ...)", _majority(s, n, step, name, key or _itself))
 
