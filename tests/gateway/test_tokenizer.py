@@ -275,7 +275,7 @@ def test_joined_runs() -> None:
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match=r"no tokenizer\.json"):
+    with pytest.raises(InvalidRequest, match=r"neither tokenizer\.json nor tokenizer\.model"):
         Tokenizer.read(FolderSource(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(InvalidRequest, match=r"tokenizer\.json"):
