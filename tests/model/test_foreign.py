@@ -207,7 +207,7 @@ def test_layers_that_remember_more_than_attention_are_refused(
         runner_of(helium)
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_dtype": "fp8_e4m3"}])
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"kv_dtype": "int4"}])
 def test_options_that_are_for_our_own_decoders(helium: Path, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(InvalidRequest, match=f"{name}.* is not supported for HeliumForCausalLM"):

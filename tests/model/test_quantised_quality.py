@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from rootlace.runtime.config import CacheConfig, ExecutorConfig
+from rootlace.runtime.config import CacheConfig, ExecutorConfig, KVDtype
 from rootlace.runtime.model.executor.runner import ModelRunner
 from rootlace.wire.protocol import SamplingParams
 from tests.model.checkpoints import reference, reference_logprobs
@@ -82,8 +82,8 @@ def theirs(folder: Path, texts: list[list[int]]) -> float:
     return float(np.exp(-np.mean(found)))
 
 
-def ours(folder: Path, texts: list[list[int]], dtype: str) -> float:
-    executor = ExecutorConfig(model=str(folder), dtype=dtype)  # type: ignore[arg-type]
+def ours(folder: Path, texts: list[list[int]], dtype: str, kv_dtype: KVDtype = "auto") -> float:
+    executor = ExecutorConfig(model=str(folder), dtype=dtype, kv_dtype=kv_dtype)  # type: ignore[arg-type]
     runner = ModelRunner.load(executor, CacheConfig(16, 64), 512, 4)
     found = []
     for ids in texts:
@@ -106,3 +106,15 @@ def test_perplexity(shared_dir: Path, tmp_path: Path, texts: list[list[int]], sc
     found = [ours(packed, texts, dtype) for dtype in ("float32", "bfloat16")]
     print(f"| {scheme} | {wanted:.2f} | {found[0]:.2f} | {found[1]:.2f} |")
     assert all(best < value < 1.01 * wanted for value in found), (wanted, found)
+
+
+@pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 1.005), ("int4", 1.12)])
+def test_perplexity_over_a_cache_of_integers(
+    shared_dir: Path, texts: list[list[int]], kv_dtype: KVDtype, most: float
+) -> None:
+    """Tokens attend to what is stored of those of their own step, too."""
+    folder = shared_dir / "data" / "models" / "stories3M"
+    for dtype in ("float32", "bfloat16"):
+        plain, found = (ours(folder, texts, dtype, one) for one in ("auto", kv_dtype))
+        print(f"{kv_dtype}, {dtype}: {plain:.4f} {found:.4f} {found / plain:.4f}")
+        assert found < most * plain, (plain, found)
