@@ -49,6 +49,14 @@ class Keys:
             raise Unauthorized("the API key is missing or wrong")
         return account
 
+    def named(self, name: str) -> Account:
+        """The key of that name. Raises Unauthorized if there is none any more."""
+        self.refresh()
+        for account in self._accounts.values():
+            if account.name == name:
+                return account
+        raise Unauthorized(f"the API key {name!r} was removed")
+
     def refresh(self) -> None:
         """Read the file if it is another than the last one that was looked at."""
         state = self._state() if self._path else None

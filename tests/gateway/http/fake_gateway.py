@@ -226,6 +226,7 @@ class FakeGateway:
         self.last_token = -math.inf
         self.fail: RootlaceError | None = None
         self.sessions: list[FakeSession] = []
+        self.accounts: list[Account | None] = []  # whose the sessions are
         self.flushed = 0
         self.generated = 0
         self.forced = 0  # tokens that each sample says its constraint forced
@@ -239,6 +240,7 @@ class FakeGateway:
     ) -> FakeSession:
         session = FakeSession(self, on_events)
         self.sessions.append(session)
+        self.accounts.append(account)
         return session
 
     async def tokenize(self, characters: int, call: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 
 from rootlace.runtime.gateway.http.batches.file_store import Bounds, FileStore
 from rootlace.runtime.gateway.http.batches.storage import Storage
+from rootlace.runtime.gateway.keys.key_file import new_key, write_keys
 from rootlace.wire.errors import InvalidRequest, Overloaded
 from tests.gateway.http.conftest import Serve, Served, stop
 from tests.gateway.http.fake_gateway import PAUSE, FakeGateway
@@ -24,9 +25,9 @@ def row(name: str, says: str = "hi", url: str = CHAT, **more: Any) -> dict[str, 
     return {"custom_id": name, "method": "POST", "url": url, "body": body}
 
 
-async def start(served: Served, rows: list[Any], endpoint: str = CHAT) -> Any:
+async def start(served: Served, rows: list[Any], endpoint: str = CHAT, key: str = "") -> Any:
     lines = [each if isinstance(each, str) else json.dumps(each) for each in rows]
-    client = served.openai()
+    client = served.openai(key)
     content = "\n".join(lines).encode()
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     assert (file.bytes, file.filename, file.purpose) == (len(content), "in.jsonl", "batch")
@@ -38,10 +39,10 @@ async def start(served: Served, rows: list[Any], endpoint: str = CHAT) -> Any:
     )
 
 
-async def until(served: Served, id_: str, *statuses: str) -> Any:
+async def until(served: Served, id_: str, *statuses: str, key: str = "") -> Any:
     async with asyncio.timeout(20):
         while True:
-            batch = await served.openai().batches.retrieve(id_)
+            batch = await served.openai(key).batches.retrieve(id_)
             if batch.status in statuses:
                 return batch
             await asyncio.sleep(0.01)
@@ -188,7 +189,7 @@ def test_bounds(tmp_path: Path) -> None:
         files.check_count()
         content = files.new_upload()
         content.write_bytes(b"1234")
-        kept.append(files.add(content, name, "batch").id)
+        kept.append(files.add(content, name, "batch", "").id)
     with pytest.raises(InvalidRequest, match="2 files"):
         files.check_count()
     files.check_room(2)
@@ -197,3 +198,40 @@ def test_bounds(tmp_path: Path) -> None:
     files.forget_old({kept[0]})
     again = FileStore(tmp_path, Bounds())
     assert [file.id for file in again.records.all()] == kept[:1]
+
+
+async def test_each_key_has_its_own_batches(serve: Serve, tmp_path: Path) -> None:
+    (a, first), (b, second) = new_key("a"), new_key("b", requests_per_minute=1)
+    write_keys(str(tmp_path / "keys"), [first, second])
+    files = str(tmp_path / "files")
+    gateway = FakeGateway(files=files, keys_file=str(tmp_path / "keys"), api_key="operator")
+    served = await serve(gateway)
+    mine = await start(served, [row("1"), row("2")], key=a)
+    done = await until(served, mine.id, "completed", key=a)
+    assert done.request_counts.completed == 2
+    assert [account and account.name for account in gateway.accounts] == ["a", "a"]
+    seen: dict[str, list[int]] = {}
+    for key in (a, b, "operator"):
+        client = served.openai(key)
+        seen[key] = [len((await kind.list()).data) for kind in (client.batches, client.files)]
+    assert seen == {a: [1, 2], b: [0, 0], "operator": [1, 2]}
+    stranger = served.openai(b)
+    for ask in (
+        stranger.batches.retrieve(mine.id),
+        stranger.batches.cancel(mine.id),
+        stranger.files.content(str(done.output_file_id)),
+        stranger.files.delete(mine.input_file_id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await ask
+    with pytest.raises(openai.NotFoundError):
+        await stranger.batches.create(
+            input_file_id=mine.input_file_id, endpoint=CHAT, completion_window="24h"
+        )
+    # A row beyond the quota waits.
+    waiting = await start(served, [row("1"), row("2"), row("3")], key=b)
+    while not (await served.openai(b).batches.retrieve(waiting.id)).request_counts.completed:
+        await asyncio.sleep(0.01)
+    await served.openai(b).batches.cancel(waiting.id)
+    ended = await until(served, waiting.id, "cancelled", key=b)
+    assert ended.request_counts.completed == 1 and ended.request_counts.failed == 0

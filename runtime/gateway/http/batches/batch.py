@@ -45,6 +45,7 @@ class Batch(msgspec.Struct):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     object: str = "batch"
+    owner: str = ""
 
     @property
     def unfinished(self) -> bool:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.http.batches.batch import Batch
 from rootlace.runtime.gateway.http.batches.paging import PageQuery, page
-from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.batches.service import BatchService, owner
 from rootlace.runtime.gateway.http.body import Body, raw_body, read_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.fields import ignored
@@ -50,7 +50,7 @@ class Batches:
             raise InvalidParameter("endpoint", f"endpoint must be one of {known}")
         if body.completion_window != _WINDOW:
             raise InvalidParameter("completion_window", f"completion_window must be {_WINDOW!r}")
-        storage.files.records.get(body.input_file_id, "input_file_id")
+        self._service.find(storage.files.records, body.input_file_id, "input_file_id")
         if sum(batch.unfinished for batch in storage.batches.all()) >= MAX_UNFINISHED:
             raise Overloaded(f"{MAX_UNFINISHED} batches are unfinished")
         now = int(time.time())
@@ -62,6 +62,7 @@ class Batches:
             created_at=now,
             expires_at=now + _WINDOW_SECONDS,
             metadata=body.metadata,
+            owner=owner(),
         )
         storage.batches.put(batch)
         self._service.runner.wake()
@@ -72,7 +73,7 @@ class Batches:
 
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, PageQuery)
-        return json_response(page(query, self._service.storage.batches.all(), 20))
+        return json_response(page(query, self._service.visible(self._service.storage.batches), 20))
 
     async def cancel(self, request: web.Request) -> web.Response:
         await raw_body(request)
@@ -83,4 +84,4 @@ class Batches:
         return json_response(batch)
 
     def _batch(self, request: web.Request) -> Batch:
-        return self._service.storage.batches.get(request.match_info["id"])
+        return self._service.find(self._service.storage.batches, request.match_info["id"])

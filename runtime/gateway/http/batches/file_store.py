@@ -34,6 +34,7 @@ class File(msgspec.Struct):
     purpose: str
     object: str = "file"
     status: str = "processed"
+    owner: str = ""
 
 
 class FileStore:
@@ -66,13 +67,13 @@ class FileStore:
                 f"files of {self.bounds.total_bytes >> 20} MiB are kept at most: delete some"
             )
 
-    def add(self, content: Path, filename: str, purpose: str, id_: str = "") -> File:
+    def add(self, content: Path, filename: str, purpose: str, owner: str, id_: str = "") -> File:
         """Keep what was written to `content` as a file."""
         id_ = id_ or f"file-{uuid.uuid4().hex}"
         now = int(time.time())
         content.replace(self.path(id_))
         size = self.path(id_).stat().st_size
-        file = File(id_, size, now, now + self.bounds.seconds, filename, purpose)
+        file = File(id_, size, now, now + self.bounds.seconds, filename, purpose, owner=owner)
         self.records.put(file)
         return file
 

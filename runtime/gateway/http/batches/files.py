@@ -6,8 +6,9 @@ from pathlib import Path
 
 from aiohttp import BodyPartReader, web
 
+from rootlace.runtime.gateway.http.batches.file_store import File
 from rootlace.runtime.gateway.http.batches.paging import MAX_PAGE, Deleted, PageQuery, page
-from rootlace.runtime.gateway.http.batches.service import BatchService
+from rootlace.runtime.gateway.http.batches.service import BatchService, owner
 from rootlace.runtime.gateway.http.errors import InvalidParameter
 from rootlace.runtime.gateway.http.query import read_query
 from rootlace.runtime.gateway.http.replies import json_response
@@ -43,33 +44,36 @@ class Files:
                 raise InvalidParameter("file", "file is missing")
             if fields.get("purpose") != "batch":
                 raise InvalidParameter("purpose", "purpose must be 'batch': files are for batches")
-            file = storage.files.add(content, filename, "batch")
+            file = storage.files.add(content, filename, "batch", owner())
         finally:
             content.unlink(missing_ok=True)
         return json_response(file)
 
     async def list(self, request: web.Request) -> web.Response:
         query = read_query(request, FilesQuery)
-        files = self._service.storage.files.records.all()
+        files = self._service.visible(self._service.storage.files.records)
         found = [file for file in files if query.purpose in ("", file.purpose)]
         return json_response(page(query, found, MAX_PAGE))
 
     async def get(self, request: web.Request) -> web.Response:
-        return json_response(self._service.storage.files.records.get(request.match_info["id"]))
+        return json_response(self._file(request))
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         files = self._service.storage.files
-        file = files.records.get(request.match_info["id"])
+        file = self._file(request)
         return web.FileResponse(files.path(file.id), headers={"Content-Type": "application/jsonl"})
 
     async def delete(self, request: web.Request) -> web.Response:
         storage = self._service.storage
-        file = storage.files.records.get(request.match_info["id"])
+        file = self._file(request)
         for batch in storage.batches.all():
             if batch.unfinished and batch.input_file_id == file.id:
                 raise InvalidRequest(f"{batch.id} reads this file: cancel it first")
         storage.files.delete(file.id)
         return json_response(Deleted(file.id, "file"))
+
+    def _file(self, request: web.Request) -> File:
+        return self._service.find(self._service.storage.files.records, request.match_info["id"])
 
     async def _receive(
         self, request: web.Request, content: Path

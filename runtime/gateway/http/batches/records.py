@@ -11,10 +11,11 @@ from rootlace.runtime.gateway.http.errors import RecordNotFound
 
 
 class Record(Protocol):
-    """What has an id and a time."""
+    """What has an id, a time, and an owner: the name of an API key, empty for the operator's."""
 
     id: str
     created_at: int
+    owner: str
 
 
 R = TypeVar("R", bound=Record)
@@ -25,7 +26,7 @@ class Records(Generic[R]):
 
     def __init__(self, folder: Path, kind: type[R], noun: str) -> None:
         self._folder = folder
-        self._noun = noun
+        self.noun = noun
         folder.mkdir(parents=True, exist_ok=True)
         found = [
             msgspec.json.decode(path.read_bytes(), type=kind) for path in folder.glob("*.json")
@@ -35,7 +36,7 @@ class Records(Generic[R]):
     def get(self, id_: str, param: str | None = None) -> R:
         """Raises RecordNotFound."""
         if id_ not in self._of:
-            raise RecordNotFound(self._noun, id_, param)
+            raise RecordNotFound(self.noun, id_, param)
         return self._of[id_]
 
     def all(self) -> list[R]:

@@ -89,7 +89,8 @@ class Results:
         for id_, noun in zip(self._ids, ("output", "error"), strict=True):
             path = self._files.path(id_)
             if path.stat().st_size:
-                self._files.add(path, f"{self._batch.id}_{noun}.jsonl", "batch_output", id_)
+                name = f"{self._batch.id}_{noun}.jsonl"
+                self._files.add(path, name, "batch_output", self._batch.owner, id_)
                 found.append(id_)
             else:
                 path.unlink()

@@ -19,10 +19,12 @@ from rootlace.runtime.gateway.http.batches.results import Answer, Results
 from rootlace.runtime.gateway.http.batches.storage import Storage
 from rootlace.runtime.gateway.http.body import Body, decode_body
 from rootlace.runtime.gateway.http.errors import InvalidParameter, error_body
+from rootlace.runtime.gateway.keys.account import set_caller
 from rootlace.wire.errors import (
     Cancelled,
     InvalidRequest,
     Overloaded,
+    QuotaExceeded,
     RootlaceError,
     ServerUnavailable,
 )
@@ -139,6 +141,8 @@ class Runner:
             self._storage.batches.put(batch)
 
     async def _rows(self, batch: Batch, results: Results) -> None:
+        if batch.owner:  # its rows are the key's requests, in the tasks that begin here
+            set_caller(self._gateway.keys.named(batch.owner))
         path = self._storage.files.path(batch.input_file_id)
         total, places = await asyncio.to_thread(_places, path, results.done)
         batch.request_counts.total = total
@@ -184,7 +188,8 @@ class Runner:
                 tries += not isinstance(error, Overloaded)
                 if tries == TRIES:
                     return Answer(custom_id, error.http_status, error_body(error))
-                await asyncio.sleep(RETRY_SECONDS)
+                wait = error.retry_after if isinstance(error, QuotaExceeded) else RETRY_SECONDS
+                await asyncio.sleep(wait)
             except RootlaceError as error:
                 shown = custom_id or _custom_id(line)
                 return Answer(shown, error.http_status, error_body(error))

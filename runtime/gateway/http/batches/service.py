@@ -9,9 +9,10 @@ from aiohttp import web
 
 from rootlace.runtime.gateway.branches.gateway import Gateway
 from rootlace.runtime.gateway.http.batches.file_store import Bounds
+from rootlace.runtime.gateway.http.batches.records import R, Records
 from rootlace.runtime.gateway.http.batches.runner import Answering, Runner
 from rootlace.runtime.gateway.http.batches.storage import Storage
-from rootlace.runtime.gateway.http.errors import Forbidden
+from rootlace.runtime.gateway.http.errors import RecordNotFound
 from rootlace.runtime.gateway.keys.account import caller
 from rootlace.wire.errors import InvalidRequest
 
@@ -45,9 +46,25 @@ class BatchService:
         return self._opened()[1]
 
     def _opened(self) -> tuple[Storage, Runner]:
-        if caller() is not None:
-            # Rows run as nobody's: they would be outside the key's quotas and part of the cache.
-            raise Forbidden("files and batches are the operator's: use the key of --api-key")
         if self._open is None:
             raise InvalidRequest("this server keeps no files and batches: start it with --files")
         return self._open
+
+    def visible(self, records: Records[R]) -> list[R]:
+        """Those that the caller may see: a key's own, all for the operator."""
+        account = caller()
+        return [one for one in records.all() if account is None or one.owner == account.name]
+
+    def find(self, records: Records[R], id_: str, param: str | None = None) -> R:
+        """One of them. Raises RecordNotFound, also for another's."""
+        found = records.get(id_, param)
+        account = caller()
+        if account is not None and found.owner != account.name:
+            raise RecordNotFound(records.noun, id_, param)
+        return found
+
+
+def owner() -> str:
+    """Whose a record is that the caller makes."""
+    account = caller()
+    return "" if account is None else account.name
